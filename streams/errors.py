@@ -1,0 +1,159 @@
+"""Every error this project raises, in one tree.
+
+    StreamsError
+    ├── Refusal              a request that is refused: becomes a JSON-RPC error
+    ├── JournalError         what storage can say
+    │   ├── Gone             no such stream (unknown, abandoned or cancelled)
+    │   ├── Fenced           another process has claimed the stream since
+    │   ├── Ended            an append after the final response: our bug
+    │   ├── Conflict         an append that leaves a gap: our bug
+    │   ├── Unavailable      busy: nothing was written, or perhaps all of it; repeat the same call
+    │   │   └── Full         the disk is full; repeat the same call when there is room
+    │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
+    └── ClientError          what a caller of `Client` may have to handle
+        ├── CannotConnect    no connection within the time allowed
+        ├── CallFailed       the server answered the call with a JSON-RPC error
+        ├── CallLost         the connection went before the server had announced a stream
+        ├── StreamGone       the stream, or a part of it, is no longer there to be resumed
+        └── Superseded       another connection has resumed the stream; this one must not
+
+Anything else that escapes is a bug of ours or of a tool's author.
+"""
+
+from typing import Any, Final
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+METHOD_NOT_FOUND: Final = -32601
+INVALID_PARAMS: Final = -32602
+INTERNAL_ERROR: Final = -32603
+
+
+class StreamsError(Exception):
+    """The root of the tree."""
+
+
+class Refusal(StreamsError):
+    """A request that cannot be served, as the JSON-RPC error that says so.
+
+    `message` is one sentence that says what to do next; `data` is the error's `data` member.
+    """
+
+    def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+_REASONS: Final[dict[str, tuple[int, str]]] = {
+    "stream_not_found": (
+        INVALID_PARAMS,
+        "No such stream for you: check streamId, and send the resumeToken that came with it.",
+    ),
+    "abandoned": (
+        INVALID_PARAMS,
+        "Nobody came back for this stream in time and it was deleted: make the call again.",
+    ),
+    "cancelled": (INVALID_PARAMS, "The call was cancelled: make it again if you still want it."),
+    "messages_gone": (
+        INVALID_PARAMS,
+        "Messages after this cursor are deleted: resume from earliestSeq - 1, or without a cursor.",
+    ),
+    "cursor_ahead": (
+        INVALID_PARAMS,
+        "The cursor is beyond the last message: resume from lastSeq or below.",
+    ),
+    "superseded": (
+        INVALID_PARAMS,
+        "A newer connection has resumed this stream: do not resume it from here.",
+    ),
+    "released": (INVALID_PARAMS, "The server let go of this stream: resume it again."),
+    "id_in_use": (
+        INVALID_PARAMS,
+        "The stream's final response will come under an id that is in use on this connection: "
+        "wait for that request, or resume over another connection.",
+    ),
+    "too_early": (INVALID_PARAMS, "Too early: wait for retryAfter seconds, then resume."),
+    "too_many_streams": (
+        INVALID_PARAMS,
+        "Too many streams are running or undelivered: resume or cancel some, then try again.",
+    ),
+    "too_large": (INVALID_PARAMS, "The message is longer than the limit: send a shorter one."),
+    "interrupted": (
+        INTERNAL_ERROR,
+        "The server stopped before the call was done: make it again if that is safe.",
+    ),
+}
+
+
+def refusal(reason: str, **details: Any) -> Refusal:
+    """The refusal for a `data.reason` of the wire's error table, with its further fields."""
+    code, message = _REASONS[reason]
+    return Refusal(code, message, {"reason": reason, **details})
+
+
+class JournalError(StreamsError):
+    """What storage can say; see the tree above."""
+
+
+class Gone(JournalError):
+    """No such stream: unknown, abandoned or cancelled."""
+
+
+class Fenced(JournalError):
+    """Another process has claimed the stream since."""
+
+
+class Ended(JournalError):
+    """An append after the final response."""
+
+
+class Conflict(JournalError):
+    """An append whose seq does not follow the last."""
+
+
+class Unavailable(JournalError):
+    """The outcome is unknown: repeat the same call, everything is idempotent."""
+
+
+class Full(Unavailable):
+    """No room on the disk: nothing was written."""
+
+
+class JournalUnusable(JournalError):
+    """This file cannot be a journal here and now; the message says why and what to do."""
+
+
+class ClientError(StreamsError):
+    """What a caller of `Client` may have to handle."""
+
+
+class CannotConnect(ClientError):
+    """No connection to the server within the time allowed."""
+
+
+class CallFailed(ClientError):
+    """The server answered with a JSON-RPC error: `code`, `message` and `data` as it sent them."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(f"{message} (code {code})")
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class CallLost(ClientError):
+    """The connection was lost before a stream was announced: the call may or may not have run."""
+
+
+class StreamGone(ClientError):
+    """The stream cannot be resumed; `reason` is the wire's (`abandoned`, `messages_gone`, …)."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Superseded(ClientError):
+    """Another connection has resumed the stream."""

@@ -1,0 +1,180 @@
+"""What the engine needs from storage, and the rules that every storage shares.
+
+A journal keeps a `Record` for each stream and its lines as `Run`s. All writing is one verb,
+`commit`: many changes to many streams in one durable step. What a change does to a record is
+decided here, in `apply`, so that no backend repeats it; a backend stores records and bodies.
+Repeating a commit whose outcome is unknown is always safe.
+
+Only the process that holds a stream's lease (its record's `fence`) may change it.
+"""
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from streams.errors import Conflict, Ended, Fenced, Gone, JournalError
+from streams.messages import Run
+
+
+class Outcome(enum.Enum):
+    """How far a stream has come, as it is stored."""
+
+    LIVE = "live"
+    COMPLETED = "completed"
+    ABANDONED = "abandoned"
+    CANCELLED = "cancelled"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What is known of one stream, its lines apart.
+
+    Times are wall-clock seconds since 1970. The lines above `acked` are kept; `last` is 0 before
+    the first.
+    """
+
+    stream: str
+    principal: str
+    origin: bytes  # the originating request, as it came
+    min_s: float
+    max_s: float
+    created_at: float
+    fence: int
+    is_announced: bool  # whether the client was told how to come back
+    outcome: Outcome = Outcome.LIVE
+    last: int = 0
+    acked: int = 0
+    last_request: int = 0  # seq of the last request to the client
+    last_error: int = 0  # seq of a final response that is an error or says isError
+    ended_at: float = 0.0
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether all that is left is the memory of how it ended."""
+        return self.outcome in (Outcome.ABANDONED, Outcome.CANCELLED)
+
+
+class Create(msgspec.Struct, frozen=True):
+    """A new stream. A repeat changes nothing."""
+
+    record: Record
+
+    @property
+    def stream(self) -> str:
+        return self.record.stream
+
+
+class Append(msgspec.Struct, frozen=True):
+    """More lines; `ends_at` is the wall time of the final response where it is among them."""
+
+    stream: str
+    fence: int
+    run: Run
+    last_request: int
+    last_error: int
+    ends_at: float = 0.0
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """The client has everything up to `acked`: what lies below may be deleted."""
+
+    stream: str
+    fence: int
+    acked: int
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Abandoned or cancelled: the lines go, a tombstone stays."""
+
+    stream: str
+    fence: int
+    outcome: Outcome
+    at: float
+
+
+class Forget(msgspec.Struct, frozen=True):
+    """Nothing of the stream is kept, no tombstone either."""
+
+    stream: str
+    fence: int
+
+
+Change = Create | Append | Ack | Close | Forget
+
+
+class Journal(Protocol):
+    """Storage for streams. All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal)."""
+
+    async def claim(self) -> Sequence[Record]:
+        """Take over every stream: each record is given a new fence, older leases are void.
+
+        Returned in the order of creation.
+        """
+
+    async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """Apply the changes in order and make them durable, all in one step.
+
+        A change that its stream's record does not allow changes nothing and is answered with its
+        error (`Gone`, `Fenced`, `Ended`, `Conflict`); the others are applied.
+        """
+
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
+        """The durable lines that follow `after`, as one run; None where there are none.
+
+        As many as fit into `bytes_max`, but always one. `after` must not lie below the record's
+        `acked`.
+        """
+
+    async def aclose(self) -> None:
+        """Finish what was begun and let go of the storage."""
+
+
+def apply(record: Record | None, change: Change) -> Record | None:
+    """What `change` makes of `record`; None where nothing is left. A repeated change changes
+    nothing.
+
+    Raises `Gone`, `Fenced`, `Ended` or `Conflict` where the record does not allow it.
+    """
+    if isinstance(change, Create):
+        return change.record if record is None else record
+    if record is None:
+        if isinstance(change, Forget):
+            return None
+        raise Gone(f"no stream {change.stream[:8]}… in this journal")
+    if change.fence != record.fence:
+        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
+    match change:
+        case Append():
+            return _appended(record, change)
+        case Ack():
+            acked = min(max(record.acked, change.acked), record.last)
+            return msgspec.structs.replace(record, acked=acked)
+        case Close():
+            if record.is_tombstone:
+                return record
+            return msgspec.structs.replace(
+                record, outcome=change.outcome, acked=record.last, ended_at=change.at
+            )
+        case Forget():
+            return None
+
+
+def _appended(record: Record, change: Append) -> Record:
+    run = change.run
+    if record.is_tombstone:
+        raise Gone(f"stream {record.stream[:8]}… is {record.outcome.value}")
+    if run.last <= record.last:
+        return record
+    if record.outcome is Outcome.COMPLETED:
+        raise Ended(f"stream {record.stream[:8]}… ended at {record.last}")
+    if run.seq != record.last + 1:
+        raise Conflict(f"stream {record.stream[:8]}… is at {record.last}, append at {run.seq}")
+    return msgspec.structs.replace(
+        record,
+        last=run.last,
+        last_request=change.last_request,
+        last_error=change.last_error,
+        outcome=Outcome.COMPLETED if change.ends_at else Outcome.LIVE,
+        ended_at=change.ends_at,
+    )

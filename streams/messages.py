@@ -1,0 +1,216 @@
+"""JSON-RPC messages: the only place where bytes become objects.
+
+A *line* is one message as UTF-8 JSON, without a newline inside and with one at its end. A `Run` is
+what the engine moves: some lines of one stream, in order, exactly as they were first encoded. What
+is inside `params`, `result` and `error` stays raw until somebody needs it.
+"""
+
+import enum
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, Literal, Protocol, TypeVar
+
+import msgspec
+
+from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
+
+# An id keeps its JSON type: "1" is not 1. Null stands only in an answer to what had no readable id.
+RequestId = int | str
+
+MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Lines seq … seq+count-1 of one stream, concatenated in `body`."""
+
+    seq: int
+    count: int
+    body: bytes
+
+    @property
+    def last(self) -> int:
+        """The seq of the last line."""
+        return self.seq + self.count - 1
+
+    def after(self, seq: int) -> "Run":
+        """What follows `seq` in this run; `seq` must lie before its last line."""
+        skipped = seq + 1 - self.seq
+        if skipped <= 0:
+            return self
+        start = 0
+        for _ in range(skipped):
+            start = self.body.index(b"\n", start) + 1
+        return Run(seq + 1, self.count - skipped, self.body[start:])
+
+
+class Kind(enum.Enum):
+    """What a JSON-RPC message is."""
+
+    REQUEST = "request"
+    NOTIFICATION = "notification"
+    RESULT = "result"
+    ERROR = "error"
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message, looked at but not decoded: `params`, `result` and `error` are raw JSON."""
+
+    jsonrpc: Literal["2.0"]
+    id: RequestId | msgspec.UnsetType | None = msgspec.UNSET
+    method: str | msgspec.UnsetType = msgspec.UNSET
+    params: msgspec.Raw = msgspec.Raw(b"{}")
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def kind(self) -> Kind:
+        if self.method is not msgspec.UNSET:
+            return Kind.NOTIFICATION if self.id is msgspec.UNSET else Kind.REQUEST
+        return Kind.ERROR if self.result is msgspec.UNSET else Kind.RESULT
+
+
+class TooLarge(msgspec.Struct, frozen=True):
+    """Stands in for a received message that was longer than `limit` bytes and was thrown away."""
+
+    limit: int
+
+
+Incoming = bytes | TooLarge
+
+
+class Channel(Protocol):
+    """One connection, seen as messages; `transports` says what every one of them promises."""
+
+    @property
+    def principal(self) -> str:
+        """Who the peer is, as far as the transport can tell: `os(0)`, `conn(…)`."""
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Wait for the next messages, at least one, in order, without the newline at their end.
+
+        Raises `trio.EndOfChannel` when the peer will send no more.
+        """
+
+    async def send(self, lines: bytes) -> None:
+        """Write whole lines; when it returns they are the operating system's. One sender at a time.
+
+        Raises `trio.BrokenResourceError` when the peer is gone. Cancelled half-way, it closes the
+        channel.
+        """
+
+    async def ping(self) -> bool:
+        """Return True once the peer has shown that it read all that was sent before this call.
+
+        Returns False at once where the transport has no such question.
+        """
+
+    def unsent_bytes(self) -> int | None:
+        """Bytes that were sent but not yet taken by the peer; None where nobody can tell."""
+
+    async def aclose(self) -> None:
+        """Close, politely if that takes no more than a second. Twice is as good as once."""
+
+
+class Dialer(Protocol):
+    """Opens a new connection to one and the same server, as often as it is called."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Channel]:
+        """Connect; leaving the block closes. Raises `OSError` when nobody answers."""
+
+
+_T = TypeVar("_T")
+_encode: Final = msgspec.json.Encoder().encode
+_decode_message: Final = msgspec.json.Decoder(Message).decode
+
+
+class _ToolResult(msgspec.Struct, rename="camel"):
+    is_error: bool = False
+
+
+def parse(line: bytes) -> Message:
+    """Look at one message.
+
+    Raises `Refusal`: a parse error for what is no UTF-8 JSON, an invalid request for JSON that is
+    no JSON-RPC 2.0 message. Use `salvage_id` to find whom to answer.
+    """
+    try:
+        line.decode()  # msgspec does not look into strings that it skips
+        message = _decode_message(line)
+    except (ValueError, RecursionError) as error:
+        raise _why_unreadable(line, error) from None
+    has_answer = message.result is not msgspec.UNSET or message.error is not msgspec.UNSET
+    if message.method is msgspec.UNSET:
+        if message.id is msgspec.UNSET or not has_answer:
+            raise _invalid("a message needs a method, or an id and a result or error")
+    elif message.id is None or has_answer:
+        raise _invalid("a request needs an id (string or integer) and no result or error")
+    return message
+
+
+def _why_unreadable(line: bytes, error: Exception) -> Refusal:
+    try:
+        line.decode()
+        msgspec.json.decode(line)
+    except (ValueError, RecursionError) as malformed:
+        return Refusal(PARSE_ERROR, f"Not UTF-8 JSON: {malformed}; send one JSON-RPC message.")
+    return _invalid(str(error))
+
+
+def _invalid(why: str) -> Refusal:
+    return Refusal(INVALID_REQUEST, f"Not a JSON-RPC 2.0 message: {why}.")
+
+
+def salvage_id(line: bytes) -> RequestId | None:
+    """The id of a message that `parse` refused, or None where there is none to be found."""
+    try:
+        found = msgspec.json.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    candidate = found.get("id") if isinstance(found, dict) else None
+    is_id = isinstance(candidate, int | str) and not isinstance(candidate, bool)
+    return candidate if is_id else None
+
+
+def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:
+    """Decode raw JSON into `shape`. Raises `ValueError` with a sentence on what does not fit."""
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def is_tool_error(result: msgspec.Raw) -> bool:
+    """Whether a result says `isError: true`."""
+    try:
+        return msgspec.json.decode(result, type=_ToolResult).is_error
+    except ValueError:
+        return False  # a result of another shape is no tool's
+
+
+def request(id: RequestId, method: str, params: Any) -> bytes:
+    """A request, as a line."""
+    return _line({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+
+
+def notification(method: str, params: Any = None) -> bytes:
+    """A notification, as a line."""
+    if params is None:
+        return _line({"jsonrpc": "2.0", "method": method})
+    return _line({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def result(id: RequestId, value: Any) -> bytes:
+    """A successful response, as a line."""
+    return _line({"jsonrpc": "2.0", "id": id, "result": value})
+
+
+def error(id: RequestId | None, refused: Refusal) -> bytes:
+    """An error response, as a line."""
+    body: dict[str, Any] = {"code": refused.code, "message": refused.message}
+    if refused.data is not None:
+        body["data"] = refused.data
+    return _line({"jsonrpc": "2.0", "id": id, "error": body})
+
+
+def _line(message: dict[str, Any]) -> bytes:
+    return _encode(message) + b"\n"

@@ -1,0 +1,20 @@
+"""Transports: they move lines, nothing else. The contract that each of them keeps:
+
+A transport turns one connection into a `Channel` (`streams.messages`). It has the same two verbs as
+every other: `serve`, which runs a handler for each connection until it is cancelled, and `connect`,
+which opens one.
+
+- Messages arrive whole, once and in order, or the connection is over. What one `send` took is
+  written before what the next one takes, and is finished or the channel is closed: half a message
+  is never followed by another.
+- `receive` never waits for a `send`, nor `send` for a `receive`. A peer that does not read makes
+  `send` wait, and nobody else; what waits is bounded.
+- The end of the peer's output is `trio.EndOfChannel`, once everything before it was received. A
+  connection that fails in any other way ends the same: `EndOfChannel` for who receives,
+  `trio.BrokenResourceError` for who sends.
+- A line above the limit of bytes is thrown away as it comes and stands as `TooLarge` in its place,
+  where the framing allows to go on; else the connection closes as the framing's own rules say. What
+  a line says is nobody's business here: bad JSON is passed on like good.
+- Nothing waits for ever: a ping, a farewell and a close are bounded in time, and cancellation ends
+  all of them.
+"""
