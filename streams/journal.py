@@ -9,13 +9,16 @@ Only the process that holds a stream's lease (its record's `fence`) may change i
 """
 
 import enum
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
-from streams.errors import Conflict, Ended, Fenced, Gone, JournalError
+from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
 from streams.messages import Run
+
+# Runs are stored in pieces of this size, so that it costs little to read from the middle of one.
+STORED_BYTES_MAX: Final = 64 * 1024
 
 
 class Outcome(enum.Enum):
@@ -122,8 +125,8 @@ class Journal(Protocol):
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """The durable lines that follow `after`, as one run; None where there are none.
 
-        As many as fit into `bytes_max`, but always one. `after` must not lie below the record's
-        `acked`.
+        At most `bytes_max` bytes, or one line that is longer; less than would fit where that saves
+        cutting a stored run. `after` must not lie below the record's `acked`.
         """
 
     async def aclose(self) -> None:
@@ -178,3 +181,27 @@ def _appended(record: Record, change: Append) -> Record:
         outcome=Outcome.COMPLETED if change.ends_at else Outcome.LIVE,
         ended_at=change.ends_at,
     )
+
+
+def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Run | None:
+    """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
+
+    Raises `JournalUnusable` where one is missing between two others: a gap is never handed on.
+    """
+    runs = iter(stored)
+    first = next(runs, None)
+    if first is None:
+        return None
+    first = first.after(after)
+    if len(first.body) > bytes_max:
+        return next(first.split(bytes_max))
+    bodies, next_seq, bytes_left = [first.body], first.last + 1, bytes_max - len(first.body)
+    for run in runs:
+        if run.seq != next_seq:
+            raise JournalUnusable(f"lines {next_seq} to {run.seq - 1} of a stream are missing")
+        bytes_left -= len(run.body)
+        if bytes_left < 0:
+            break
+        bodies.append(run.body)
+        next_seq += run.count
+    return Run(first.seq, next_seq - first.seq, b"".join(bodies)) if len(bodies) > 1 else first

@@ -17,4 +17,33 @@ which opens one.
   a line says is nobody's business here: bad JSON is passed on like good.
 - Nothing waits for ever: a ping, a farewell and a close are bounded in time, and cancellation ends
   all of them.
+
+`dial` finds the transport for a URL; the others have their arguments.
 """
+
+from functools import partial
+
+TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
+if TYPE_CHECKING:
+    from streams.messages import Dialer
+
+
+def dial(url: str) -> "Dialer":
+    """A `Dialer` for `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as
+    a child process and talks to it over its standard streams.
+
+    Raises `ValueError` for anything else.
+    """
+    # Imported when asked for (PLC0415): the relay of stdio passes through this package too, and
+    # must not wait for trio.
+    scheme, _, rest = url.partition(":")
+    if scheme in ("ws", "wss"):
+        from transports import handshake, websocket  # noqa: PLC0415
+
+        handshake.Address(url)
+        return partial(websocket.connect, url)
+    if scheme == "stdio":
+        from transports import stdio  # noqa: PLC0415
+
+        return partial(stdio.connect, stdio.split_command(rest))
+    raise ValueError(f"cannot dial {url!r}: write ws://HOST:PORT, wss://HOST or stdio:COMMAND")

@@ -1,0 +1,191 @@
+"""What clients may do with a stream that is there: resume, poll, confirm, answer, cancel.
+
+A stream belongs to the principal that made it; anyone else needs its token. Whoever has neither
+learns nothing, not even that there is such a stream.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+import trio
+
+from streams.connection import Connection, Delivery
+from streams.dialects import Announcement, Dialect, Poll, PollAll, Resume, Standing
+from streams.errors import INVALID_PARAMS, Refusal, refusal
+from streams.keys import Keyring
+from streams.messages import Message, RequestId
+from streams.registry import Registry
+from streams.stream import Answer, Stream
+
+log = structlog.get_logger()
+
+PAGE: Final = 100  # streams on one page of a poll of all
+
+
+class Access:
+    """The streams of an engine, as clients reach them."""
+
+    def __init__(
+        self,
+        streams: Registry,
+        keyring: Keyring,
+        answers: dict[RequestId, Answer],
+        *,
+        enforce_min: bool,
+        on_cancel: Callable[[Stream], None],
+    ) -> None:
+        self._streams = streams
+        self._keyring = keyring
+        self._answers = answers
+        self._enforce_min = enforce_min
+        self._on_cancel = on_cancel
+
+    def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
+        """What tells a client how to come back, in each dialect that it speaks."""
+        record = stream.record
+        made = Announcement(
+            stream=stream.id,
+            token=self._keyring.token(stream.id),
+            request_id=stream.request_id,
+            min_s=record.min_s,
+            max_s=record.max_s,
+        )
+        return [dialect.announce(made) for dialect in speaks]
+
+    def resume(
+        self,
+        connection: Connection,
+        intent: Resume,
+        *,
+        reply_id: RequestId,
+        speaks: tuple[Dialect, ...],
+    ) -> None:
+        """Deliver a stream over this connection from now on: the newest wins.
+
+        Raises `Refusal` where the stream is not there for this client, or not from this cursor on.
+        """
+        stream = self._find(connection, intent.stream, intent.token)
+        state = stream.state
+        _check_cursor(stream, intent.after)
+        if {stream.request_id, reply_id} & connection.taken or stream.request_id == reply_id:
+            raise refusal("id_in_use")
+        self._check_early(stream)
+        if stream.delivery is not None:
+            stream.delivery.end("superseded")
+        if intent.after is not None:
+            stream.deliver(intent.after)
+        after = state.delivered if intent.after is None else intent.after
+        preamble = self.announcements(stream, speaks) if after == 0 else []
+        # An answer is still wanted, whatever the cursor says.
+        preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
+        stream.note_asked(connection, after)
+        connection.attach(
+            Delivery(
+                stream,
+                connection,
+                after=after,
+                preamble=preamble,
+                speaks=speaks,
+                reply_id=reply_id,
+            )
+        )
+
+    def poll(self, connection: Connection, intent: Poll) -> Standing:
+        """How a stream stands. Raises `Refusal` as `resume` does."""
+        stream = self._find(connection, intent.stream, intent.token)
+        _check_cursor(stream, intent.after)
+        self._check_early(stream)
+        return self._stand(stream, intent.after)
+
+    def poll_all(
+        self, connection: Connection, intent: PollAll
+    ) -> tuple[list[Standing], str | None]:
+        """How this client's running and undelivered streams stand: a page, and the next cursor."""
+        try:
+            after = int(intent.cursor or "0", 36)
+        except ValueError:
+            raise Refusal(
+                INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
+            ) from None
+        streams, next_after = self._streams.page(connection.principal, after, PAGE)
+        cursor = None if next_after is None else _base36(next_after)
+        return [self._stand(stream) for stream in streams], cursor
+
+    def _stand(self, stream: Stream, after: int | None = None) -> Standing:
+        stream.state.touch(trio.current_time())
+        flags = stream.state.flags(after)
+        return Standing(
+            stream_id=stream.id,
+            status="live" if flags.is_live else "completed",
+            pending_messages=flags.pending_messages,
+            has_request=flags.has_request,
+            has_error=flags.has_error,
+        )
+
+    def _find(self, connection: Connection, stream_id: str, token: str | None) -> Stream:
+        stream = self._streams.get(stream_id)
+        if token is None:
+            is_theirs = stream is not None and stream.record.principal == connection.principal
+        else:
+            # "Servers should validate that clients have appropriate permissions to resume streams"
+            is_theirs = self._keyring.is_token_of(stream_id, token)
+        if stream is None or not is_theirs:
+            raise refusal("stream_not_found")
+        if stream.state.is_tombstone:
+            raise refusal(stream.state.outcome.value)
+        return stream
+
+    def _check_early(self, stream: Stream) -> None:
+        early_s = stream.state.is_early(trio.current_time())
+        if early_s > 0 and self._enforce_min:
+            raise refusal("too_early", retryAfter=math.ceil(early_s))
+
+    def ack(self, connection: Connection, stream_id: str, seq: int) -> None:
+        """A client confirms what it has; what is not its to confirm is dropped."""
+        stream = self._streams.get(stream_id)
+        if stream is None or not connection.confirm(stream, seq):
+            log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
+
+    def answer(self, connection: Connection, message: Message) -> None:
+        """A response of the client to a request of ours: the first one counts."""
+        answer = self._answers.get(message.id) if isinstance(message.id, str) else None
+        if answer is None:
+            log.info("an answer to no open request was dropped", id=str(message.id)[:40])
+            return
+        stream = answer.stream
+        if stream.record.principal != connection.principal and connection not in answer.asked:
+            log.warning("an answer from a stranger was dropped", stream=stream.id[:8])
+            return
+        if not connection.settings.positions:
+            stream.deliver(answer.seq)
+        answer.give(message)
+
+    def cancel(self, connection: Connection, request_id: RequestId) -> None:
+        """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
+        for delivery in list(connection.deliveries.values()):
+            if delivery.reply_id == request_id:
+                delivery.drop()
+                return
+            if delivery.stream.request_id == request_id:
+                self._on_cancel(delivery.stream)
+                return
+
+
+def _check_cursor(stream: Stream, after: int | None) -> None:
+    """ "after: N": I have processed everything up to N. Never a silent gap."""
+    if after is None:
+        return
+    if after > stream.state.durable:
+        raise refusal("cursor_ahead", lastSeq=stream.state.durable)
+    if after < stream.state.delivered:
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits or "0"

@@ -1,0 +1,110 @@
+"""What the server asks of the client: handlers that the user registered, each asked once.
+
+A server asks again, under the same id, when a connection went before it had the answer. While the
+handler is at work the repeat changes only where the answer goes; afterwards it is sent once more,
+since it may have been lost with the connection.
+"""
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import structlog
+import trio
+
+from streams import messages
+from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
+from streams.messages import Message, RequestId
+
+log = structlog.get_logger()
+
+Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+
+RUNNING_MAX: Final = 1_000  # handlers at work; beyond it the server is refused
+KEPT_MAX: Final = 1_000  # answers that may have to be sent again, the oldest go first
+
+
+class Way(Protocol):
+    """A connection, as far as an answer needs one."""
+
+    is_over: bool
+
+    async def send(self, line: bytes) -> None:
+        """Write a line, when there is room."""
+
+
+class _Asked:
+    __slots__ = ("answer", "way")
+
+    def __init__(self, way: Way | None) -> None:
+        self.way = way
+        self.answer: bytes | None = None
+
+
+class Answers:
+    """The handlers, and which requests they were given."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        self.handlers = dict(handlers)
+        self.nursery: trio.Nursery
+        self._running: dict[RequestId, _Asked] = {}
+        self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
+
+    def take(self, message: Message, request_id: RequestId, way: Way | None) -> None:
+        """Answer a request over `way`, the connection that it is known from, if that is up."""
+        if self.repeat(request_id, way):
+            return
+        asked = self._running[request_id] = _Asked(way)
+        self.nursery.start_soon(self._answer, message, request_id, asked)
+
+    def repeat(self, request_id: RequestId, way: Way | None) -> bool:
+        """Deal with a request that came before; False where it did not."""
+        asked = self._running.get(request_id)
+        if asked is not None:
+            asked.way = way
+            return True
+        asked = self._given.get(request_id)
+        if asked is None:
+            return False
+        if way is not None:
+            asked.way = way
+            self.nursery.start_soon(_send, asked)
+        return True
+
+    async def _answer(self, message: Message, request_id: RequestId, asked: _Asked) -> None:
+        try:
+            asked.answer = await self._line(message, request_id)
+        finally:
+            del self._running[request_id]
+        if message.method != "ping":
+            self._given[request_id] = asked
+            if len(self._given) > KEPT_MAX:
+                self._given.popitem(last=False)
+        await _send(asked)
+
+    async def _line(self, message: Message, request_id: RequestId) -> bytes:
+        try:
+            return messages.result(request_id, await self._value(message))
+        except Refusal as refused:
+            return messages.error(request_id, refused)
+        except Exception as error:
+            log.exception("the handler for a request of the server failed", method=message.method)
+            why = f"{type(error).__name__}: {error}"
+            return messages.error(request_id, Refusal(INTERNAL_ERROR, why))
+
+    async def _value(self, message: Message) -> Any:
+        assert isinstance(message.method, str)
+        handler = self.handlers.get(message.method)
+        if handler is not None:
+            if len(self._running) > RUNNING_MAX:
+                raise Refusal(INTERNAL_ERROR, "Too many requests at once: ask again later.")
+            return await handler(messages.decode(message.params, dict[str, Any]))
+        if message.method == "ping":
+            return {}
+        raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")
+
+
+async def _send(asked: _Asked) -> None:
+    """Send the answer where the question came from; if that is gone, the server will ask again."""
+    if asked.answer is not None and asked.way is not None and not asked.way.is_over:
+        await asked.way.send(asked.answer)

@@ -1,0 +1,148 @@
+"""Group commit: what many streams want to be durable goes to the journal in one step.
+
+While one commit is under way the next batch gathers, so the slower the disk, the larger the
+batches.
+"""
+
+from typing import Final, Protocol
+
+import structlog
+import trio
+
+from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
+from streams.journal import Ack, Append, Change, Journal
+from streams.limits import MIB
+
+log = structlog.get_logger()
+
+# What may wait for one commit: of all streams, and of one, so that a busy one cannot starve others.
+BATCH_BYTES_MAX: Final = 16 * MIB
+STREAM_BATCH_BYTES_MAX: Final = 256 * 1024
+# An ack that is lost costs a repeated delivery, no more, so it may wait for company.
+ACK_DELAY_S: Final = 1.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 2.0
+
+
+class Source(Protocol):
+    """A stream that has something to be made durable."""
+
+    @property
+    def id(self) -> str:
+        """Its streamId."""
+
+    def take(self) -> Append | None:
+        """What is new since the last time."""
+
+    def committed(self, seq: int) -> None:
+        """Hear that everything up to `seq` is durable."""
+
+
+class Committer:
+    """Collects changes and commits them; `run` it in a task of its own."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._changes: list[Change] = []
+        self._acks: dict[str, Ack] = {}
+        self._sources: dict[Source, None] = {}
+        self._wanted = trio.Event()
+        self._done = trio.Event()
+        self._is_committing = False
+        self._trouble: Unavailable | None = None
+        self.waiting_bytes = 0  # numbered, and not yet durable
+
+    def add(self, change: Change) -> None:
+        """Make a change durable, after all that were added before it."""
+        self._changes.append(change)
+        self._wanted.set()
+
+    def ack(self, change: Ack) -> None:
+        """Make an ack durable, soon."""
+        self._acks[change.stream] = change
+        if len(self._acks) == 1:
+            self._wanted.set()
+
+    def mark(self, source: Source, size: int) -> None:
+        """Commit what `source` has; it has `size` bytes more than when it was last marked."""
+        self._sources[source] = None
+        self.waiting_bytes += size
+        self._wanted.set()
+
+    def check(self) -> None:
+        """Raise `Refusal` while the journal takes nothing, for who would begin something new."""
+        if self._trouble is not None:
+            raise Refusal(
+                INTERNAL_ERROR, f"The journal takes nothing now ({self._trouble}): try again later."
+            )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether who sends should wait for a commit first."""
+        return self.waiting_bytes >= BATCH_BYTES_MAX
+
+    async def commit_done(self) -> None:
+        """Wait for the end of the next commit, or of the one that is under way."""
+        await self._done.wait()
+
+    async def settle(self) -> None:
+        """Wait until everything that was added so far is durable."""
+        self._wanted.set()
+        while self._changes or self._sources or self._acks or self._is_committing:
+            await self._done.wait()
+
+    async def run(self) -> None:
+        """Commit for ever. Raises `JournalUnusable` when memory and disk have parted for good."""
+        while True:
+            await self._wanted.wait()
+            if not (self._changes or self._sources):
+                await self._gather_acks()
+            self._wanted = trio.Event()
+            await self._commit_once()
+
+    async def _gather_acks(self) -> None:
+        self._wanted = trio.Event()
+        with trio.move_on_after(ACK_DELAY_S):
+            await self._wanted.wait()
+
+    async def _commit_once(self) -> None:
+        changes = [*self._changes, *self._acks.values()]
+        self._changes.clear()
+        self._acks.clear()
+        sources, self._sources = self._sources, {}
+        self.waiting_bytes = 0
+        appended: list[tuple[Source, int]] = []
+        for source in sources:
+            append = source.take()
+            if append is not None:
+                changes.append(append)
+                appended.append((source, append.run.last))
+        self._is_committing = True
+        await self._commit(changes)
+        self._is_committing = False
+        for source, seq in appended:
+            source.committed(seq)
+        self._done.set()
+        self._done = trio.Event()
+
+    async def _commit(self, changes: list[Change]) -> None:
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                outcomes = await self._journal.commit(changes)
+            except Unavailable as trouble:
+                if self._trouble is None:
+                    log.warning("the journal takes nothing; trying again", why=str(trouble))
+                self._trouble = trouble
+                await trio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_LAST_S)
+                continue
+            if self._trouble is not None:
+                log.info("the journal takes messages again")
+                self._trouble = None
+            break
+        for error in outcomes:
+            # One process owns the journal and every change comes from its own memory: a change that
+            # does not fit means that the two have parted, and only a restart can tell the truth.
+            if error is not None:
+                raise error

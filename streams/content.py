@@ -1,0 +1,154 @@
+"""Content blocks: what a tool may return besides plain values, as MCP 2025-11-25 has them.
+
+Every block is a frozen Struct whose JSON is the wire's, so a block may also stand inside the params
+of a request to the client (`sampling/createMessage`). Bytes are given as bytes; they become base64
+on the wire. What is None is left out. `annotations` and `meta` (the wire's `_meta`) are keywords.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["user", "assistant"]
+
+
+def _wire_name(field: str) -> str:
+    if field == "meta":
+        return "_meta"
+    head, *rest = field.split("_")
+    return head + "".join(word.capitalize() for word in rest)
+
+
+class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, rename=_wire_name):
+    """The wire's spelling: camelCase, `_meta`, and no nulls."""
+
+
+class Annotations(_Wire, frozen=True, kw_only=True):
+    """Hints on a block: for whom it is, and how much it matters.
+
+    `priority` runs from 0 (optional) to 1 (required); `last_modified` is an ISO 8601 time.
+    """
+
+    audience: tuple[Role, ...] | None = None
+    priority: float | None = None
+    last_modified: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.priority is not None and not 0 <= self.priority <= 1:
+            raise ValueError(f"priority: expected 0 to 1, got {self.priority}")
+
+
+class _Block(_Wire, frozen=True, kw_only=True, tag_field="type"):
+    annotations: Annotations | None = None
+    meta: dict[str, Any] | None = None
+
+
+class Text(_Block, frozen=True, tag="text"):
+    """Text for the model or the user."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        _require_str("text", self.text)
+
+
+class Image(_Block, frozen=True, tag="image"):
+    """An image: its bytes (not base64) and their MIME type."""
+
+    data: bytes
+    mime_type: str
+
+    def __post_init__(self) -> None:
+        _require_bytes("data", self.data)
+
+
+class Audio(_Block, frozen=True, tag="audio"):
+    """A sound: its bytes (not base64) and their MIME type."""
+
+    data: bytes
+    mime_type: str
+
+    def __post_init__(self) -> None:
+        _require_bytes("data", self.data)
+
+
+class ResourceContents(_Wire, frozen=True):
+    """What a resource holds: either `text` or `blob` (bytes, not base64).
+
+    Raises `ValueError` where it has both or neither.
+    """
+
+    uri: str
+    text: str | None = None
+    blob: bytes | None = None
+    mime_type: str | None = None
+    meta: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.blob is None):
+            raise ValueError("a resource has either text or blob: give exactly one of them")
+        if self.text is not None:
+            _require_str("text", self.text)
+        if self.blob is not None:
+            _require_bytes("blob", self.blob)
+
+
+class EmbeddedResource(_Block, frozen=True, tag="resource"):
+    """A resource with its contents. `EmbeddedResource.of(uri, text=…)` is the short way to it."""
+
+    resource: ResourceContents
+
+    @classmethod
+    def of(
+        cls,
+        uri: str,
+        *,
+        text: str | None = None,
+        blob: bytes | None = None,
+        mime_type: str | None = None,
+        annotations: Annotations | None = None,
+        meta: dict[str, Any] | None = None,
+    ) -> "EmbeddedResource":
+        """The block for one resource; `annotations` and `meta` are the block's.
+
+        Raises `ValueError` unless exactly one of `text` and `blob` is given.
+        """
+        contents = ResourceContents(uri, text, blob, mime_type)
+        return cls(contents, annotations=annotations, meta=meta)
+
+
+class Icon(_Wire, frozen=True):
+    """An icon: where it is (an http(s) or `data:` URI), sizes as "48x48" or "any"."""
+
+    src: str
+    mime_type: str | None = None
+    sizes: tuple[str, ...] | None = None
+    theme: Literal["light", "dark"] | None = None
+
+
+class ResourceLink(_Block, frozen=True, tag="resource_link"):
+    """A resource that the client may read from the server; `size` is in bytes."""
+
+    uri: str
+    name: str
+    title: str | None = None
+    description: str | None = None
+    mime_type: str | None = None
+    size: int | None = None
+    icons: tuple[Icon, ...] | None = None
+
+
+Block = Text | Image | Audio | EmbeddedResource | ResourceLink
+
+
+def _require_str(field: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{field}: expected str, got {type(value).__name__}")
+
+
+def _require_bytes(field: str, value: object) -> None:
+    # A str would be sent as it is, and clients would take it for base64.
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"{field}: expected bytes, got {type(value).__name__} (decode base64 before)"
+        )

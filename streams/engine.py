@@ -1,0 +1,303 @@
+"""The engine: streams, who follows them, and when they end.
+
+It owns every stream of one journal and runs their handlers, which go on while nobody is attached.
+It knows no transport (a connection is a channel of lines) and no MCP beyond what a dialect's
+intents need.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import structlog
+import trio
+
+from streams import messages
+from streams.access import Access
+from streams.clock import wall
+from streams.committer import Committer
+from streams.connection import Connection, Delivery
+from streams.deadlines import Deadlines
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.journal import Create, Forget, Journal, Outcome, Record
+from streams.keys import Keyring, new_id
+from streams.lifecycle import Event
+from streams.limits import Limits
+from streams.messages import Channel, RequestId
+from streams.registry import Registry
+from streams.stream import Answer, Overflow, Stream
+
+log = structlog.get_logger()
+
+# What a handler gives: its final response as a line, and whether that is an error.
+Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
+
+FENCE_FIRST: Final = 1  # a claim gives a record the next one
+# The steps of a shutdown: 4 s together with the channels' own farewells.
+COMMIT_S: Final = 1.5
+DELIVER_S: Final = 0.5
+RELEASE_S: Final = 0.25
+CLOSE_S: Final = 1.25
+SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
+
+
+class Engine:
+    """Made by `open_engine`."""
+
+    def __init__(
+        self, journal: Journal, keyring: Keyring, limits: Limits, *, enforce_min: bool
+    ) -> None:
+        self._journal = journal
+        self._limits = limits
+        self._committer = Committer(journal)
+        self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
+        self._streams = Registry(limits)
+        self._answers: dict[RequestId, Answer] = {}
+        self.access = Access(
+            self._streams,
+            keyring,
+            self._answers,
+            enforce_min=enforce_min,
+            on_cancel=lambda stream: self._close(stream, Event.CANCEL),
+        )
+        self._connections: set[Connection] = set()
+        self._is_closing = False
+        self._running = 0  # handlers
+        self._stirred = trio.Event()  # handlers and connections come and go
+        self._nursery: trio.Nursery
+
+    # A new stream
+
+    def begin(
+        self,
+        connection: Connection,
+        request: bytes,
+        handler: Handler,
+        *,
+        min_s: float,
+        max_s: float,
+        overflow: Overflow = "block",
+    ) -> Stream:
+        """Start a handler for an originating request, and deliver what it sends.
+
+        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        """
+        if self._is_closing:
+            raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
+        self._committer.check()
+        for forgotten in self._streams.make_room(connection.principal):
+            self._forget(forgotten)
+        record = Record(
+            stream=new_id(),
+            principal=connection.principal,
+            origin=request,
+            min_s=min_s,
+            max_s=max_s,
+            created_at=wall(),
+            fence=FENCE_FIRST,
+            is_announced=bool(connection.settings.dialects),
+        )
+        stream = self._hold(record, overflow)
+        self._committer.add(Create(record))
+        dialects = connection.settings.dialects
+        preamble = self.access.announcements(stream, dialects)
+        connection.attach(Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects))
+        self._running += 1
+        self._nursery.start_soon(self._run, stream, handler)
+        return stream
+
+    def _hold(self, record: Record, overflow: Overflow = "block") -> Stream:
+        stream = Stream(
+            record,
+            self._limits,
+            self._committer,
+            number=self._streams.next_number(),
+            answers=self._answers,
+            on_settled=self._settled,
+            overflow=overflow,
+        )
+        self._streams.add(stream)
+        return stream
+
+    async def _run(self, stream: Stream, handler: Handler) -> None:
+        with stream.scope:
+            try:
+                line, is_error = await handler(stream)
+            except Exception:
+                log.exception("a handler failed", stream=stream.id[:8])
+                broken = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
+                line, is_error = messages.error(stream.request_id, broken), True
+            if stream.state.outcome is Outcome.LIVE:
+                stream.finish(line, is_error=is_error)
+        self._running -= 1
+        self._stir()
+
+    # The end of a stream
+
+    def _settled(self, stream: Stream) -> None:
+        """A stream has lost its connection, or its client has all of it."""
+        if stream.delivery is None and not stream.record.is_announced:
+            self._drop(stream)
+        elif stream.delivery is None and stream.record.max_s == 0 and not stream.state.is_ended:
+            self._close(stream, Event.CANCEL)
+        else:
+            if stream.state.is_drained:
+                self._streams.retire(stream)
+            self._deadlines.watch(stream)
+
+    def _expire(self, stream: Stream) -> None:
+        if self._streams.get(stream.id) is not stream:
+            return
+        if stream.state.is_tombstone:
+            self._forget(stream)
+        else:
+            log.info("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
+            self._close(stream, Event.ABANDON)
+
+    def _close(self, stream: Stream, event: Event) -> None:
+        """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
+        if stream.state.is_ended and event is Event.CANCEL:
+            return
+        if not stream.record.is_announced:
+            self._drop(stream)
+            return
+        self._committer.add(stream.close(event))
+        stream.scope.cancel()
+        self._streams.retire(stream)
+        delivery = stream.delivery
+        if delivery is None:
+            stream.state.detach(trio.current_time())
+        elif delivery.reply_id is None and event is Event.CANCEL:
+            delivery.drop()  # MCP: no response to a request that its own client cancelled
+        else:
+            delivery.fail(refusal(stream.state.outcome.value))
+        self._deadlines.watch(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
+        stream.scope.cancel()
+        self._forget(stream)
+        if stream.delivery is not None:
+            stream.delivery.drop()
+
+    def _forget(self, stream: Stream) -> None:
+        if self._streams.get(stream.id) is stream:
+            self._streams.remove(stream)
+            self._committer.add(Forget(stream.id, stream.record.fence))
+
+    # The engine's own life
+
+    @asynccontextmanager
+    async def connect(self, channel: Channel) -> AsyncIterator[Connection]:
+        """A connection, for the length of a block; then what is owed is written, and it is closed.
+
+        The block is cancelled when the connection fails.
+        """
+        connection = Connection(channel, self._journal)
+        self._connections.add(connection)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
+                yield connection
+                await connection.drained()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+            self._stir()
+            with trio.CancelScope(shield=True):
+                await channel.aclose()
+
+    async def rest(self, linger_s: float) -> None:
+        """Wait until no connection is there and no handler runs, for so many seconds on end."""
+        while True:
+            if self._connections or self._running:
+                await self._stirred.wait()
+                continue
+            with trio.move_on_after(linger_s):
+                await self._stirred.wait()
+                continue
+            return
+
+    def _stir(self) -> None:
+        self._stirred.set()
+        self._stirred = trio.Event()
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Take over what the journal has, and begin to work."""
+        self._nursery = nursery
+        for record in await self._journal.claim():
+            self._restore(record)
+        nursery.start_soon(self._committer.run)
+        nursery.start_soon(self._deadlines.run)
+
+    def _restore(self, record: Record) -> None:
+        stream = self._hold(record)
+        stream.state.detach(trio.current_time())
+        if not record.is_announced:
+            self._forget(stream)
+            return
+        if stream.state.is_tombstone or stream.state.is_drained:
+            self._streams.retire(stream)
+        elif record.outcome is Outcome.LIVE:
+            self._interrupt(stream)
+        self._deadlines.watch(stream)
+
+    def _interrupt(self, stream: Stream) -> None:
+        """The handler dies with the process and may not be run again: its call ends here."""
+        line = messages.error(stream.request_id, refusal("interrupted"))
+        stream.finish(line, is_error=True)
+        stream.scope.cancel()
+
+    async def shut_down(self) -> None:
+        """End everything in good order, within 4 s: running calls end as `interrupted`."""
+        self._is_closing = True
+        for stream in self._streams:
+            if stream.state.outcome is Outcome.LIVE:
+                self._interrupt(stream)
+        with trio.move_on_after(COMMIT_S):
+            await self._committer.settle()
+        await self._wait_for_connections(DELIVER_S)
+        for connection in self._connections:
+            for delivery in list(connection.deliveries.values()):
+                delivery.end("released")
+        await self._wait_for_connections(RELEASE_S)
+        for connection in self._connections:
+            connection.hang_up()
+        with trio.move_on_after(CLOSE_S):
+            while self._connections:
+                await self._stirred.wait()
+
+    async def _wait_for_connections(self, patience_s: float) -> None:
+        with trio.move_on_after(patience_s):
+            for connection in list(self._connections):
+                await connection.drained()
+
+
+async def _run_until_over(connection: Connection, scope: trio.CancelScope) -> None:
+    await connection.run()
+    scope.cancel()
+
+
+@asynccontextmanager
+async def open_engine(
+    journal: Journal,
+    keyring: Keyring,
+    limits: Limits | None = None,
+    *,
+    enforce_min: bool = False,
+) -> AsyncIterator[Engine]:
+    """An engine on this journal, for the length of a block; leaving it shuts down in good order.
+
+    `enforce_min` refuses who comes back before `min` instead of serving them. Raises
+    `JournalUnusable` when memory and disk have parted for good.
+    """
+    engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min)
+    async with trio.open_nursery() as nursery:
+        await engine.run(nursery)
+        try:
+            yield engine
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
+                await engine.shut_down()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,254 @@
+"""Keeps a client connected: dials again when the connection goes, and resumes what was running.
+
+One task dials; each connection has a nursery of its own for the resumes on it. What a call needs of
+its client (`running.Home`) is here too.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+import structlog
+import trio
+
+from streams import clientwire, messages
+from streams.answers import Answers
+from streams.clientwire import Hello
+from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
+from streams.keys import new_request_id
+from streams.link import Calls, Link
+from streams.messages import Channel, Dialer, Kind, Message, RequestId
+from streams.running import RunningCall
+from streams.ticket import Ticket
+
+log = structlog.get_logger()
+
+# A connection is tried again after a random part of this, doubled each time, up to the maximum:
+# so a thousand clients of a server that was restarted do not all come at once.
+BACKOFF_FIRST_S: Final = 0.25
+BACKOFF_MAX_S: Final = 30.0
+
+# A stream that cannot be had at the moment is asked for again after this, or what the server says.
+RETRY_S: Final = 1.0
+
+
+class Keeper:
+    """What is common to all that a client does: the connection, and the calls."""
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        answers: Answers,
+        *,
+        greeting: Callable[[], dict[str, Any]],
+        on_notification: Callable[[Message], None],
+        connect_timeout_s: float,
+        patience_s: float,
+    ) -> None:
+        self.hello = Hello("")
+        self.level: str | None = None  # of the server's log messages
+        self.link: Link | None = None
+        self.calls = Calls()
+        self._dialer = dialer
+        self._answers = answers
+        self._greeting = greeting
+        self._on_notification = on_notification
+        self._connect_timeout_s = connect_timeout_s
+        self._patience_s = patience_s
+        # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
+        self._prefix = new_request_id()
+        self._ids = 0
+        self._nursery: trio.Nursery | None = None  # of the connection
+        self._changed = trio.Event()
+        self._is_wanted = trio.Event()
+        self._surrender: CannotConnect | None = None
+
+    def new_id(self) -> str:
+        """An id for a request, and for its progress."""
+        self._ids += 1
+        return f"{self._prefix}-{self._ids}"
+
+    # The connection
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Stay connected. Started when connected for the first time, which is tried once.
+
+        Raises `CannotConnect` when that fails; later failures go to who waits for a connection.
+        """
+        error = await self._connection(task_status)
+        if not self.hello.protocol_version:
+            raise CannotConnect(f"No connection: {error}.") from error
+        attempt, since = 0, trio.current_time()
+        while True:
+            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**attempt))
+            if trio.current_time() + pause_s > since + self._patience_s:
+                self._give_up(error)
+                await self._is_wanted.wait()
+                self._surrender = None
+                attempt, since = 0, trio.current_time()
+            else:
+                await trio.sleep(pause_s)
+            connected_at = trio.current_time()
+            self._was_useful = False
+            error = await self._connection()
+            attempt += 1
+            if self._was_useful or trio.current_time() - connected_at > BACKOFF_MAX_S:
+                attempt, since = 0, trio.current_time()
+
+    async def _connection(
+        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> OSError:
+        """One connection, until it is over; why it is, or why there was none."""
+        with trio.CancelScope() as timeout:
+            timeout.deadline = trio.current_time() + self._connect_timeout_s
+            try:
+                async with self._dialer() as channel:
+                    error = await self._use(channel, timeout, task_status)
+            except OSError as failure:
+                error = failure
+        if timeout.cancelled_caught:
+            error = TimeoutError(f"no answer within {self._connect_timeout_s:g} s")
+        log.info("not connected", why=str(error))
+        return error
+
+    async def _use(
+        self, channel: Channel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
+    ) -> OSError:
+        link = Link(
+            channel,
+            self.calls,
+            self._answers,
+            new_id=self.new_id,
+            on_notification=self._on_notification,
+        )
+        refused: str | None = "the server closed the connection"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_run_until_over, link, nursery.cancel_scope)
+                refused = await self._greet(link)
+                if refused is None:
+                    timeout.deadline = float("inf")
+                    self._up(link, nursery)
+                    task_status.started()
+                    await trio.sleep_forever()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._down(link)
+        return ConnectionError(refused or "the connection was lost")
+
+    async def _greet(self, link: Link) -> str | None:
+        """Say hello; what is wrong with the server, if anything."""
+        reply = await link.ask(clientwire.INITIALIZE, self._greeting())
+        if reply is None:
+            return "the server closed the connection"
+        if reply.kind is Kind.ERROR:
+            return f"the server said: {clientwire.error_of(reply).message}"
+        try:
+            hello = messages.decode(_result(reply), Hello)
+        except ValueError as error:
+            return f"the server's answer to initialize does not fit: {error}"
+        if hello.protocol_version not in clientwire.PROTOCOL_VERSIONS:
+            return f"the server speaks MCP {hello.protocol_version}, which this client does not"
+        link.hello = self.hello = hello
+        link.post(messages.notification(clientwire.INITIALIZED))
+        if self.level is not None:
+            link.post(messages.request(self.new_id(), "logging/setLevel", {"level": self.level}))
+        return None
+
+    def _up(self, link: Link, nursery: trio.Nursery) -> None:
+        self.link, self._nursery = link, nursery
+        link.was_useful = False  # saying hello is not enough
+        log.info("connected", server=self.hello.server_info.get("name"))
+        if self.hello.has_positions:
+            nursery.start_soon(link.watch)
+        for call in self.calls:
+            nursery.start_soon(self._resume, call, link)
+        self._stir()
+
+    def _down(self, link: Link) -> None:
+        self._was_useful = link.was_useful
+        if self.link is not link:
+            return
+        self.link = self._nursery = None
+        for call in self.calls:
+            ticket = call.ticket
+            if ticket is None and call.is_running:
+                call.fail(CallLost("The connection was lost: the call may or may not have run."))
+            if ticket is None or not call.is_running:
+                self.calls.remove(call)
+            else:
+                call.not_before = trio.current_time() + ticket.min_s
+        self._stir()
+
+    def _give_up(self, error: OSError) -> None:
+        self._surrender = CannotConnect(
+            f"No connection for {self._patience_s:g} s; at last: {error}."
+        )
+        self._is_wanted = trio.Event()
+        for call in self.calls:
+            call.fail(self._surrender)
+            self.calls.remove(call)
+        self._stir()
+
+    async def connected(self) -> Link:
+        """The connection, when there is one. Raises `CannotConnect` when the patience is over."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self._is_wanted.set()
+        surrender = self._surrender  # that was before us: now it is tried again
+        while self.link is None:
+            if self._surrender is not None and self._surrender is not surrender:
+                raise self._surrender
+            await self._changed.wait()
+        return self.link
+
+    def _stir(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def farewell(self) -> None:
+        """Wait until the last words are written."""
+        if self.link is not None:
+            await self.link.drained()
+
+    # Requests that may be repeated
+
+    async def ask(self, method: str, params: dict[str, Any]) -> Message:
+        """Send a request, again if need be on the next connection, and return its response.
+
+        Raises `CannotConnect`, or what an error response stands for.
+        """
+        while True:
+            link = await self.connected()
+            reply = await link.ask(method, params)
+            if reply is None:
+                await self._gone(link)
+                continue
+            if reply.kind is not Kind.ERROR:
+                return reply
+            error = clientwire.error_of(reply)
+            if error.reason != "too_early":
+                raise clientwire.as_error(error)
+            await trio.sleep(error.retry_after_s or RETRY_S)
+
+    async def _gone(self, link: Link) -> None:
+        while self.link is link:
+            await self._changed.wait()
+
+    # What a call needs
+
+    async def begin(self, call: RunningCall) -> None:
+        """Send the call's request, or have it resumed. Raises `CannotConnect`."""
+        link = await self.connected()
+        if call.request is None:
+            await self._make_way(call, link)
+            self.calls.add(call)
+            if self._nursery is not None:  # else it is resumed with the others
+                self._nursery.start_soon(self._resume, call, link)
+            return
+        call.attach(link)
+        self.calls.add(call)
+        try:
+            await link.send(call.request)
+        except BaseException:
+            self.calls.remove(call)
+            raise

@@ -1,0 +1,128 @@
+"""Secrets: resume tokens, and everything that nobody may guess.
+
+A resume token is a keyed hash of its stream's id, so nothing of it is stored: it is made again
+whenever it is needed. The keys are in a file of their own beside the journal, so that a copy of the
+journal opens nobody's stream. The file has one key a line, url-safe base64 of 256 bits, the newest
+first: tokens are made under the first and honoured under all. To change the key, put a line on top.
+"""
+
+import base64
+import hmac
+import os
+import re
+import secrets
+import stat
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from streams.errors import JournalUnusable
+
+_KEY_BYTES: Final = 32
+_KEY: Final = re.compile(rb"[A-Za-z0-9_-]{43}=?")  # 32 bytes, padded or not
+_FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is something else
+
+
+def new_id() -> str:
+    """256 random bits, url-safe: a stream's id, or anything else that must not be guessed."""
+    return secrets.token_urlsafe(32)
+
+
+def new_request_id() -> str:
+    """An id for a request to the client: unique, also across restarts on one journal."""
+    return secrets.token_urlsafe(12)
+
+
+class Keyring:
+    """The keys under which tokens are made and checked."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        if not keys:
+            raise ValueError("a keyring needs a key")
+        self._keys = tuple(keys)
+
+    @classmethod
+    def load(cls, path: Path | None) -> "Keyring":
+        """The keys in the file at `path`, which is made with a new key where there is none.
+
+        None stands for a key in memory, whose tokens end with the process. Raises
+        `JournalUnusable` where the file cannot be had, is open to other users, or holds no keys.
+        """
+        if path is None:
+            return cls([secrets.token_bytes(_KEY_BYTES)])
+        try:
+            if not path.exists():
+                _create(path)
+            content = _read(path)
+        except OSError as error:
+            raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
+        return cls(_parse(path, content))
+
+    def token(self, stream_id: str) -> str:
+        """The resume token of a stream: url-safe base64 of 256 bits, without padding."""
+        return _hash(self._keys[0], stream_id).decode()
+
+    def is_token_of(self, stream_id: str, token: str) -> bool:
+        """Whether `token` is the stream's, under any of the keys.
+
+        Both may be whatever a client sent. The time it takes says nothing about the keys.
+        """
+        given = _bytes(token)
+        is_match = False
+        for key in self._keys:
+            is_match |= hmac.compare_digest(_hash(key, stream_id), given)
+        return is_match
+
+
+def _hash(key: bytes, stream_id: str) -> bytes:
+    return base64.urlsafe_b64encode(hmac.digest(key, _bytes(stream_id), "sha256")).rstrip(b"=")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # JSON can smuggle in lone surrogates
+
+
+def _create(path: Path) -> None:
+    """Make the file with one new key: wholly there or not at all, and never over another one."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # somebody was faster; their key is as good
+    finally:
+        os.unlink(temporary)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise JournalUnusable(
+                f"Other users may use the keys in {path} (mode {stat.S_IMODE(mode):04o}): "
+                f"chmod 600 it; if they may have read it, delete it, which voids all tokens."
+            )
+        return file.read(_FILE_BYTES_MAX + 1)
+
+
+def _parse(path: Path, content: bytes) -> Sequence[bytes]:
+    lines = content.split()
+    if not lines or len(content) > _FILE_BYTES_MAX or not all(map(_KEY.fullmatch, lines)):
+        raise JournalUnusable(
+            f"{path} does not hold keys, one a line, each 256 bits as url-safe base64: restore it, "
+            "or delete it, which voids all tokens."
+        )
+    return [base64.urlsafe_b64decode(line.rstrip(b"=") + b"=") for line in lines]

@@ -1,0 +1,342 @@
+"""One stream, seen from its sender: what may happen to it, and what follows.
+
+There is no input or output here, and no clock: time comes in as `now` (seconds, any origin), and
+what must be made durable goes out as values. A method returns what it caused, or raises and has
+changed nothing.
+
+    lines offered ──► numbered, in a batch ──► durable ──► written ──► delivered
+                      `last`                   `durable`   `written`   `delivered`
+
+These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
+no longer kept.
+"""
+
+import enum
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from streams.errors import Ended
+from streams.journal import Append, Close, Outcome, Record
+from streams.limits import Limits
+from streams.messages import RequestId, Run
+
+ProgressToken = RequestId
+
+
+class Event(enum.Enum):
+    """What can happen to a stream."""
+
+    APPEND = "a message"
+    END = "the final response"
+    ABANDON = "nobody came back in time"
+    CANCEL = "the client cancelled"
+
+
+LIVE, COMPLETED = Outcome.LIVE, Outcome.COMPLETED
+
+TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
+    LIVE: {
+        Event.APPEND: LIVE,
+        Event.END: COMPLETED,
+        Event.ABANDON: Outcome.ABANDONED,
+        Event.CANCEL: Outcome.CANCELLED,
+    },
+    # A call that is done cannot be cancelled any more: the answer may be on its way already.
+    COMPLETED: {Event.ABANDON: Outcome.ABANDONED},
+    Outcome.ABANDONED: {},
+    Outcome.CANCELLED: {},
+}
+
+# Written chunks are remembered no finer than this, so that their number stays small.
+MARK_BYTES: Final = 64 * 1024
+
+
+class Question(msgspec.Struct):
+    """A request to the client that has no answer yet."""
+
+    seq: int
+    line: bytes
+
+
+class Flags(msgspec.Struct, frozen=True):
+    """What a poll tells. "pendingMessages: Whether there are unsent messages"."""
+
+    is_live: bool
+    pending_messages: bool
+    has_request: bool
+    has_error: bool
+
+
+class StreamState:
+    """Where one stream stands."""
+
+    __slots__ = (
+        "_batch",
+        "_batch_bytes",
+        "_bytes_delivered",
+        "_bytes_numbered",
+        "_bytes_written",
+        "_held",
+        "_last_error",
+        "_last_request",
+        "_limits",
+        "_marks",
+        "_record",
+        "_was_ended_at",
+        "client_confirms",
+        "delivered",
+        "durable",
+        "idle_since",
+        "last",
+        "outcome",
+        "questions",
+        "written",
+    )
+
+    def __init__(self, record: Record, limits: Limits) -> None:
+        self._record = record
+        self._limits = limits
+        self.outcome = record.outcome
+        self.last = self.durable = record.last
+        self.delivered = self.written = record.acked
+        self._last_request = record.last_request
+        self._last_error = record.last_error
+        self._was_ended_at = record.ended_at
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._held: dict[ProgressToken, bytes] = {}
+        self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
+        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
+        self.questions: dict[RequestId, Question] = {}
+        self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
+        self.idle_since: float | None = None  # None while a connection is attached
+
+    # What the handler sends
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message may be numbered.
+
+        "Servers should limit the number of unsent messages a disconnected stream may retain in
+        order to prevent denial of service attacks".
+        """
+        limits = self._limits
+        return (
+            self.last - self.written < limits.unsent_entries_max
+            and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
+            and not (self.client_confirms and self._is_undelivered_full)
+        )
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes that are numbered and wait for the next commit."""
+        return self._batch_bytes
+
+    def add(self, line: bytes) -> bool:
+        """Number a message; False, and nothing has changed, where there is no room for it."""
+        self._move(Event.APPEND)
+        if not self.has_room:
+            return False
+        self._release_held()
+        self._number(line)
+        return True
+
+    def add_progress(self, token: ProgressToken, line: bytes) -> bool:
+        """Number a progress notification; without room the latest of its token is held back.
+
+        A held one has no number yet, so dropping the one before it leaves no gap.
+        """
+        self._move(Event.APPEND)
+        if self._held or not self.has_room:
+            self._held[token] = line
+            return False
+        self._number(line)
+        return True
+
+    def add_request(self, request_id: RequestId, line: bytes, *, is_forced: bool = False) -> bool:
+        """Number a request to the client; False where there is no room and it is not forced."""
+        self._move(Event.APPEND)
+        if not (is_forced or self.has_room):
+            return False
+        self._release_held()
+        self._number(line)
+        self._last_request = self.last
+        self.questions[request_id] = Question(self.last, line)
+        return True
+
+    def end(self, line: bytes, *, is_error: bool, at: float) -> None:
+        """Number the final response; there is always room for it. `at` is wall time."""
+        self.outcome = self._move(Event.END)
+        self._release_held()
+        self._number(line)
+        self._was_ended_at = at
+        self.questions.clear()
+        if is_error:
+            self._last_error = self.last
+
+    def release_held(self) -> bool:
+        """Number what was held back where there is room again; tell whether anything was."""
+        if not (self._held and self.outcome is LIVE and self.has_room):
+            return False
+        self._release_held()
+        return True
+
+    def _release_held(self) -> None:
+        for line in self._held.values():
+            self._number(line)
+        self._held.clear()
+
+    def _number(self, line: bytes) -> None:
+        self.last += 1
+        self._batch.append(line)
+        self._batch_bytes += len(line)
+        self._bytes_numbered += len(line)
+
+    def _move(self, event: Event) -> Outcome:
+        try:
+            return TRANSITIONS[self.outcome][event]
+        except KeyError:
+            raise Ended(f"{event.value}: the stream is {self.outcome.value} already") from None
+
+    # What becomes of it
+
+    def take(self, fence: int) -> Append | None:
+        """The batch, as the change that makes it durable; None where there is nothing new."""
+        if not self._batch:
+            return None
+        run = Run(self.last + 1 - len(self._batch), len(self._batch), b"".join(self._batch))
+        self._batch.clear()
+        self._batch_bytes = 0
+        return Append(
+            stream=self._record.stream,
+            fence=fence,
+            run=run,
+            last_request=self._last_request,
+            last_error=self._last_error,
+            ends_at=self._was_ended_at if self.outcome is COMPLETED else 0.0,
+        )
+
+    def committed(self, seq: int) -> None:
+        """Everything up to `seq` is durable."""
+        self.durable = seq
+
+    def wrote(self, run: Run) -> bool:
+        """The run was written to a connection; tell whether that alone counts as delivered.
+
+        It does for the oldest of what a client that confirms nothing has been sent too much of.
+        """
+        if run.last <= self.written:
+            return False
+        self._bytes_written += len(run.after(self.written).body)
+        self.written = run.last
+        marks = self._marks
+        if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:
+            marks.pop()
+        marks.append((self.written, self._bytes_written))
+        if self.client_confirms or not self._is_undelivered_full:
+            return False
+        return self.deliver(marks[0][0])
+
+    def deliver(self, seq: int) -> bool:
+        """The client has everything up to `seq`; tell whether that is news."""
+        seq = min(seq, self.durable)
+        if seq <= self.delivered:
+            return False
+        self.delivered = seq
+        self.written = max(self.written, seq)
+        while self._marks and self._marks[0][0] <= seq:
+            self._bytes_delivered = self._marks.popleft()[1]
+        return True
+
+    @property
+    def _is_undelivered_full(self) -> bool:
+        limit = self._limits.undelivered_bytes_max
+        return self._bytes_written - self._bytes_delivered >= limit
+
+    def close(self, event: Event, fence: int, *, at: float) -> Close:
+        """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
+        self.outcome = self._move(event)
+        self._batch.clear()
+        self._batch_bytes = 0
+        self._held.clear()
+        self.questions.clear()
+        self.delivered = self.written = self.last = self.durable
+        return Close(self._record.stream, fence, self.outcome, at)
+
+    # What can be asked
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the final response is numbered; it may still be on its way to disk or client."""
+        return self.outcome is COMPLETED
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether all that is left is the memory of how it ended."""
+        return self.outcome in (Outcome.ABANDONED, Outcome.CANCELLED)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the stream has ended and its client is known to have all of it."""
+        return self.is_ended and self.delivered == self.last
+
+    def is_finished(self, position: int) -> bool:
+        """Whether a reader who has everything up to `position` can stop waiting.
+
+        Having ended is not enough: the last entries may still be on their way to disk.
+        """
+        return self.is_ended and position >= self.last
+
+    def flags(self, after: int | None = None) -> Flags:
+        """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
+
+        "hasRequest: Whether any pending messages include a server-to-client request"; one that was
+        delivered and not answered counts as well. "hasError: Whether any pending messages include
+        an error result".
+        """
+        mark = self.delivered if after is None else after
+        return Flags(
+            is_live=self.outcome is LIVE,
+            pending_messages=self.durable > mark,
+            has_request=(self.durable > mark and self._last_request > mark) or bool(self.questions),
+            has_error=self.durable > mark and self._last_error > mark,
+        )
+
+    # Who is there
+
+    def attach(self, *, confirms: bool) -> None:
+        """A connection follows the stream: the clock of `max` stands still."""
+        self.idle_since = None
+        self.client_confirms = confirms
+
+    def detach(self, now: float) -> None:
+        """No connection follows the stream any more."""
+        self.idle_since = now
+
+    def touch(self, now: float) -> None:
+        """The client was heard of: the clock of `max` starts again."""
+        if self.idle_since is not None:
+            self.idle_since = now
+
+    def is_early(self, now: float) -> float:
+        """For how many seconds more the client should have waited before it came back."""
+        if self.idle_since is None:
+            return 0.0
+        return max(0.0, self.idle_since + self._record.min_s - now)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the stream is given up unless somebody comes; None while a connection is attached.
+
+        "max: Maximum seconds a client may wait before the server considers the stream abandoned".
+        """
+        if self.idle_since is None:
+            return None
+        if self.is_tombstone:
+            return self.idle_since + self._limits.tombstone_s
+        keep_s = self._record.max_s
+        if self.is_drained:
+            keep_s = min(keep_s, self._limits.drained_s)
+        return self.idle_since + keep_s

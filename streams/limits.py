@@ -1,0 +1,30 @@
+"""Every limit of a server that a user may set, with its default."""
+
+import msgspec
+
+MIB = 1024 * 1024
+DAY_S = 86_400.0
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much a server keeps for its clients. All are maxima.
+
+    `unsent_…` count what was never written to any connection, for each stream;
+    `undelivered_bytes_max` what was written and not yet known to have arrived. Bytes are those of
+    the encoded messages.
+    """
+
+    unsent_entries_max: int = 100_000
+    unsent_bytes_max: int = 64 * MIB
+    undelivered_bytes_max: int = 64 * MIB
+    streams_per_principal_max: int = 1_000
+    streams_max: int = 100_000
+    connections_max: int = 10_000
+    message_bytes_max: int = 4 * MIB
+    tombstone_s: float = DAY_S  # how long it is remembered that a stream was abandoned or cancelled
+    drained_s: float = DAY_S  # how long a completed and delivered stream keeps its status
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")

@@ -1,0 +1,370 @@
+"""One connection of a client: what goes out in what order, and whose each incoming line is.
+
+On our servers a header goes ahead of every run of a stream's messages, and the run is handed to its
+call undecoded. Everything else is looked at: a response finds who waits for it by id, progress its
+call by token, what is nobody's goes to the client's hooks. The reader waits for nothing but a call
+that is full.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import structlog
+import trio
+
+from streams import clientwire, messages
+from streams.answers import Answers
+from streams.clientwire import Hello
+from streams.errors import INTERNAL_ERROR, ClientError, Refusal
+from streams.messages import Channel, Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.running import RunningCall, Unsound
+from streams.ticket import Ticket
+
+log = structlog.get_logger()
+
+# What may wait to be written before who wants to write waits too.
+OUTBOX_BYTES_MAX: Final = 1024 * 1024
+ACK_EVERY_S: Final = 1.0
+
+# A server that numbers its messages answers pings while its tools work, so silence means that the
+# network has forgotten the connection. Other servers may just be busy: they are left alone.
+PING_AFTER_S: Final = 30.0
+PONG_WITHIN_S: Final = 30.0
+
+
+class Calls:
+    """The calls of a client that are running, or were left while their messages still come."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[RequestId, RunningCall] = {}  # of the original request: its progress token
+        self.by_stream: dict[str, RunningCall] = {}
+        self._all: dict[RunningCall, None] = {}
+
+    def __iter__(self) -> Iterator[RunningCall]:
+        return iter(list(self._all))
+
+    def add(self, call: RunningCall) -> None:
+        """Hold a call, under all the names that it has."""
+        self._all[call] = None
+        self.by_id[call.request_id] = call
+        if call.ticket is not None:
+            self.by_stream[call.ticket.stream] = call
+
+    def remove(self, call: RunningCall) -> None:
+        """Let go of a call."""
+        self._all.pop(call, None)
+        if self.by_id.get(call.request_id) is call:
+            del self.by_id[call.request_id]
+        if call.ticket is not None and self.by_stream.get(call.ticket.stream) is call:
+            del self.by_stream[call.ticket.stream]
+
+    def only_unnumbered(self) -> RunningCall | None:
+        """The call that a message without a number must belong to; None where that is not clear."""
+        plain = [call for call in self._all if call.is_running and not call.is_numbered]
+        return plain[0] if len(plain) == 1 else None
+
+
+class Reply:
+    """Where somebody waits for the response to one request; None when the connection is over."""
+
+    __slots__ = ("_is_here", "message")
+
+    def __init__(self) -> None:
+        self.message: Message | None = None
+        self._is_here = trio.Event()
+
+    def give(self, message: Message | None) -> None:
+        """End the wait."""
+        self.message = message
+        self._is_here.set()
+
+    async def wait(self) -> Message | None:
+        """The response, when it is here."""
+        await self._is_here.wait()
+        return self.message
+
+
+class Link:
+    """One connection. `run` it for as long as it lasts."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        calls: Calls,
+        answers: Answers,
+        *,
+        new_id: Callable[[], str],
+        on_notification: Callable[[Message], None],
+    ) -> None:
+        self.hello = Hello("")
+        self.is_over = False
+        self.was_useful = False  # something came that somebody waited for
+        self._channel = channel
+        self._calls = calls
+        self._answers = answers
+        self._new_id = new_id
+        self._on_notification = on_notification
+        self._replies: dict[RequestId, Reply] = {}
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._due: dict[RunningCall, None] = {}  # to be acknowledged in the next write
+        self._later: dict[RunningCall, None] = {}  # within a second
+        self._has_work = trio.Event()
+        self._has_later = trio.Event()
+        self._moved = trio.Event()
+        self._is_writing = False
+        self._run_left = 0  # lines of the current run that have not come
+        self._run_seq = 0
+        self._run_call: RunningCall | None = None
+        self._is_held_up = False
+        self._heard_at = trio.current_time()
+        self._scope = trio.CancelScope()
+
+    # While it lasts
+
+    async def run(self) -> None:
+        """Read and write until either fails or the connection is hung up."""
+        with self._scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write_forever)
+                nursery.start_soon(self._acknowledge_forever)
+                await self._read_forever()
+        self.is_over = True
+        for reply in self._replies.values():
+            reply.give(None)
+        self._replies.clear()
+        self._stir()
+
+    def hang_up(self) -> None:
+        """Give up the connection."""
+        self.is_over = True
+        self._scope.cancel()
+
+    async def watch(self) -> None:
+        """Hang up when the server is silent and answers no ping."""
+        while True:
+            await trio.sleep_until(self._heard_at + PING_AFTER_S)
+            if trio.current_time() < self._heard_at + PING_AFTER_S:
+                continue
+            if self._is_held_up:  # it is not the server that is silent, it is we who do not listen
+                await trio.sleep(PING_AFTER_S)
+                continue
+            with trio.move_on_after(PONG_WITHIN_S) as patience:
+                await self.ask("ping", {})
+            if patience.cancelled_caught and not self._is_held_up:
+                log.info("the server answers no ping")
+                self.hang_up()
+
+    # What goes out
+
+    async def ask(self, method: str, params: dict[str, Any]) -> Message | None:
+        """Send a request and wait for its response; None when the connection went before that."""
+        request_id = self._new_id()
+        await self.send(messages.request(request_id, method, params))
+        return await self.reply_to(request_id)
+
+    async def reply_to(self, request_id: RequestId) -> Message | None:
+        """Wait for the response to a request; None when the connection goes before that."""
+        if self.is_over:
+            return None
+        reply = self._replies[request_id] = Reply()
+        try:
+            return await reply.wait()
+        finally:
+            self._replies.pop(request_id, None)
+
+    async def send(self, line: bytes) -> None:
+        """Hand over a line to be written, when there is room; nobody says whether it arrived."""
+        while self._outbox_bytes > OUTBOX_BYTES_MAX and not self.is_over:
+            await self._moved.wait()
+        self.post(line)
+
+    def post(self, line: bytes) -> None:
+        """Hand over a line to be written, room or not: for few and small ones."""
+        self._outbox.append(line)
+        self._outbox_bytes += len(line)
+        self._has_work.set()
+
+    def want_ack(self, call: RunningCall, *, now: bool) -> None:
+        """Tell the server what was taken of a call: in the next write, or within a second."""
+        if now:
+            self._later.pop(call, None)
+            self._due[call] = None
+            self._has_work.set()
+        else:
+            self._later[call] = None
+            self._has_later.set()
+
+    async def drained(self) -> None:
+        """Wait until everything is written, or nothing ever will be."""
+        while (self._outbox or self._due or self._is_writing) and not self.is_over:
+            await self._moved.wait()
+
+    async def _write_forever(self) -> None:
+        while True:
+            await self._has_work.wait()
+            self._has_work = trio.Event()
+            acks = [call.ack() for call in self._due]
+            lines = b"".join(itertools.chain(self._outbox, acks))
+            self._outbox, self._outbox_bytes = [], 0
+            self._due.clear()
+            if not lines:
+                continue
+            self._is_writing = True
+            try:
+                await self._channel.send(lines)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self.hang_up()
+            self._is_writing = False
+            self._stir()
+
+    async def _acknowledge_forever(self) -> None:
+        while True:
+            await self._has_later.wait()
+            await trio.sleep(ACK_EVERY_S)
+            self._has_later = trio.Event()
+            for call in list(self._later):
+                self.want_ack(call, now=True)
+
+    def _stir(self) -> None:
+        self._moved.set()
+        self._moved = trio.Event()
+
+    # What comes in
+
+    async def _read_forever(self) -> None:
+        try:
+            while True:
+                lines = await self._channel.receive()
+                self._heard_at = trio.current_time()
+                await self._route(lines)
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            pass  # what connections are expected to do
+        except Unsound as error:
+            log.error("the server broke the protocol", error=str(error))
+        self.hang_up()
+
+    async def _route(self, lines: Sequence[Incoming]) -> None:
+        at = 0
+        while at < len(lines):
+            if self._run_left:
+                count = min(self._run_left, len(lines) - at)
+                call = self._continue_run(lines[at : at + count])
+                at += count
+            else:
+                call = self._take_line(lines[at])
+                at += 1
+            if call is not None and call.is_full:
+                self._is_held_up = True
+                await call.has_room()
+                self._is_held_up = False
+
+    def _continue_run(self, lines: Sequence[Incoming]) -> RunningCall | None:
+        call, seq = self._run_call, self._run_seq
+        self._run_left -= len(lines)
+        self._run_seq += len(lines)
+        if call is not None:
+            self.was_useful = True
+            call.take_run(seq, lines)
+        else:
+            for line in lines:  # of a stream that we were told nothing of, but perhaps of its call
+                self._take_line(line)
+        return call
+
+    def _take_line(self, line: Incoming) -> RunningCall | None:
+        """Find out whose a line is that stands alone, and return the call if it is a call's."""
+        if isinstance(line, TooLarge):
+            self._lose(line.limit)
+            return None
+        try:
+            message = look(line)
+        except (ValueError, RecursionError) as error:
+            log.warning("the server sent what is no JSON-RPC message", error=str(error))
+            return None
+        if message.kind is Kind.NOTIFICATION:
+            return self._notified(message, line)
+        if not isinstance(message.id, int | str):
+            log.warning("the server sent a message without a usable id", **_what(message))
+            return None
+        if message.kind is Kind.REQUEST:
+            self._answers.take(message, message.id, self)
+            return None
+        return self._responded(message, message.id, line)
+
+    def _responded(
+        self, message: Message, request_id: RequestId, line: bytes
+    ) -> RunningCall | None:
+        self.was_useful = True
+        reply = self._replies.get(request_id)
+        if reply is not None:
+            reply.give(message)
+            return None
+        call = self._calls.by_id.get(request_id)
+        if call is None:
+            return None  # to something that nobody waits for any more
+        if call.is_numbered and message.kind is Kind.ERROR:
+            # Not an entry: it says what became of the delivery.
+            call.fail(clientwire.as_error(clientwire.error_of(message)))
+        else:
+            call.take_line(line)
+        return call
+
+    def _notified(self, message: Message, line: bytes) -> RunningCall | None:
+        try:
+            match message.method:
+                case clientwire.POSITION:
+                    self._begin_run(clientwire.position(message.params))
+                    return None
+                case clientwire.CREATE:
+                    self._announced(clientwire.created(message.params))
+                    return None
+                case clientwire.END:
+                    return None  # the final response has said it
+        except ValueError as error:
+            raise Unsound(f"{message.method}: {error}") from None
+        call = self._whose(message)
+        if call is None:
+            self._on_notification(message)
+        else:
+            call.take_line(line)
+        return call
+
+    def _whose(self, message: Message) -> RunningCall | None:
+        if message.method == clientwire.PROGRESS:
+            token = clientwire.progress_token(message.params)
+            call = None if token is None else self._calls.by_id.get(token)
+            return call if call is not None and not call.is_numbered else None
+        return self._calls.only_unnumbered()
+
+    def _begin_run(self, position: clientwire.Position) -> None:
+        self._run_left = position.count
+        self._run_seq = position.seq
+        self._run_call = self._calls.by_stream.get(position.stream_id)
+
+    def _announced(self, ticket: Ticket) -> None:
+        call = self._calls.by_id.get(ticket.request_id)
+        if call is not None and (call.ticket is None or call.ticket.stream == ticket.stream):
+            call.announce(ticket)
+            self._calls.add(call)
+
+    def _lose(self, limit: int) -> None:
+        """A message was thrown away that may have been anybody's: end the waits it could end."""
+        log.error("a message of the server was too large", limit=limit)
+        why = f"The server sent a message above {limit} bytes, perhaps the answer to this."
+        for call in self._calls:
+            if not call.is_numbered:
+                call.fail(ClientError(why))
+        for request_id, reply in list(self._replies.items()):
+            reply.give(_too_large(request_id, why))
+
+
+def _what(message: Message) -> dict[str, str]:
+    if message.kind is Kind.ERROR:
+        return {"error": clientwire.error_of(message).message}
+    return {"method": str(message.method)}
+
+
+def _too_large(request_id: RequestId, why: str) -> Message:
+    refused = Refusal(INTERNAL_ERROR, why, {"reason": "too_large"})
+    return look(messages.error(request_id, refused))

@@ -1,0 +1,22 @@
+"""`python -m streams.owner OPTIONS`: what a relay starts, with its options as JSON."""
+
+import sys
+
+import msgspec
+
+from streams import console, serving
+
+
+def main() -> int:
+    """Own the journal until there has been nothing to do for a while."""
+    console.log_to_stderr()
+    try:
+        serving.run(msgspec.json.decode(sys.argv[1], type=serving.Options))
+    except serving.CannotServe as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

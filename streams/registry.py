@@ -1,0 +1,88 @@
+"""Which streams there are, whose, and how many there may be."""
+
+import itertools
+from collections.abc import Iterator
+
+from streams.errors import refusal
+from streams.limits import Limits
+from streams.stream import Stream
+
+
+class Registry:
+    """Every stream of a journal: running, undelivered, or remembered for a while."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._numbers = itertools.count(1)
+        self._by_id: dict[str, Stream] = {}
+        # Running or not known to be delivered, of each principal, in the order of creation.
+        self._wanted: dict[str, dict[int, Stream]] = {}
+        # Drained, abandoned and cancelled ones, in that order: what goes first where room is
+        # needed.
+        self._leftover: dict[Stream, None] = {}
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(list(self._by_id.values()))
+
+    def next_number(self) -> int:
+        """The number of the next stream, in the order of creation."""
+        return next(self._numbers)
+
+    def get(self, stream_id: str) -> Stream | None:
+        """The stream of this id."""
+        return self._by_id.get(stream_id)
+
+    def add(self, stream: Stream) -> None:
+        """Hold a stream that runs or is not delivered."""
+        self._by_id[stream.id] = stream
+        self._wanted.setdefault(stream.record.principal, {})[stream.number] = stream
+
+    def retire(self, stream: Stream) -> None:
+        """Nothing of the stream is wanted any more, but it is remembered."""
+        self._unwant(stream)
+        self._leftover[stream] = None
+
+    def remove(self, stream: Stream) -> None:
+        """Forget a stream."""
+        self._by_id.pop(stream.id, None)
+        self._leftover.pop(stream, None)
+        self._unwant(stream)
+
+    def _unwant(self, stream: Stream) -> None:
+        principal = stream.record.principal
+        wanted = self._wanted.get(principal)
+        if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
+            del self._wanted[principal]
+
+    def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], int | None]:
+        """A principal's running or undelivered streams, and where the next page begins."""
+        # In order of creation, since numbers only grow: the page is found by skipping.
+        wanted = self._wanted.get(principal, {})
+        streams = list(itertools.islice((s for n, s in wanted.items() if n > after), size + 1))
+        more = len(streams) > size
+        return streams[:size], streams[size - 1].number if more else None
+
+    def make_room(self, principal: str) -> list[Stream]:
+        """What must be forgotten before this principal has one more stream.
+
+        Raises `Refusal` where that would be something that is still wanted.
+        """
+        forgotten = []
+        wanted = self._wanted.get(principal, {})
+        if len(wanted) >= self._limits.streams_per_principal_max:
+            read = next((s for s in wanted.values() if _is_probably_read(s)), None)
+            if read is None:
+                raise refusal("too_many_streams", limit=self._limits.streams_per_principal_max)
+            forgotten.append(read)
+        elif len(self._by_id) >= self._limits.streams_max:
+            if not self._leftover:
+                raise refusal("too_many_streams", limit=self._limits.streams_max)
+            forgotten.append(next(iter(self._leftover)))
+        return forgotten
+
+
+def _is_probably_read(stream: Stream) -> bool:
+    """Whether it was fully written to a client that confirms nothing."""
+    state = stream.state
+    is_written = state.is_ended and state.written == state.last
+    return is_written and not state.client_confirms and stream.delivery is None

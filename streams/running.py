@@ -1,0 +1,405 @@
+"""A call as its caller sees it: what has arrived and is not yet read, and how it ended.
+
+Whole batches of lines come in and wait undecoded; `async for` takes them apart one by one, without
+a task switch or a lock. Two numbers tell where the call stands: everything up to `_received` is
+here, so whatever comes again is dropped; everything up to `_taken` was handed out.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+from msgspec import UNSET
+
+from streams import clientwire, messages
+from streams.errors import ClientError, StreamGone
+from streams.messages import Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.ticket import Ticket
+
+# What may wait to be read before the connection is held up. One receive may come on top.
+BUFFER_BYTES_MAX: Final = 1024 * 1024
+BUFFER_LINES_MAX: Final = 10_000
+
+# Batches are cut to this, and an ack falls due at their ends: so one comes every 1,000 messages.
+BATCH_LINES_MAX: Final = 500
+ACK_BYTES: Final = 1024 * 1024
+
+# Who reads from the buffer lets other tasks run after so many messages.
+CHECKPOINT_LINES: Final = 1_000
+
+
+# What is kept of a call that was left, for whoever comes back to it over the same connection.
+LEFT_BYTES_MAX: Final = 256 * 1024
+LEFT_LINES_MAX: Final = 2_500
+
+# A server that leaves the same gap so often has lost what was there.
+GAPS_MAX: Final = 3
+
+
+class Unsound(Exception):
+    """The numbers of a connection do not add up: it is given up, and its calls are resumed."""
+
+
+class Home(Protocol):
+    """What a call needs of its client."""
+
+    async def begin(self, call: "RunningCall") -> None:
+        """Send the call's request, or make sure that it is resumed. Raises `CannotConnect`."""
+
+    def leave(self, call: "RunningCall") -> None:
+        """Its caller listens no longer."""
+
+    async def cancel(self, call: "RunningCall") -> None:
+        """Tell the server to stop the work. Raises `CannotConnect`."""
+
+    def asked(self, message: Message, request_id: RequestId) -> None:
+        """A request of the server was taken from the call's messages."""
+
+    def asked_again(self, request_id: RequestId) -> None:
+        """A request that came before, and may not have been taken, has come again."""
+
+    def want_ack(self, call: "RunningCall", *, now: bool) -> None:
+        """More was taken: tell the server, now or within a second."""
+
+    def ended(self, call: "RunningCall") -> None:
+        """The final response is here."""
+
+
+class RunningCall:
+    """One call: iterate over its messages, then ask for its `result`.
+
+    Made by `Client.call` and `Client.resume`, and used in `async with`. One task may read from it.
+    A call that nobody reads holds up its connection, once a megabyte or 10,000 messages wait.
+    """
+
+    def __init__(self, home: Home, request: bytes | None, request_id: RequestId) -> None:
+        self.request = request  # None where the call was begun elsewhere
+        self.request_id = request_id
+        self.is_left = False
+        self.is_complete = False  # the final response is here, though perhaps not read
+        self.is_numbered = False
+        self.way: object = None  # the connection that it is attached to
+        self.resume_id: RequestId | None = None  # of the request that attached it
+        self.resuming = trio.CancelScope()
+        self.not_before = 0.0  # when the server wants us back
+        self._home = home
+        self._ticket: Ticket | None = None
+        self._failure: ClientError | None = None
+        self._final: Message | None = None
+        self._acked = 0
+        self._seen = 0  # the highest number on the connection that it is attached to
+        self._is_settled = False  # the final response was handed out
+        self._received: int | None = 0
+        self._taken = 0
+        self._before = 0  # what was taken before this object was made
+        self._is_waiting = True  # the caller is done with everything that was handed out
+        self._lines: Iterator[Incoming] = iter(())
+        self._batches: deque[tuple[Sequence[Incoming], int]] = deque()
+        self._waiting_lines = 0
+        self._waiting_bytes = 0
+        self._unacked_bytes = 0
+        self._until_checkpoint = CHECKPOINT_LINES
+        self._gaps = 0  # in front of the same message
+        self._has_dropped = False
+        self._changed = trio.Event()  # something has come
+        self._has_room = trio.Event()
+
+    @classmethod
+    def of(cls, home: Home, ticket: Ticket) -> "RunningCall":
+        """The call that a ticket stands for."""
+        call = cls(home, None, ticket.request_id)
+        call._ticket = ticket
+        call._received = ticket.after
+        call._taken = call._before = call._acked = ticket.after or 0
+        call.is_numbered = ticket.after is not None
+        return call
+
+    async def __aenter__(self) -> "RunningCall":
+        await self._home.begin(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Detach: the work goes on, and the ticket leads back to it."""
+        self._is_waiting = self._is_waiting or error is None
+        self.is_left = True
+        self._has_room.set()
+        self._home.leave(self)
+
+    # For the caller
+
+    @property
+    def ticket(self) -> Ticket | None:
+        """How to come back to this call; None until the server says that one can.
+
+        It counts every message that was handed out as done: keep it when you are done with them.
+        """
+        if self._ticket is None or not self.is_numbered:
+            return self._ticket
+        return msgspec.structs.replace(self._ticket, after=self._taken or None)
+
+    def __aiter__(self) -> "RunningCall":
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next message of the stream, its final response excepted.
+
+        Raises `CallLost`, `StreamGone`, `Superseded` or `CannotConnect`, once what came before is
+        read.
+        """
+        while True:
+            for line in self._lines:
+                self._taken += 1
+                try:
+                    message = look(line)
+                except (ValueError, TypeError, RecursionError):
+                    raise self._unreadable(line) from None
+                if message.id is UNSET:
+                    return message
+                return self._unusual(message)
+            await self._refill()
+
+    async def result(self) -> Any:
+        """The result as the server sent it (for a tool: content, isError, …), decoded.
+
+        Messages that were not read are passed over. Raises `CallFailed` where the server answered
+        with an error, else as iterating does.
+        """
+        if self._final is None:
+            async for _ in self:
+                pass
+        assert self._final is not None
+        self._settle()
+        if self._final.kind is Kind.ERROR:
+            raise clientwire.as_error(clientwire.error_of(self._final))
+        assert isinstance(self._final.result, msgspec.Raw)
+        return messages.decode(self._final.result, dict[str, Any])
+
+    async def cancel(self) -> None:
+        """Stop the work: the server is told, and nothing more comes of the call.
+
+        Waits for the connection where there is none. Raises `CannotConnect`.
+        """
+        if not self.is_complete:
+            await self._home.cancel(self)
+            self._drop_buffer()
+            self.fail(StreamGone("The call was cancelled.", "cancelled"))
+
+    # Reading, off the fast path
+
+    async def _refill(self) -> None:
+        """Put the next batch in place, when there is one."""
+        self._is_waiting = True
+        self._report()
+        while not self._batches:
+            if self._final is not None:
+                raise StopAsyncIteration
+            if self._failure is not None:
+                raise self._failure
+            if self.is_left:
+                raise RuntimeError("this call was left: resume its ticket to read on")
+            self._changed = trio.Event()
+            await self._changed.wait()
+            self._until_checkpoint = CHECKPOINT_LINES
+        if self._until_checkpoint <= 0:
+            await trio.lowlevel.checkpoint()
+            self._until_checkpoint = CHECKPOINT_LINES
+            if not self._batches:
+                return  # cancelled or left meanwhile
+        batch, size = self._batches.popleft()
+        self._waiting_lines -= len(batch)
+        self._waiting_bytes -= size
+        self._unacked_bytes += size
+        self._until_checkpoint -= len(batch)
+        if not self.is_full:
+            self._has_room.set()
+        self._lines = iter(batch)
+        self._is_waiting = False
+
+    def _report(self) -> None:
+        unacked = min(self.confirmed, self._seen) - self._acked
+        if unacked > 0:
+            is_due = unacked >= BATCH_LINES_MAX or self._unacked_bytes >= ACK_BYTES
+            self._home.want_ack(self, now=is_due)
+
+    def _unusual(self, message: Message) -> Message:
+        """What has an id: a request of the server, or the final response."""
+        if message.method is not UNSET:
+            if isinstance(message.id, int | str):
+                self._home.asked(message, message.id)
+            return message
+        self._taken -= 1  # it counts once `result` has returned
+        self._final = message
+        self._is_waiting = True
+        self._report()
+        raise StopAsyncIteration
+
+    def _unreadable(self, line: Incoming) -> ClientError:
+        self._drop_buffer()
+        if isinstance(line, TooLarge):
+            why, reason = f"is longer than the {line.limit} bytes that are accepted", "too_large"
+        else:
+            why, reason = "is no JSON-RPC message", "unreadable"
+        self._failure = StreamGone(f"Message {self._taken} of the stream {why}.", reason)
+        return self._failure
+
+    def _settle(self) -> None:
+        if not self._is_settled:
+            self._is_settled = True
+            self._taken += 1
+            if self.is_numbered:
+                self._home.want_ack(self, now=True)
+
+    def _drop_buffer(self) -> None:
+        self._has_dropped = True
+        self._batches.clear()
+        self._lines = iter(())
+        self._waiting_lines = self._waiting_bytes = 0
+        self._has_room.set()
+
+    # For the client
+
+    @property
+    def confirmed(self) -> int:
+        """Everything up to here is done with: the caller has asked for what comes next."""
+        return self._taken if self._is_waiting else max(self._taken - 1, self._before)
+
+    @property
+    def cursor(self) -> int | None:
+        """From where to resume; None where the numbers are not known."""
+        return self.confirmed if self.is_numbered else None
+
+    def attach(self, way: object, resume_id: RequestId | None = None) -> None:
+        """From now on the messages come over this connection."""
+        self.way = way
+        self.resume_id = resume_id
+        self._seen = self._acked = self.cursor or 0
+
+    def ack(self) -> bytes:
+        """The line that confirms what is done with; nothing where that was confirmed before.
+
+        Only what came over the connection can be confirmed over it.
+        """
+        seq = min(self.confirmed, self._seen)
+        if self._ticket is None or seq <= self._acked:
+            return b""
+        self._acked = seq
+        self._unacked_bytes = 0
+        return clientwire.ack(self._ticket.stream, seq)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the server was told of everything that is done with."""
+        return not self.is_numbered or self._acked >= self.confirmed
+
+    @property
+    def is_running(self) -> bool:
+        """Whether anything more is to be expected, and by anybody."""
+        return not (self.is_complete or self.is_left or self._failure)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much waits to be read, by somebody who will."""
+        if self.is_left:
+            return False
+        return self._waiting_lines >= BUFFER_LINES_MAX or self._waiting_bytes >= BUFFER_BYTES_MAX
+
+    async def has_room(self) -> None:
+        """Wait until the caller has read enough."""
+        while self.is_full:
+            self._has_room = trio.Event()
+            await self._has_room.wait()
+
+    def rejoin(self, ticket: Ticket) -> bool:
+        """Read on where this call was left, if that is where `ticket` stands; whether it is."""
+        if not self.is_left or self._has_dropped or ticket.after != (self._taken or None):
+            return False
+        self.is_left = False
+        self._is_waiting = True
+        return True
+
+    def announce(self, ticket: Ticket) -> None:
+        """The server says how to come back."""
+        self._ticket = ticket
+
+    def take_run(self, seq: int, lines: Sequence[Incoming]) -> None:
+        """Lines from `seq` on have come. Raises `Unsound` where some before them have not."""
+        self.is_numbered = True
+        self._seen = seq + len(lines) - 1
+        if self._received is None:
+            self._received = self._taken = self._before = self._acked = seq - 1
+        known = self._received + 1 - seq
+        if known < 0:
+            raise self._gap(seq, self._received + 1)
+        if known:
+            self._repeated(lines[:known])
+            lines = lines[known:]
+        if lines:
+            self._received += len(lines)
+            self._gaps = 0
+            self._keep(lines)
+
+    def take_line(self, line: Incoming) -> None:
+        """A line without a number has come that seems to be this call's."""
+        self._keep([line])
+
+    def _keep(self, lines: Sequence[Incoming]) -> None:
+        last = _try_look(lines[-1])  # nothing follows the final response
+        if last and last.method is UNSET and last.id is not UNSET:
+            self.is_complete = True
+            self._home.ended(self)
+        if self._failure or self._has_dropped:
+            return
+        for start in range(0, len(lines), BATCH_LINES_MAX):
+            batch = lines[start : start + BATCH_LINES_MAX]
+            size = _size(batch)
+            self._batches.append((batch, size))
+            self._waiting_bytes += size
+        self._waiting_lines += len(lines)
+        self._changed.set()
+        if self.is_left and (
+            self._waiting_bytes > LEFT_BYTES_MAX or self._waiting_lines > LEFT_LINES_MAX
+        ):
+            self._drop_buffer()
+
+    def _gap(self, seq: int, expected: int) -> Unsound:
+        self._gaps += 1
+        what = f"message {expected} was expected, message {seq} has come"
+        if self._gaps >= GAPS_MAX:
+            self.fail(StreamGone(f"The server has lost messages: {what}.", "messages_gone"))
+        return Unsound(what)
+
+    def _repeated(self, lines: Sequence[Incoming]) -> None:
+        """Drop what is here already; but an answer may have been lost with the connection."""
+        for line in lines:
+            message = _try_look(line)
+            if message and message.kind is Kind.REQUEST and isinstance(message.id, int | str):
+                self._home.asked_again(message.id)
+        self._report()
+
+    def fail(self, error: ClientError) -> None:
+        """Nothing more will come; what is here can still be read."""
+        if not self.is_complete and self._failure is None:
+            self._failure = error
+            self._changed.set()
+
+
+def _try_look(line: Incoming) -> Message | None:
+    try:
+        return look(line)
+    except (ValueError, TypeError, RecursionError):
+        return None  # whoever reads it is told
+
+
+def _size(lines: Sequence[Incoming]) -> int:
+    try:
+        return sum(map(len, lines))  # type: ignore[arg-type]  # nearly always true, and fast
+    except TypeError:  # a TooLarge is among them
+        return sum(len(line) for line in lines if isinstance(line, bytes))

@@ -1,0 +1,122 @@
+"""Signatures: what a function takes, as far as a tool is concerned.
+
+An argument has a name and a type, so `*args` and positional-only parameters are refused. The first
+parameter is the running call, not an argument, where it is annotated `Call` or `SyncCall`, or is
+named `call` and has no annotation. Annotations may be strings.
+"""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+import msgspec
+
+_CALL_NAMES: Final = frozenset({"Call", "SyncCall"})
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What a function takes: its arguments, its call, and whether it has `**kwargs`."""
+
+    parameters: list[inspect.Parameter]
+    call_name: str | None
+    variadic: str | None
+    returns: Any
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], what: str) -> "Signature":
+        """Raises `TypeError`, beginning with `what`, for a function that cannot be a tool."""
+        core = innermost(function)
+        _require_no_yield(function, core, what)
+        signature = _resolved(function, core, what)
+        found = list(signature.parameters.values())
+        call_name = found.pop(0).name if found and _takes_call(found[0]) else None
+        variadic = None
+        parameters = []
+        for parameter in found:
+            _require_named(parameter, what)
+            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+                variadic = parameter.name
+            else:
+                parameters.append(_annotated(parameter))
+        return cls(parameters, call_name, variadic, signature.return_annotation)
+
+
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that somebody wrote, below `partial` and `functools.wraps`.
+
+    It has the name and the docstring. Raises `TypeError` for what cannot be called.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not callable(function):
+        raise TypeError(f"a tool is a function, not {type(function).__name__}")
+    core: Callable[..., Any] = inspect.unwrap(function)
+    return core
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of `function` is to be awaited."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__  # of an object that is called
+    )
+
+
+def _require_no_yield(function: Callable[..., Any], core: Callable[..., Any], what: str) -> None:
+    for candidate in (function, core, type(core).__call__):
+        if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(candidate):
+            raise TypeError(f"{what}: a tool returns its result, it cannot yield; use call.notify")
+
+
+def _resolved(
+    function: Callable[..., Any], core: Callable[..., Any], what: str
+) -> inspect.Signature:
+    written = core if hasattr(core, "__globals__") else type(core).__call__
+    # Those who import Call for the type checker only may still annotate with it.
+    stand_in = type("Call", (), {"__module__": __name__})
+    names = dict.fromkeys(_CALL_NAMES, stand_in) | getattr(written, "__globals__", {})
+    try:
+        return inspect.signature(function, globals=names, eval_str=True)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        raise TypeError(
+            f"{what}: cannot resolve an annotation: {error}; import it at run time and define it "
+            "outside of functions"
+        ) from error
+    except ValueError as error:
+        raise TypeError(f"{what}: {error}") from error
+
+
+def _takes_call(first: inspect.Parameter) -> bool:
+    is_positional = first.kind in {
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    }
+    if first.annotation is inspect.Parameter.empty:
+        return is_positional and first.name == "call"
+    return is_positional and _is_call(first.annotation)
+
+
+def _is_call(annotation: Any) -> bool:
+    if get_origin(annotation) in {Union, types.UnionType, Annotated}:
+        return any(_is_call(inner) for inner in get_args(annotation))
+    # By name, for the class is defined above this module; an author's own `Call` is another.
+    return isinstance(annotation, type) and any(
+        base.__name__ in _CALL_NAMES and base.__module__.partition(".")[0] == "streams"
+        for base in annotation.__mro__
+    )
+
+
+def _require_named(parameter: inspect.Parameter, what: str) -> None:
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        raise TypeError(f"{what}: *{parameter.name}: MCP's arguments have names; take a list")
+    if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+        raise TypeError(f"{what}: {parameter.name}: MCP's arguments have names; remove the slash")
+    if _is_call(parameter.annotation):
+        raise TypeError(f"{what}: {parameter.name}: the call must be the first parameter")
+
+
+def _annotated(parameter: inspect.Parameter) -> inspect.Parameter:
+    if parameter.annotation is inspect.Parameter.empty:
+        return parameter.replace(annotation=Any)
+    return parameter

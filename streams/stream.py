@@ -1,0 +1,255 @@
+"""One stream as its handler and the engine hold it: its state, and who waits for that to change."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import trio
+
+from streams import messages
+from streams.clock import wall
+from streams.committer import STREAM_BATCH_BYTES_MAX, Committer
+from streams.errors import refusal
+from streams.journal import Ack, Append, Close, Record
+from streams.lifecycle import Event, ProgressToken, StreamState
+from streams.limits import Limits
+from streams.messages import Message, RequestId, Run
+
+if TYPE_CHECKING:
+    from streams.connection import Connection, Delivery
+
+Overflow = Literal["block", "fail"]
+
+
+class Answer:
+    """Where a handler waits for the client's answer to one request."""
+
+    __slots__ = ("_is_here", "_message", "asked", "seq", "stream")
+
+    def __init__(self, stream: "Stream") -> None:
+        self.stream = stream
+        self.seq = 0  # of the request, once it is numbered
+        self.asked: set[Connection] = set()  # the connections that the request went to
+        self._is_here = trio.Event()
+        self._message: Message | None = None
+
+    def give(self, message: Message) -> None:
+        """Hand over the client's answer."""
+        self._message = message
+        self._is_here.set()
+
+    async def wait(self) -> Message:
+        """The client's answer, when it is here."""
+        await self._is_here.wait()
+        assert self._message is not None
+        return self._message
+
+
+class Stream:
+    """Everything that the handler of one originating request sends."""
+
+    __slots__ = (
+        "_answers",
+        "_changed",
+        "_committer",
+        "_limits",
+        "_on_settled",
+        "delivery",
+        "number",
+        "overflow",
+        "record",
+        "request_id",
+        "scope",
+        "state",
+    )
+
+    def __init__(
+        self,
+        record: Record,
+        limits: Limits,
+        committer: Committer,
+        *,
+        number: int,
+        answers: dict[RequestId, Answer],
+        on_settled: Callable[["Stream"], None],
+        overflow: Overflow = "block",
+    ) -> None:
+        self.record = record
+        self.state = StreamState(record, limits)
+        self.number = number  # in the order of creation
+        request_id = messages.parse(record.origin).id
+        assert isinstance(request_id, int | str)
+        self.request_id = request_id
+        self.overflow = overflow
+        self.delivery: Delivery | None = None
+        self.scope = trio.CancelScope()  # around the handler
+        self._limits = limits
+        self._committer = committer
+        self._answers = answers  # of all streams
+        self._on_settled = on_settled
+        self._changed: trio.Event | None = None
+
+    @property
+    def id(self) -> str:
+        """The streamId."""
+        return self.record.stream
+
+    @property
+    def deadline(self) -> float | None:
+        """When it is due to be given up, in trio's time."""
+        return self.state.deadline
+
+    # For the handler
+
+    async def send(self, line: bytes) -> None:
+        """Send a notification: returns when it is accepted in order, waits while there is no room.
+
+        Raises `Refusal` where it is too large, or there is no room and the stream fails of that.
+        """
+        self._check_size(line)
+        await self._offer(lambda: self.state.add(line))
+
+    async def send_progress(self, token: ProgressToken, line: bytes) -> None:
+        """Send progress; where there is no room, only the latest of its token is kept."""
+        self._check_size(line)
+        size = self.state.batch_bytes
+        if self.state.add_progress(token, line):
+            await self._accepted(size)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    async def ask(self, request_id: RequestId, line: bytes) -> Message:
+        """Send a request to the client and wait for the answer, over however many connections."""
+        self._check_size(line)
+        answer = self._answers[request_id] = Answer(self)
+        is_forced = self.overflow == "fail"
+        try:
+            await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
+            answer.seq = self.state.questions[request_id].seq
+            return await answer.wait()
+        finally:
+            self._answers.pop(request_id, None)
+            self.state.questions.pop(request_id, None)
+
+    async def flush(self) -> None:
+        """Wait until everything sent so far is durable."""
+        seq = self.state.last
+        while self.state.durable < seq:
+            await self._committer.commit_done()
+
+    async def written(self, seq: int) -> None:
+        """Wait until everything up to `seq` was written, or nobody is attached."""
+        while self.delivery is not None and self.delivery.written < seq:
+            await self.change()
+
+    async def _offer(self, add: Callable[[], bool]) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        size = self.state.batch_bytes
+        while not add():
+            if self.overflow == "fail":
+                raise self._fail()
+            await self.change()
+            size = self.state.batch_bytes
+        await self._accepted(size)
+
+    async def _accepted(self, size_before: int) -> None:
+        self._mark(size_before)
+        while self.state.batch_bytes >= STREAM_BATCH_BYTES_MAX or self._committer.is_full:
+            await self._committer.commit_done()
+
+    def _mark(self, size_before: int) -> None:
+        self._committer.mark(self, self.state.batch_bytes - size_before)
+
+    def _check_size(self, line: bytes) -> None:
+        if len(line) > self._limits.message_bytes_max:
+            raise refusal("too_large", limit=self._limits.message_bytes_max)
+
+    def _fail(self) -> Exception:
+        failure = refusal("too_large", limit=self._limits.unsent_entries_max)
+        failure.message = "The client reads too slowly and the stream is full: make the call again."
+        self.finish(messages.error(self.request_id, failure), is_error=True)
+        return failure
+
+    # For the engine
+
+    def finish(self, line: bytes, *, is_error: bool) -> None:
+        """Send the final response."""
+        if len(line) > self._limits.message_bytes_max:
+            too_large = refusal("too_large", limit=self._limits.message_bytes_max)
+            line, is_error = messages.error(self.request_id, too_large), True
+        size = self.state.batch_bytes
+        self.state.end(line, is_error=is_error, at=wall())
+        self._mark(size)
+
+    def take(self) -> Append | None:
+        """What is new, for the journal."""
+        return self.state.take(self.record.fence)
+
+    def committed(self, seq: int) -> None:
+        """Everything up to `seq` is durable: it may be delivered."""
+        self.state.committed(seq)
+        if self.delivery is not None:
+            self.delivery.connection.wake(self.delivery)
+
+    def wrote(self, run: Run) -> None:
+        """The run was written to the attached connection."""
+        if self.state.wrote(run):
+            self._delivered()
+        self._make_use_of_room()
+
+    def note_asked(self, connection: "Connection", seq: int) -> None:
+        """The unanswered requests up to `seq` went to this connection: it may answer them."""
+        for request_id, question in self.state.questions.items():
+            if question.seq <= seq:
+                self._answers[request_id].asked.add(connection)
+
+    def close(self, event: Event) -> Close:
+        """Abandon or cancel, for the journal."""
+        return self.state.close(event, self.record.fence, at=wall())
+
+    def deliver(self, seq: int) -> None:
+        """The client has everything up to `seq`."""
+        if self.state.deliver(seq):
+            self._delivered()
+            self._make_use_of_room()
+
+    def attach(self, delivery: "Delivery") -> None:
+        """From now on the delivery follows this stream."""
+        self.delivery = delivery
+        self.state.attach(confirms=delivery.connection.settings.positions)
+
+    def detach(self, delivery: "Delivery") -> None:
+        """The delivery is over; nothing changes where another one has taken its place."""
+        if self.delivery is delivery:
+            self.delivery = None
+            self.state.detach(trio.current_time())
+            self._on_settled(self)
+            self.notify()
+
+    def fall_silent(self, delivery: "Delivery") -> None:
+        """The delivery's peer shows no life: that counts as detached, until it does again."""
+        if self.delivery is delivery and self.state.idle_since is None:
+            self.state.detach(trio.current_time())
+            self._on_settled(self)
+
+    async def change(self) -> None:
+        """Wait for something to happen to the stream, perhaps nothing of interest."""
+        if self._changed is None:
+            self._changed = trio.Event()
+        await self._changed.wait()
+
+    def notify(self) -> None:
+        """Wake whoever waits for a change."""
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
+
+    def _delivered(self) -> None:
+        self._committer.ack(Ack(self.id, self.record.fence, self.state.delivered))
+        if self.state.is_drained:
+            self._on_settled(self)
+
+    def _make_use_of_room(self) -> None:
+        size = self.state.batch_bytes
+        if self.state.release_held():
+            self._mark(size)
+        self.notify()

@@ -1,0 +1,274 @@
+"""Every transport behind one face, for the suite that all of them must pass.
+
+A `Rig` is a transport with a handler at its far end. `connect` opens a channel as a client would,
+`knock` a bare connection that speaks bytes, so that a test can cut it wherever it likes. The far
+end of stdio and of the relay is a real child process (`tests.peer`) for the first, real pipes and
+sockets for the second.
+"""
+
+import abc
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+from wsproto import ConnectionType, WSConnection
+from wsproto.connection import Connection
+from wsproto.events import (
+    AcceptConnection,
+    BytesMessage,
+    Event,
+    Request,
+    TextMessage,
+)
+
+from streams.messages import Channel, Incoming, TooLarge
+from transports import stdio, unix, websocket
+from transports.frames import MCP_STREAMS
+from transports.memory import MemoryServer
+
+ROOT: Final = Path(__file__).parent.parent
+LIMIT: Final = 64 * 1024  # of a message, in all of the tests
+HELLO: Final = {"app": "file.py:server", "version": "1"}
+
+Handler = Callable[[Channel], Awaitable[object]]
+
+
+def as_line(incoming: Incoming) -> bytes:
+    if isinstance(incoming, TooLarge):
+        return json.dumps({"tooLarge": incoming.limit}).encode() + b"\n"
+    return incoming + b"\n"
+
+
+async def echo(channel: Channel) -> None:
+    """Send back what comes. `{"stall": FIFO}` is answered, and then nothing more is read until
+    something is written to the FIFO, each line of which is sent on, and that is closed.
+    """
+    with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError):
+        while True:
+            for incoming in await channel.receive():
+                await channel.send(as_line(incoming))
+                if isinstance(incoming, bytes) and incoming.startswith(b'{"stall"'):
+                    await _stall(channel, json.loads(incoming)["stall"])
+
+
+async def _stall(channel: Channel, fifo: str) -> None:
+    opened = await trio.to_thread.run_sync(open, fifo, "rb", abandon_on_cancel=True)
+    with opened:
+        while line := await trio.to_thread.run_sync(opened.readline, abandon_on_cancel=True):
+            await channel.send(line)
+
+
+class Bare:
+    """One connection as bytes: what a message looks like on it, and what came back."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        frame: Callable[[bytes], bytes],
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.stream = stream
+        self.frame = frame
+        self._ended = ended
+
+    async def read_all(self) -> bytes:
+        """Everything up to the end of the far end's output."""
+        read = b""
+        with contextlib.suppress(trio.BrokenResourceError):
+            while data := await self.stream.receive_some():
+                read += data
+        return read
+
+    async def close(self) -> None:
+        await trio.aclose_forcefully(self.stream)
+        self._ended()
+
+
+class Rig(abc.ABC):
+    """A transport. `connect` and `knock` reach `echo`, or the handler that `serving` was given."""
+
+    can_half_close = True
+    survives_oversize = True
+    can_ping = False
+    client_principal = f"os({os.getuid()})"
+
+    @asynccontextmanager
+    async def serving(self, handler: Handler = echo) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self.serve, handler)
+            yield
+            nursery.cancel_scope.cancel()
+
+    @abc.abstractmethod
+    async def serve(self, handler: Handler, *, task_status: Any) -> None: ...
+
+    @abc.abstractmethod
+    def connect(self) -> AbstractAsyncContextManager[Channel]: ...
+
+    @abc.abstractmethod
+    async def knock(self) -> Bare: ...
+
+
+def newline_frame(message: bytes) -> bytes:
+    return message + b"\n"
+
+
+class MemoryRig(Rig):
+    client_principal = "memory"
+
+    def __init__(self, folder: Path) -> None:
+        self.server = MemoryServer(message_bytes_max=LIMIT)
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        await self.server.serve(handler, task_status=task_status)
+
+    def connect(self) -> AbstractAsyncContextManager[Channel]:
+        return self.server.connect()
+
+    async def knock(self) -> Bare:
+        opened = self.server.connect()
+        await opened.__aenter__()
+        return Bare(self.server.cables[-1].near_end, newline_frame)
+
+
+class StdioRig(Rig):
+    """`connect` starts a child process; `knock` serves a pair of pipes in this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._serve: Callable[[int, int], None]
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        async with trio.open_nursery() as nursery:
+
+            async def serve(fds: tuple[int, int]) -> None:
+                await stdio.serve(handler, fds, message_bytes_max=LIMIT)
+
+            self._serve = lambda *fds: nursery.start_soon(serve, fds)
+            task_status.started()
+            await trio.sleep_forever()
+
+    def connect(self) -> AbstractAsyncContextManager[Channel]:
+        command = [sys.executable, "-m", "tests.peer", "serve"]
+        return stdio.connect(command, cwd=ROOT, message_bytes_max=LIMIT)
+
+    async def knock(self) -> Bare:
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        self._serve(theirs_in, theirs_out)
+        return Bare(pipes(ours_out, ours_in), newline_frame)
+
+
+def pipes(write_fd: int, read_fd: int) -> trio.StapledStream[Any, Any]:
+    return trio.StapledStream(trio.lowlevel.FdStream(write_fd), trio.lowlevel.FdStream(read_fd))
+
+
+class UnixRig(Rig):
+    """`connect` starts a relay as a child process; `knock` passes a pair of pipes as it does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "journal.sock"
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        await unix.serve(
+            handler,
+            self.path,
+            hello_check=lambda hello: None if hello == HELLO else "another app",
+            message_bytes_max=LIMIT,
+            task_status=task_status,
+        )
+
+    def connect(self) -> AbstractAsyncContextManager[Channel]:
+        command = [sys.executable, "-m", "tests.peer", "relay", str(self.path)]
+        return stdio.connect(command, cwd=ROOT, message_bytes_max=LIMIT)
+
+    async def knock(self) -> Bare:
+        relay = socket.socket(socket.AF_UNIX)
+        relay.connect(str(self.path))
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        socket.send_fds(relay, [json.dumps(HELLO).encode() + b"\n"], [theirs_in, theirs_out])
+        os.close(theirs_in)
+        os.close(theirs_out)
+        return Bare(pipes(ours_out, ours_in), newline_frame, relay.close)
+
+
+class WebSocketRig(Rig):
+    can_half_close = False
+    survives_oversize = False
+    can_ping = True
+    client_principal = "conn("
+    subprotocol = MCP_STREAMS
+
+    def __init__(self, folder: Path) -> None:
+        self.port = 0
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        serve = partial(websocket.serve, handler, "127.0.0.1", 0, message_bytes_max=LIMIT)
+        async with trio.open_nursery() as nursery:
+            self.port = await nursery.start(serve)
+            task_status.started()
+
+    def connect(self) -> AbstractAsyncContextManager[Channel]:
+        return websocket.connect(
+            f"ws://127.0.0.1:{self.port}",
+            subprotocols=[self.subprotocol],
+            message_bytes_max=LIMIT,
+        )
+
+    async def knock(self) -> Bare:
+        stream, connection = await open_bare_websocket(self.port, self.subprotocol)
+
+        def frame(message: bytes) -> bytes:
+            if self.subprotocol == MCP_STREAMS:
+                return connection.send(BytesMessage(data=message + b"\n"))
+            return connection.send(TextMessage(data=message.decode()))
+
+        return Bare(stream, frame)
+
+
+class McpRig(WebSocketRig):
+    subprotocol = "mcp"
+
+
+async def open_bare_websocket(
+    port: int, *subprotocols: str
+) -> tuple[trio.SocketStream, Connection]:
+    """A TCP connection past its handshake, and wsproto to speak over it."""
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    protocol = WSConnection(ConnectionType.CLIENT)
+    request = Request(host=f"127.0.0.1:{port}", target="/", subprotocols=list(subprotocols))
+    await stream.send_all(protocol.send(request))
+    while True:
+        data = await stream.receive_some()
+        assert data, "the server hung up during the handshake"
+        protocol.receive_data(bytes(data))
+        for event in protocol.events():
+            assert isinstance(event, AcceptConnection), event
+            assert event.subprotocol == (subprotocols[0] if subprotocols else None)
+            assert protocol.connection is not None
+            return stream, protocol.connection
+
+
+async def events_to_the_end(stream: trio.abc.Stream, connection: Connection) -> list[Event]:
+    """All that the far end says until it hangs up."""
+    events: list[Event] = []
+    with contextlib.suppress(trio.BrokenResourceError):
+        while data := await stream.receive_some():
+            connection.receive_data(bytes(data))
+            events += connection.events()
+    return events
+
+
+RIGS: Final = {
+    "memory": MemoryRig,
+    "stdio": StdioRig,
+    "relay": UnixRig,
+    "websocket mcp": McpRig,
+    "websocket mcp-streams.v1": WebSocketRig,
+}

@@ -1,0 +1,103 @@
+"""One server for each module of tests; a fresh one where a test kills it or counts its streams."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wire.process import Gate, ServerProcess, gate_in
+from tests.wire.raw import Peer
+from tests.wire.verbs import PLAIN, POSITIONS, STREAMS
+
+KINDS = ("ws-mcp", "ws-streams", "stdio")
+
+
+class Wire:
+    """One way to reach a server; opens connections and closes them when the test is over."""
+
+    def __init__(self, kind: str, server: ServerProcess, stack: ExitStack) -> None:
+        self.kind = kind
+        self.server = server
+        self._stack = stack
+
+    @property
+    def is_one_principal(self) -> bool:
+        """Whether all connections are one principal's.
+
+        WIRE §10: "`os(uid)` over stdio […]; `conn(256 random bits)` for an anonymous WebSocket".
+        """
+        return self.kind == "stdio"
+
+    def connect(self) -> Peer:
+        """A connection on which nothing was said yet."""
+        return self._stack.enter_context(self.server.connect(self.kind))
+
+    def opened(self, capabilities: dict[str, Any]) -> Peer:
+        peer = self.connect()
+        peer.initialize(capabilities)
+        return peer
+
+    def plain(self) -> Peer:
+        return self.opened(PLAIN)
+
+    def streams(self) -> Peer:
+        return self.opened(STREAMS)
+
+    def positions(self) -> Peer:
+        return self.opened(POSITIONS)
+
+
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server")) as server:
+        yield server
+
+
+@pytest.fixture
+def server(module_server: ServerProcess) -> Iterator[ServerProcess]:
+    """The module's server; a test that kills it fails, and the next one gets a new one."""
+    yield module_server
+    if not module_server.is_alive():
+        module_server.restart()
+        pytest.fail("the server died:\n" + "".join(module_server.log[-50:]))
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server of this test's own."""
+    folder = tmp_path / "server"
+    folder.mkdir()
+    with ServerProcess(folder) as server:
+        yield server
+
+
+@pytest.fixture(params=KINDS)
+def wire(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Wire]:
+    with ExitStack() as stack:
+        yield Wire(request.param, server, stack)
+
+
+@pytest.fixture(params=("ws-mcp", "ws-streams"))
+def websocket(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Wire]:
+    with ExitStack() as stack:
+        yield Wire(request.param, server, stack)
+
+
+@pytest.fixture
+def stdio(server: ServerProcess) -> Iterator[Wire]:
+    with ExitStack() as stack:
+        yield Wire("stdio", server, stack)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with gate_in(tmp_path / "gate") as gate:
+        yield gate
+
+
+@pytest.fixture
+def gate2(tmp_path: Path) -> Iterator[Gate]:
+    with gate_in(tmp_path / "gate2") as gate:
+        yield gate

@@ -1,0 +1,220 @@
+"""The server under test as a real child process, and the gate by which a test leads its tools."""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.wire.raw import DEADLINE_S, Peer, PipePeer, WebSocketPeer
+
+APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
+CLI: Final = (sys.executable, "-m", "streams.cli")
+OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
+_END: Final = "(end of standard error)"
+_ADDRESS: Final = re.compile(r"ws://127\.0\.0\.1:(\d+)")
+
+
+class ServerProcess:
+    """`mcp-streams serve` on one journal; restarted, it is on the same journal and port again.
+
+    Standard error is read by a thread, so that the server never waits for us.
+    """
+
+    def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
+        self.journal = folder / "journal.db"
+        self.port = 0
+        self.log: list[str] = []
+        self._app = app
+        self._options = options
+        self._heard = threading.Condition()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._running.pid
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "the server is not started"
+        return self._process
+
+    def start(self) -> "ServerProcess":
+        """Start, and wait until it says where it listens."""
+        assert self._process is None
+        heard_before = len(self.log)
+        where = f"127.0.0.1:{self.port}"
+        self._process = subprocess.Popen(
+            [*CLI, "serve", self._app, "--ws", where, "--journal", self.journal, *self._options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read_log, args=[self._process])
+        self._reader.start()
+        try:
+            self.port = self._listening_port(heard_before)
+        except BaseException:
+            self._reap(self._process)
+            raise
+        return self
+
+    def _read_log(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            with self._heard:
+                self.log.append(line.decode(errors="replace"))
+                self._heard.notify_all()
+        with self._heard:
+            self.log.append(_END)
+            self._heard.notify_all()
+
+    def _listening_port(self, start: int) -> int:
+        def found() -> re.Match[str] | None:
+            return next(filter(None, map(_ADDRESS.search, self.log[start:])), None)
+
+        with self._heard:
+            self._heard.wait_for(lambda: found() or _END in self.log[start:], timeout=DEADLINE_S)
+            match = found()
+        assert match is not None, "the server does not listen:\n" + "".join(self.log[start:])
+        return int(match.group(1))
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, and reap."""
+        self.stop(signal.SIGKILL)
+
+    def restart(self) -> None:
+        """SIGKILL, then again on the same journal and port."""
+        self.kill()
+        self.start()
+
+    def stop(self, number: int = signal.SIGTERM, *, within_s: float = DEADLINE_S) -> int:
+        """Send a signal and wait for the end; the exit code, negative for a signal.
+
+        Raises `subprocess.TimeoutExpired` after `within_s`; the process is reaped all the same.
+        """
+        process = self._running
+        process.send_signal(number)
+        try:
+            return process.wait(within_s)
+        finally:
+            self._reap(process)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.wait()
+        assert self._reader is not None
+        self._reader.join()
+        assert process.stderr is not None
+        process.stderr.close()
+        self._process = None
+
+    def connect(self, kind: str) -> Peer:
+        """A new connection; on stdio a new relay process to this owner of the journal."""
+        if kind == "stdio":
+            return PipePeer([*CLI, "serve", self._app, "--stdio", "--journal", str(self.journal)])
+        return WebSocketPeer(self.url, OFFERS[kind])
+
+    def exchange(self, sent: bytes, then: bytes | None = None) -> bytes:
+        """Send bytes over a bare TCP connection, then nothing more; what came for it.
+
+        `then` is what to send once the head of an HTTP response is there.
+        """
+        with socket.create_connection(("127.0.0.1", self.port), DEADLINE_S) as connection:
+            received = b""
+            with contextlib.suppress(ConnectionError):  # refused in the middle of what we send
+                connection.sendall(sent)
+                while then is not None and b"\r\n\r\n" not in received:
+                    chunk = connection.recv(1 << 16)
+                    if not chunk:
+                        return received
+                    received += chunk
+                connection.sendall(then or b"")
+                connection.shutdown(socket.SHUT_WR)
+                while chunk := connection.recv(1 << 16):
+                    received += chunk
+        return received
+
+    def handshake(self, *, host: str = "", subprotocol: str = "mcp", then: bytes = b"") -> bytes:
+        """Shake hands as a WebSocket client by hand, send `then`, hang up; what came for it."""
+        head = (
+            "GET / HTTP/1.1",
+            f"Host: {host or f'127.0.0.1:{self.port}'}",
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            f"Sec-WebSocket-Protocol: {subprotocol}",
+        )
+        return self.exchange("\r\n".join([*head, "", ""]).encode(), then)
+
+    def __enter__(self) -> "ServerProcess":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._reap(self._process)
+
+
+class Gate:
+    """Two named pipes: a tool puts marks into one, and waits at the other until it may go on.
+
+    We hold both ends of each, so a mark outlives the process that made it, and nobody waits for the
+    other to open.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.path = str(folder)
+        self._seen = b""
+        self._pipes = []
+        for name in ("marks", "go"):
+            os.mkfifo(folder / name)
+            self._pipes.append(os.open(folder / name, os.O_RDWR | os.O_NONBLOCK))
+
+    def release(self, times: int = 1) -> None:
+        """Let a tool that waits, or will wait, go on, so many times."""
+        os.write(self._pipes[1], b"." * times)
+
+    def marks(self) -> list[str]:
+        """What has been marked so far and was not yet taken by `wait_for`."""
+        with contextlib.suppress(BlockingIOError):
+            self._seen += os.read(self._pipes[0], 1 << 20)
+        return self._seen.decode().splitlines()
+
+    def wait_for(self, mark: str, *, within_s: float = DEADLINE_S) -> None:
+        """Wait until a tool has made this mark, and take it and those before it."""
+        while mark not in (seen := self.marks()):
+            if not select.select([self._pipes[0]], [], [], within_s)[0]:
+                raise TimeoutError(f"no mark {mark!r} but {seen}")
+        rest = seen[seen.index(mark) + 1 :]
+        self._seen = "".join(f"{line}\n" for line in rest).encode()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            os.close(pipe)
+
+
+@contextlib.contextmanager
+def gate_in(folder: Path) -> Iterator[Gate]:
+    gate = Gate(folder)
+    try:
+        yield gate
+    finally:
+        gate.close()

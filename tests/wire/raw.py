@@ -1,0 +1,343 @@
+"""Peers that are not ours: a WebSocket client made by others, and a pair of pipes.
+
+They know JSON-RPC and the wire's framings and nothing of this project's code, so that what they
+find is what any other program would find. Reading is selective: `expect` takes the first message
+that fits and leaves the others in their order, `read_until` takes everything up to one that fits.
+Every wait ends after `DEADLINE_S` without a byte: a safety net, nothing is measured by it.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Self, cast
+
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
+
+DEADLINE_S: Final = 30.0
+FRAME_BYTES_MAX: Final = 256 * 1024  # WIRE §7: at most 256 KiB unless one message alone is longer
+
+Id = int | str
+
+
+class PeerGone(Exception):
+    """The other side has ended the connection."""
+
+
+class Message(dict[str, Any]):
+    """One message, with the bytes that it came in (without the newline of a framing)."""
+
+    def __init__(self, raw: bytes) -> None:
+        super().__init__(json.loads(raw))
+        self.raw = raw
+
+    @property
+    def method(self) -> str | None:
+        return self.get("method")
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return cast("dict[str, Any]", self["params"])
+
+    @property
+    def error(self) -> dict[str, Any]:
+        assert "error" in self, f"a result where an error is due: {self}"
+        return cast("dict[str, Any]", self["error"])
+
+    @property
+    def reason(self) -> str | None:
+        """`data.reason` of an error."""
+        data: dict[str, str] = self.error.get("data", {})
+        return data.get("reason")
+
+    @property
+    def result(self) -> Any:
+        assert "result" in self, f"an error where a result is due: {self}"
+        return self["result"]
+
+    def answers(self, id: Id | None) -> bool:
+        """Whether this is the response to `id`, of the same JSON type: `"1"` is not `1`."""
+        return "method" not in self and _same(self.get("id"), id)
+
+
+def _same(a: object, b: object) -> bool:
+    return type(a) is type(b) and a == b
+
+
+Fits = Callable[[Message], bool]
+
+
+def method_is(*methods: str) -> Fits:
+    return lambda message: message.method in methods
+
+
+def answers_to(id: Id | None) -> Fits:
+    return lambda message: message.answers(id)
+
+
+class Peer:
+    """What all peers have in common; a subclass adds the framing."""
+
+    def __init__(self) -> None:
+        self._ids = itertools.count(1000)  # clear of the small ids that tests choose themselves
+        self._inbox: deque[Message] = deque()
+
+    def send_raw(self, data: bytes) -> None:
+        """Send one message whose bytes are `data`, whatever they are."""
+        raise NotImplementedError  # the framing is what a subclass is for
+
+    def receive_raw(self) -> bytes:
+        """Wait for one message. Raises `PeerGone`, or `TimeoutError` after `DEADLINE_S`."""
+        raise NotImplementedError  # the framing is what a subclass is for
+
+    def cut(self) -> None:
+        """End the connection without a farewell."""
+        raise NotImplementedError  # the framing is what a subclass is for
+
+    def send(self, message: object) -> None:
+        self.send_raw(json.dumps(message).encode())
+
+    def request(self, method: str, params: object = None, *, id: Id | None = None) -> Id:
+        """Send a request and return its id; `id` chooses one."""
+        chosen = next(self._ids) if id is None else id
+        body = {"jsonrpc": "2.0", "id": chosen, "method": method}
+        self.send(body if params is None else {**body, "params": params})
+        return chosen
+
+    def notify(self, method: str, params: object = None) -> None:
+        body = {"jsonrpc": "2.0", "method": method}
+        self.send(body if params is None else {**body, "params": params})
+
+    def answer(self, id: object, result: object) -> None:
+        self.send({"jsonrpc": "2.0", "id": id, "result": result})
+
+    def receive(self) -> Message:
+        """The next message, in order."""
+        return self._inbox.popleft() if self._inbox else Message(self.receive_raw())
+
+    def expect(self, fits: Fits) -> Message:
+        """The first message that fits; those before it stay where they are."""
+        for index, message in enumerate(self._inbox):
+            if fits(message):
+                del self._inbox[index]
+                return message
+        while True:
+            message = Message(self.receive_raw())
+            if fits(message):
+                return message
+            self._inbox.append(message)
+
+    def read_until(self, fits: Fits) -> list[Message]:
+        """Everything up to the first message that fits, itself included, in order."""
+        taken = [self.receive()]
+        while not fits(taken[-1]):
+            taken.append(self.receive())
+        return taken
+
+    def response(self, id: Id | None) -> Message:
+        """The response to `id`, left out of its place among what else has come."""
+        return self.expect(answers_to(id))
+
+    def ask(self, method: str, params: object = None, *, id: Id | None = None) -> Message:
+        """Send a request and wait for its response."""
+        return self.response(self.request(method, params, id=id))
+
+    def settle(self) -> list[Message]:
+        """Everything that had come before the answer to a ping that is sent now.
+
+        Whatever the server had to say to what we sent before, it has said when this returns: the
+        first ping shows that it has read it, the second that its sender went round once more.
+        """
+        self.ask("ping")
+        self.ask("ping")
+        taken = list(self._inbox)
+        self._inbox.clear()
+        return taken
+
+    def initialize(
+        self, capabilities: dict[str, Any] | None = None, *, revision: str = "2025-11-25"
+    ) -> Message:
+        """Open the session as every client does; returns the response to `initialize`."""
+        response = self.ask(
+            "initialize",
+            {
+                "protocolVersion": revision,
+                "capabilities": capabilities or {},
+                "clientInfo": {"name": "raw", "version": "0"},
+            },
+        )
+        self.notify("notifications/initialized")
+        return response
+
+    def call(self, tool: str, id: Id | None = None, **arguments: object) -> Id:
+        """Send a `tools/call` and return its id."""
+        return self.request("tools/call", {"name": tool, "arguments": arguments}, id=id)
+
+    def close(self) -> None:
+        """End the connection and give back what it holds; twice is as good as once."""
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class WebSocketPeer(Peer):
+    """The `websockets` library with one of our subprotocols, or with what `offered` says."""
+
+    def __init__(
+        self,
+        url: str,
+        offered: Sequence[str] | None = ("mcp",),
+        *,
+        headers: dict[str, str] | None = None,
+        queue_max: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._lines: deque[bytes] = deque()
+        self._stack = contextlib.ExitStack()
+        self.socket: ClientConnection = self._stack.enter_context(
+            connect(
+                url,
+                subprotocols=[Subprotocol(name) for name in offered] if offered else None,
+                additional_headers=headers,
+                compression=None,
+                proxy=None,
+                open_timeout=DEADLINE_S,
+                close_timeout=1,
+                ping_interval=None,
+                max_size=None,
+                max_queue=queue_max,
+            )
+        )
+        self.subprotocol = self.socket.subprotocol
+
+    def send_raw(self, data: bytes) -> None:
+        if self.subprotocol == "mcp-streams.v1":
+            self.send_frame(data + b"\n")
+        else:
+            self.send_frame(data.decode())
+
+    def send_frame(self, frame: bytes | str) -> None:
+        """Send one frame as it is: bytes make a binary one, a string a text one."""
+        with _gone_when_closed():
+            self.socket.send(frame)
+
+    def receive_raw(self) -> bytes:
+        while not self._lines:
+            with _gone_when_closed():
+                frame = self.socket.recv(timeout=DEADLINE_S)
+            self._lines.extend(self._unframe(frame))
+        return self._lines.popleft()
+
+    def _unframe(self, frame: bytes | str) -> list[bytes]:
+        if self.subprotocol != "mcp-streams.v1":
+            assert isinstance(frame, str), "W§7: `mcp` = one JSON message per text frame"
+            return [frame.encode()]
+        assert isinstance(frame, bytes), "W§7: `mcp-streams.v1` = a binary frame"
+        assert frame.endswith(b"\n"), "W§7: one or more messages, each ended by a newline"
+        lines = frame[:-1].split(b"\n")
+        assert len(frame) <= FRAME_BYTES_MAX or len(lines) == 1, (
+            f"W§7: at most 256 KiB unless one message alone is longer, not {len(frame)} bytes"
+        )
+        return lines
+
+    def wait_closed(self) -> int | None:
+        """Read until the server has closed; the close code, None or 1006 without a farewell."""
+        with contextlib.suppress(PeerGone):
+            while True:
+                self.receive_raw()
+        return self.socket.close_code
+
+    def cut(self) -> None:
+        with contextlib.suppress(OSError):  # it may be closed already, from either side
+            self.socket.socket.shutdown(socket.SHUT_RDWR)
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def _gone_when_closed() -> Any:
+    try:
+        yield
+    except ConnectionClosed as closed:
+        raise PeerGone(str(closed)) from closed
+
+
+class PipePeer(Peer):
+    """A child process that is talked to over its standard streams, one message a line."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__()
+        self._buffer = bytearray()
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin = self.process.stdin
+        self._stdout = self.process.stdout
+
+    def send_raw(self, data: bytes) -> None:
+        self.send_bytes(data + b"\n")
+
+    def send_bytes(self, data: bytes) -> None:
+        """Write `data` with nothing added."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[self._stdin.write(rest) :]
+        except (BrokenPipeError, ValueError) as gone:  # ValueError: closed by ourselves
+            raise PeerGone(str(gone)) from gone
+
+    def receive_raw(self) -> bytes:
+        while (end := self._buffer.find(b"\n")) < 0:
+            if not select.select([self._stdout], [], [], DEADLINE_S)[0]:
+                raise TimeoutError("nothing on standard output")
+            chunk = os.read(self._stdout.fileno(), 1 << 20)
+            if not chunk:
+                assert not self._buffer, f"half a message at the end: {bytes(self._buffer[:200])!r}"
+                raise PeerGone("end of output")
+            self._buffer += chunk
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        return line
+
+    def half_close(self) -> None:
+        """End of input: no more requests."""
+        self._stdin.close()
+
+    def close_output(self) -> None:
+        """Hang up: whatever the process still writes fails."""
+        self._stdout.close()
+
+    def read_to_the_end(self) -> list[Message]:
+        """Everything that still comes, until the process closes its output."""
+        taken = []
+        with contextlib.suppress(PeerGone):
+            while True:
+                taken.append(self.receive())
+        return taken
+
+    def exit_code(self) -> int:
+        """Wait for the process to end by itself."""
+        return self.process.wait(DEADLINE_S)
+
+    def cut(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._stdin.close()
+        self._stdout.close()

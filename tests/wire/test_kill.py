@@ -1,0 +1,177 @@
+"""SIGKILL at any moment: what a client was given or `flush()` has confirmed is never taken back.
+
+`KILL_RUNS` says how many moments are tried; each is a seed, so that a failure can be had again.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.wire.process import Gate, ServerProcess, gate_in
+from tests.wire.raw import Message, method_is
+from tests.wire.verbs import (
+    COMPLETED,
+    END,
+    POSITIONS,
+    Reader,
+    Started,
+    ack,
+    counted,
+    read_stream,
+    refused,
+    resume,
+    start,
+    up_to,
+)
+
+KILL_RUNS = int(os.environ.get("KILL_RUNS", "8"))
+MESSAGES = 100
+
+
+class Run:
+    """One server, one call, and what is known of it when the server is killed."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        (folder / "server").mkdir()
+        self.dice = random.Random(seed)
+        self.kind = self.dice.choice(["ws-mcp", "ws-streams", "stdio"])
+        self.flush_every = self.dice.randint(1, 30)
+        self.server = ServerProcess(folder / "server")
+        self.acked = 0
+        self.flushed = 0
+
+    def work_until_killed(self, gate: Gate) -> tuple[Started, Reader]:
+        """Call, go on up to a moment chosen by the dice, kill; what the client had got by then."""
+        with self.server.connect(self.kind) as peer:
+            peer.initialize(POSITIONS)
+            started = start(
+                peer, "killed", n=MESSAGES, flush_every=self.flush_every, gate=gate.path
+            )
+            reader = Reader(peer)
+            if self.dice.random() < 0.5:
+                reader.until_seq(started.stream, self._seen_before_ack(reader, started))
+            else:
+                every = self.flush_every
+                self.flushed = self.dice.randrange(every, MESSAGES + 1, every)
+                gate.wait_for(f"flushed {self.flushed}")
+            self.server.kill()
+            reader.drain()
+        return started, reader
+
+    def _seen_before_ack(self, reader: Reader, started: Started) -> int:
+        seen = self.dice.randint(1, MESSAGES)
+        if self.dice.random() < 0.5:
+            self.acked = self.dice.randint(1, seen)
+            reader.until_seq(started.stream, self.acked)
+            ack(reader.peer, started.stream, self.acked)
+        return seen
+
+    def confirmed(self, gate: Gate) -> int:
+        """The highest number that `flush()` had returned for."""
+        marks = [int(mark.split()[1]) for mark in gate.marks() if mark.startswith("flushed ")]
+        return max([self.flushed, *marks])
+
+
+def numbers_of(entries: dict[int, Message]) -> dict[int, int]:
+    """seq → the tool's own number, of the entries that have one."""
+    return {seq: n for seq, entry in entries.items() for n in counted([entry])}
+
+
+@pytest.mark.parametrize("seed", range(KILL_RUNS))
+def test_nothing_that_was_told_is_taken_back(tmp_path: Path, seed: int) -> None:
+    """W§1: entries are "numbered `seq` = 1, 2, 3 … without gaps, stored in the journal before they
+    are sent, kept until the client is known to have them"; W§9: `interrupted`, "final response of a
+    call whose handler died with the server"."""
+    run = Run(tmp_path, seed)
+    with gate_in(tmp_path / "gate") as gate, run.server:
+        started, before = run.work_until_killed(gate)
+        had = max(before.seqs(started.stream), default=0)
+        told = max(had, run.confirmed(gate))
+        run.server.start()
+        cursor = run.dice.randint(run.acked, had)
+        if run.dice.random() < 0.3:
+            kill_again_while_resuming(run, started, cursor)
+        with run.server.connect(run.kind) as peer:
+            peer.initialize(POSITIONS)
+            after, reply = read_stream(peer, started.with_token, after=cursor)
+    entries = after.entries[started.stream]
+    last = max(entries)
+    assert list(entries) == list(range(cursor + 1, last + 1)), "no gaps, no duplicates"
+    assert last > told, "nothing that was told is missing, and numbers go on"
+    assert entries[last].answers(started.id)
+    refused(entries[last], "interrupted", -32603)
+    assert numbers_of(entries) == {seq: seq for seq in range(cursor + 1, last)}
+    both = before.entries.get(started.stream, {}).keys() & entries.keys()
+    assert all(before.entries[started.stream][seq].raw == entries[seq].raw for seq in both)
+    assert after.others[-2].method == END
+    assert reply.result == COMPLETED
+
+
+def kill_again_while_resuming(run: Run, started: Started, cursor: int) -> None:
+    """The first delivery after the restart is cut by another SIGKILL."""
+    with run.server.connect(run.kind) as peer:
+        peer.initialize(POSITIONS)
+        peer.request("stream/resume", {**started.with_token, "after": cursor})
+        Reader(peer).until_seq(started.stream, cursor + 1)
+        run.server.restart()
+
+
+@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+def test_a_finished_call_stays_finished(fresh: ServerProcess, gate: Gate, kind: str) -> None:
+    """W§1: stored "before they are sent": who has read the final response finds the same one again
+    after the kill, and no `interrupted`."""
+    with fresh.connect(kind) as peer:
+        peer.initialize(POSITIONS)
+        gate.release()
+        started = start(peer, "killed", n=MESSAGES, flush_every=7, gate=gate.path)
+        before = Reader(peer)
+        before.until(method_is(END))
+        fresh.restart()
+    with fresh.connect(kind) as peer:
+        peer.initialize(POSITIONS)
+        after, reply = read_stream(peer, started.with_token, after=0)
+    assert after.seqs(started.stream) == up_to(MESSAGES + 1)
+    of_both = [reader.entries[started.stream] for reader in (before, after)]
+    assert [one.raw for one in of_both[0].values()] == [one.raw for one in of_both[1].values()]
+    assert reply.result == COMPLETED
+
+
+@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+def test_a_client_without_positions_misses_nothing(
+    fresh: ServerProcess, gate: Gate, kind: str
+) -> None:
+    """W§4: "a plain client may see a message twice, never miss one", across a kill too."""
+    with fresh.connect(kind) as peer:
+        peer.initialize({"streams": {}})
+        started = start(peer, "killed", n=MESSAGES, flush_every=10, gate=gate.path)
+        gate.wait_for("flushed 50")
+        fresh.kill()
+    fresh.start()
+    with fresh.connect(kind) as peer:
+        peer.initialize({"streams": {}})
+        messages = resume(peer, started.with_token)
+    numbers = counted(messages)
+    assert numbers == up_to(len(numbers))
+    assert len(numbers) >= 50
+    refused(messages[-3], "interrupted", -32603)
+    assert messages[-3].answers(started.id)
+
+
+def test_every_stream_of_many_survives(fresh: ServerProcess, gate: Gate) -> None:
+    """W§9: each call whose handler died ends with its own `interrupted`, under its own id."""
+    with fresh.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        started = [start(peer, "killed", n=20, flush_every=20, gate=gate.path) for _ in range(50)]
+        for _ in started:
+            gate.wait_for("sent")
+        fresh.restart()
+    with fresh.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        for one in started:
+            reader, reply = read_stream(peer, one.with_token, after=5)
+            assert reader.seqs(one.stream) == list(range(6, 22))
+            assert reader.entries[one.stream][21].answers(one.id)
+            refused(reader.entries[one.stream][21], "interrupted", -32603)
+            assert reply.result == COMPLETED

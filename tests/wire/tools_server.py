@@ -1,0 +1,208 @@
+"""The server file that the wire tests serve: tools that do exactly what a test tells them.
+
+A tool's `gate` is a folder with two named pipes (`process.Gate`): it puts marks into one and waits
+at the other, so that a test decides when a tool goes on and never has to guess how far it is.
+"""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from streams import Call, Image, Server, SyncCall, Text
+
+server = Server("wire-tests", version="1.2.3", resume_min_s=2, resume_max_s=600)
+
+ELICITATION = {
+    "message": "Go on?",
+    "requestedSchema": {"type": "object", "properties": {"go": {"type": "boolean"}}},
+}
+
+
+def mark(gate: str, text: str) -> None:
+    """Tell the test how far we are."""
+    if not gate:
+        return
+    try:
+        pipe = os.open(os.path.join(gate, "marks"), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # nobody reads any more: the test is over
+        return
+    try:
+        os.write(pipe, f"{text}\n".encode())
+    finally:
+        os.close(pipe)
+
+
+async def passage(gate: str) -> None:
+    """Wait until the test lets one of us through."""
+    if not gate:
+        return
+    pipe = os.open(os.path.join(gate, "go"), os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            await trio.lowlevel.wait_readable(pipe)
+            try:
+                os.read(pipe, 1)
+            except BlockingIOError:  # another tool was quicker
+                continue
+            return
+    finally:
+        os.close(pipe)
+
+
+@asynccontextmanager
+async def observed(gate: str) -> AsyncIterator[None]:
+    """Mark how the tool's work ended, where it did not end by itself."""
+    try:
+        yield
+    except trio.Cancelled:
+        mark(gate, "cancelled")
+        raise
+
+
+async def say(call: Call, n: int, pad: int = 0) -> None:
+    data = {"n": n, "pad": "x" * pad} if pad else {"n": n}
+    await call.notify("notifications/message", {"level": "info", "logger": "wire", "data": data})
+
+
+@server.tool
+async def count(call: Call, n: int, gate: str = "", pad: int = 0) -> str:
+    """Send n messages, then wait at the gate."""
+    async with observed(gate):
+        for number in range(1, n + 1):
+            await say(call, number, pad)
+        await call.flush()
+        mark(gate, "sent")
+        await passage(gate)
+    return f"counted {n}"
+
+
+@server.tool
+async def steps(call: Call, n: int, gate: str) -> str:
+    """Send n messages, waiting at the gate ahead of each."""
+    async with observed(gate):
+        for number in range(1, n + 1):
+            await passage(gate)
+            await say(call, number)
+        await call.flush()
+        mark(gate, "sent")
+    return f"stepped {n}"
+
+
+@server.tool
+async def killed(call: Call, n: int, flush_every: int, gate: str) -> str:
+    """Send n messages and mark each that flush() has confirmed; then wait at the gate."""
+    mark(gate, "started")
+    for number in range(1, n + 1):
+        await say(call, number)
+        if number % flush_every == 0:
+            await call.flush()
+            mark(gate, f"flushed {number}")
+    await call.flush()
+    mark(gate, "sent")
+    await passage(gate)
+    return f"survived {n}"
+
+
+@server.tool
+async def ask(call: Call, gate: str = "") -> str:
+    """Send a message, ask the client, send another; return the answer as JSON."""
+    async with observed(gate):
+        await say(call, 1)
+        answer: Any = await call.request("elicitation/create", ELICITATION)
+        mark(gate, "answered")
+        await say(call, 3)
+        await call.flush()
+        await passage(gate)
+    return msgspec.json.encode(answer).decode()
+
+
+@server.tool
+async def fail(call: Call, gate: str = "") -> str:
+    """Send a message and raise."""
+    await say(call, 1)
+    await call.flush()
+    mark(gate, "sent")
+    await passage(gate)
+    raise ValueError("the tool says no")
+
+
+@server.tool(resume_max_s=1)
+async def brief(call: Call, gate: str = "", hold: bool = True) -> str:
+    """Be abandoned a second after the client has gone."""
+    async with observed(gate):
+        await say(call, 1)
+        await call.flush()
+        mark(gate, "sent")
+        if hold:
+            await passage(gate)
+    return "brief"
+
+
+@server.tool(resume_max_s=0)
+async def fleeting(call: Call, gate: str = "") -> str:
+    """Not resumable."""
+    async with observed(gate):
+        await say(call, 1)
+        await call.flush()
+        mark(gate, "sent")
+        await passage(gate)
+    return "fleeting"
+
+
+@server.tool
+async def forever(call: Call) -> str:
+    """Never end by itself."""
+    await trio.sleep_forever()
+    return "never"
+
+
+@server.tool
+async def hang_up(call: Call, gate: str = "") -> str:
+    """Send a message, let go of the connection, send another."""
+    async with observed(gate):
+        await say(call, 1)
+        await call.disconnect()
+        await say(call, 2)
+        await call.flush()
+        mark(gate, "sent")
+        await passage(gate)
+    return "called back"
+
+
+@server.tool
+async def progress(call: Call, total: int) -> str:
+    """Report progress, as far as the caller has asked for it."""
+    for number in range(1, total + 1):
+        await call.progress(number, total=total, message=f"step {number}")
+    return "arrived"
+
+
+@server.tool
+async def complain(call: Call, levels: list[str]) -> str:
+    """Log once at each of these levels."""
+    for level in levels:
+        await call.log(level, {"at": level})
+    return "complained"
+
+
+@server.tool
+def add(call: SyncCall, a: int, b: int) -> str:
+    """Run in a thread."""
+    call.log("warning", "adding")
+    return str(a + b)
+
+
+@server.tool
+async def blocks(call: Call) -> list[Text | Image]:
+    """Return content blocks of two kinds."""
+    return [Text(text="a picture:"), Image(data=b"hello", mime_type="image/png")]
+
+
+@server.tool
+async def table(call: Call) -> dict[str, Any]:
+    """Return structured content."""
+    return {"rows": 3}

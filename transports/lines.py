@@ -1,0 +1,218 @@
+"""One JSON message a line: the framing of stdio, of the relay socket and of the memory transport.
+
+`LineSplitter` knows the rules and no I/O; `LineChannel` puts them over any `trio.abc.Stream`;
+`open_fds` makes such a channel out of two file descriptors.
+"""
+
+import array
+import contextlib
+import fcntl
+import os
+import stat
+import sys
+import termios
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+
+from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
+
+# What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
+# by system calls (4 KiB reads cost three quarters of the throughput).
+READ_BYTES: Final = 256 * 1024
+
+# A pipe holds 64 KiB unless asked for more. This is what an unprivileged process may have.
+PIPE_BYTES: Final = 1024 * 1024
+
+# How long a polite close may take.
+CLOSE_S: Final = 1.0
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines; holds no more than one line of `limit` bytes.
+
+    Blank lines are skipped, a carriage return before the newline is dropped, and a line above the
+    limit is thrown away as it passes: one `TooLarge` stands in its place.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.refused = 0  # how many lines were above the limit
+        self._limit = limit
+        self._rest = bytearray()  # the beginning of a line whose newline has not come
+        self._is_skipping = False
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        """The lines that `data` completes, in order."""
+        lines: list[bytes] = data.split(b"\n")
+        rest = lines.pop()
+        found: list[Incoming] = []
+        if lines:
+            found += self._first(lines)
+            found += self._whole(lines, is_large=len(data) > self._limit, has_cr=b"\r" in data)
+        found += self._keep(rest)
+        return found
+
+    def flush(self) -> list[Incoming]:
+        """End the line that was begun, where something other than a newline says that it ends."""
+        return self.feed(b"\n") if self._rest or self._is_skipping else []
+
+    def _first(self, lines: list[bytes]) -> list[Incoming]:
+        """Take the first of `lines`, which ends what was kept."""
+        line = lines.pop(0)
+        if self._is_skipping:
+            self._is_skipping = False
+            return []
+        if self._rest:
+            line = bytes(self._rest + line)
+            self._rest.clear()
+        return self._whole([line], is_large=True, has_cr=True)
+
+    def _whole(self, lines: list[bytes], *, is_large: bool, has_cr: bool) -> list[Incoming]:
+        if has_cr:
+            lines = [line.removesuffix(b"\r") for line in lines]
+        filled = filter(None, lines)
+        if not is_large:
+            return list(filled)
+        return [line if len(line) <= self._limit else self._refuse() for line in filled]
+
+    def _keep(self, rest: bytes) -> list[Incoming]:
+        if self._is_skipping:
+            return []
+        # One byte above the limit may still turn out to be the carriage return.
+        if len(self._rest) + len(rest) <= self._limit + 1:
+            self._rest += rest
+            return []
+        self._rest = bytearray()
+        self._is_skipping = True
+        return [self._refuse()]
+
+    def _refuse(self) -> TooLarge:
+        self.refused += 1
+        return TooLarge(self._limit)
+
+
+class LineChannel:
+    """A `Channel` that frames messages by newlines, over any `trio.abc.Stream`.
+
+    `unsent` tells how many bytes the peer has yet to take, where that can be known.
+    """
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        *,
+        principal: str,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        unsent: Callable[[], int | None] | None = None,
+    ) -> None:
+        self._stream = stream
+        self._principal = principal
+        self._splitter = LineSplitter(message_bytes_max)
+        self._unsent = unsent
+
+    @property
+    def principal(self) -> str:
+        return self._principal
+
+    async def receive(self) -> Sequence[Incoming]:
+        while True:
+            try:
+                data = await self._stream.receive_some(READ_BYTES)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                raise trio.EndOfChannel from None
+            if not data:
+                # What has no newline is half a message: its sender was cut off.
+                raise trio.EndOfChannel
+            if found := self._splitter.feed(bytes(data)):
+                return found
+
+    async def send(self, lines: bytes) -> None:
+        try:
+            await self._stream.send_all(lines)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise trio.BrokenResourceError("the peer is gone") from None
+        except BaseException:
+            # Perhaps half a line is out, and nothing may follow it.
+            await trio.aclose_forcefully(self._stream)
+            raise
+
+    async def ping(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def unsent_bytes(self) -> int | None:
+        return self._unsent() if self._unsent else None
+
+    async def aclose(self) -> None:
+        with trio.move_on_after(CLOSE_S):
+            await self._stream.aclose()
+
+
+def open_fds(
+    read_fd: int,
+    write_fd: int,
+    *,
+    principal: str,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+) -> LineChannel:
+    """A channel over two file descriptors, which it owns from here on: pipes, sockets, terminals or
+    regular files. Closing it gives them back the blocking mode that they had.
+
+    Raises `OSError` when one of them is no file descriptor; both are closed then.
+    """
+    try:
+        reader = trio.lowlevel.FdStream(read_fd)
+    except OSError:
+        _close_quietly(write_fd)
+        raise
+    try:
+        writer = trio.lowlevel.FdStream(write_fd)
+    except OSError:
+        reader.close()
+        raise
+    enlarge_pipe(read_fd)
+    enlarge_pipe(write_fd)
+    return LineChannel(
+        trio.StapledStream(writer, reader),
+        principal=principal,
+        message_bytes_max=message_bytes_max,
+        unsent=lambda: unsent_bytes(writer.fileno()),
+    )
+
+
+def _close_quietly(fd: int) -> None:
+    with contextlib.suppress(OSError):  # it may be no file descriptor either
+        os.close(fd)
+
+
+def enlarge_pipe(fd: int) -> None:
+    """Let a pipe hold `PIPE_BYTES`; what is no pipe, or may not grow, stays as it is."""
+    if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        return
+    # Where the user's pages for pipes are used up, it is slower, not wrong.
+    with contextlib.suppress(OSError):
+        if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def unsent_bytes(fd: int) -> int | None:
+    """Bytes written to `fd` that its reader has not taken; None where the kernel cannot tell.
+
+    On TCP they are the bytes that the peer's kernel has not acknowledged.
+    """
+    if fd < 0:
+        return None  # closed
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode):
+        question = termios.FIONREAD
+    elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        question = termios.TIOCOUTQ  # the same number as a socket's SIOCOUTQ
+    else:
+        return None
+    answer = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, question, answer)
+    except OSError:
+        return None  # a device without such a queue, as /dev/null
+    return answer[0]

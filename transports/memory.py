@@ -1,0 +1,219 @@
+"""Channels within one process, for tests: bounded as real ones are, and easily cut.
+
+The framing is that of stdio (`transports.lines`) over pipes of a fixed size, so a peer that does
+not read makes `send` wait, and a cut loses what is in flight, be it in the middle of a message.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from streams.messages import MESSAGE_BYTES_MAX, Channel
+from transports.lines import LineChannel
+
+# As much as a pipe of the kernel holds.
+CAPACITY_BYTES: Final = 64 * 1024
+
+Handler = Callable[[Channel], Awaitable[object]]
+
+
+class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
+    """Bytes in one direction, at most `capacity` of them under way."""
+
+    def __init__(self, capacity: int) -> None:
+        self.in_flight = bytearray()
+        self.until_cut: int | None = None  # bytes that still pass before the cable breaks
+        self.cable: Cable | None = None
+        self._capacity = capacity
+        self._is_ended = False  # the writer has closed: what is in flight still arrives
+        self._is_broken = False
+        self._changed = trio.Event()
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        sent = 0
+        while True:
+            if self._is_ended or self._is_broken:
+                raise trio.BrokenResourceError("the other end is gone")
+            room = min(self._capacity - len(self.in_flight), len(data) - sent)
+            self.in_flight += data[sent : sent + room]
+            sent += room
+            if room:
+                self._wake()
+            if sent == len(data):
+                return
+            await self._changed.wait()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        while len(self.in_flight) == self._capacity and not (self._is_ended or self._is_broken):
+            await self._changed.wait()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        while not (self.in_flight or self._is_ended or self._is_broken):
+            await self._changed.wait()
+        if self._is_broken:
+            raise trio.BrokenResourceError("the other end is gone")
+        passing = [len(self.in_flight)]
+        passing += [limit for limit in (max_bytes, self.until_cut) if limit is not None]
+        taken = bytes(self.in_flight[: min(passing)])
+        del self.in_flight[: len(taken)]
+        self._count(len(taken))
+        self._wake()
+        return taken
+
+    def _count(self, passed: int) -> None:
+        if self.until_cut is None:
+            return
+        self.until_cut -= passed
+        if self.until_cut == 0 and self.cable is not None:
+            self.cable.cut()
+
+    def end(self) -> None:
+        """No more will be written."""
+        self._is_ended = True
+        self._wake()
+
+    def break_off(self) -> None:
+        """Lose what is in flight, and fail whoever reads or writes."""
+        self._is_broken = True
+        self.in_flight.clear()
+        self._wake()
+
+    async def aclose(self) -> None:
+        self.end()
+        await trio.lowlevel.checkpoint()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+class _End(trio.abc.HalfCloseableStream):
+    """One end of a cable. Closing it ends its output; who writes to it then finds it gone."""
+
+    def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
+        self._outgoing = outgoing
+        self._incoming = incoming
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._outgoing.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._outgoing.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        await self._outgoing.aclose()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return await self._incoming.receive_some(max_bytes)
+
+    def unsent_bytes(self) -> int:
+        return len(self._outgoing.in_flight)
+
+    async def aclose(self) -> None:
+        self._incoming.break_off()
+        await self._outgoing.aclose()
+
+
+class Cable:
+    """Two channels that are joined, `near` (who connected) and `far` (who serves)."""
+
+    near: LineChannel
+    far: LineChannel
+
+    def __init__(
+        self,
+        *,
+        capacity: int = CAPACITY_BYTES,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        principal: str = "memory",
+    ) -> None:
+        self._up, self._down = _Pipe(capacity), _Pipe(capacity)
+        self._up.cable = self._down.cable = self
+        self.near_end = _End(self._up, self._down)
+        self.far_end = _End(self._down, self._up)
+        self.near, self.far = (
+            LineChannel(
+                end,
+                principal=principal,
+                message_bytes_max=message_bytes_max,
+                unsent=end.unsent_bytes,
+            )
+            for end in (self.near_end, self.far_end)
+        )
+
+    def cut(self) -> None:
+        """Break the connection now: what is in flight either way is lost."""
+        self._up.break_off()
+        self._down.break_off()
+
+    def cut_after(self, *, to_near: int | None = None, to_far: int | None = None) -> None:
+        """Break the connection once so many more bytes have arrived at that end.
+
+        Raises `ValueError` unless the numbers are positive; `cut` breaks it at once.
+        """
+        if any(count is not None and count < 1 for count in (to_near, to_far)):
+            raise ValueError("a positive number of bytes, or `cut()` to break it now")
+        self._down.until_cut = to_near
+        self._up.until_cut = to_far
+
+
+class MemoryServer:
+    """The two verbs, joined by an object instead of an address; `connect` is a `Dialer`.
+
+    `cables` are the connections that are open, newest last, to be cut by a test.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int = CAPACITY_BYTES,
+        message_bytes_max: int = MESSAGE_BYTES_MAX,
+        principal: str = "memory",
+    ) -> None:
+        self._capacity = capacity
+        self._message_bytes_max = message_bytes_max
+        self._principal = principal
+        self._accept: Callable[[Cable], None] | None = None
+        self.cables: list[Cable] = []
+
+    async def serve(
+        self, handler: Handler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run `handler` for each connection, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._accept = lambda cable: nursery.start_soon(_run, handler, cable.far)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._accept = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Channel]:
+        """Open a connection. Raises `ConnectionRefusedError` when nobody serves."""
+        await trio.lowlevel.checkpoint()
+        if self._accept is None:
+            raise ConnectionRefusedError("nobody serves this memory transport")
+        cable = Cable(
+            capacity=self._capacity,
+            message_bytes_max=self._message_bytes_max,
+            principal=self._principal,
+        )
+        self.cables.append(cable)
+        self._accept(cable)
+        try:
+            yield cable.near
+        finally:
+            self.cables.remove(cable)
+            await cable.near.aclose()
+
+
+async def _run(handler: Handler, channel: LineChannel) -> None:
+    try:
+        await handler(channel)
+    finally:
+        await channel.aclose()

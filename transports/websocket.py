@@ -1,0 +1,253 @@
+"""WebSocket (RFC 6455): `serve` and `connect`, and the opening handshake between them.
+
+wsproto speaks the protocol, this opens the sockets. Two subprotocols are known
+(`transports.frames`), none is taken for `mcp`; extensions, and so compression, are never agreed on.
+"""
+
+import math
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+from wsproto import WSConnection
+from wsproto.events import (
+    AcceptConnection,
+    Request,
+)
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import RemoteProtocolError
+
+from streams.keys import new_id
+from streams.messages import MESSAGE_BYTES_MAX, Channel
+from transports.frames import MCP, MCP_STREAMS, framing_of
+from transports.handshake import (
+    Address,
+    ClientStream,
+    Refused,
+    ask,
+    parse_head,
+    read_head,
+    secure,
+    turn_away,
+)
+from transports.origins import Origins, names_loopback
+from transports.wschannel import WebSocketChannel
+
+# How many connections may be open, handshakes included; whoever comes after them gets a 503.
+CONNECTIONS_MAX: Final = 10_000
+
+# A thousand clients that come back at once must not find the door shut.
+BACKLOG: Final = 4096
+
+# Half the throughput is lost at 64 KiB; with more, a stalled reader costs more memory.
+SEND_BUFFER_BYTES: Final = 256 * 1024
+
+# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
+USER_TIMEOUT_MS: Final = 180_000
+
+HANDSHAKE_S: Final = 10.0
+
+Handler = Callable[[Channel], Awaitable[object]]
+
+
+async def serve(
+    handler: Handler,
+    host: str,
+    port: int,
+    *,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    connections_max: int = CONNECTIONS_MAX,
+    allowed_hosts: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Listen at every address of `host` and run `handler` for each connection, until cancelled.
+
+    Reports the port, which matters for port 0. `transports.origins` says what the `allowed_…` add
+    to. Raises `OSError` when the address cannot be had.
+    """
+    listeners = await _listen(host, port)
+    names = [listener.socket.getsockname() for listener in listeners]
+    server = _Server(
+        handler,
+        message_bytes_max,
+        connections_max,
+        Origins(
+            is_loopback=all(names_loopback(name[0]) for name in names),
+            hosts=frozenset(name.lower() for name in allowed_hosts),
+            origins=frozenset(name.lower() for name in allowed_origins),
+        ),
+    )
+    task_status.started(names[0][1])
+    await trio.serve_listeners(server.welcome, listeners)
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    if port == 0:
+        # Each address was given a port of its own: the others move to that of the first.
+        port = listeners[0].socket.getsockname()[1]
+        others = [listener.socket.getsockname()[0] for listener in listeners[1:]]
+        for listener in listeners[1:]:
+            await listener.aclose()
+        del listeners[1:]
+        try:
+            for address in others:
+                listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
+        except OSError:
+            for listener in listeners:
+                await listener.aclose()
+            raise
+    for listener in listeners:
+        # What is accepted inherits it.
+        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listeners
+
+
+def _keep_alive(stream: trio.SocketStream) -> None:
+    """Notice a peer that vanished without a word."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+class _Server:
+    """What the connections of one `serve` share."""
+
+    def __init__(
+        self, handler: Handler, message_bytes_max: int, connections_max: int, origins: Origins
+    ) -> None:
+        self._handler = handler
+        self._message_bytes_max = message_bytes_max
+        self._connections_max = connections_max
+        self._origins = origins
+        self._connections = 0
+
+    async def welcome(self, stream: trio.SocketStream) -> None:
+        """Serve one connection from its handshake to its end."""
+        self._connections += 1
+        try:
+            async with stream:
+                channel = None
+                with trio.move_on_after(HANDSHAKE_S):
+                    channel = await self._shake_hands(stream)
+                if channel is not None:
+                    await self._run(channel)
+        finally:
+            self._connections -= 1
+
+    async def _run(self, channel: WebSocketChannel) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(channel.write_control)
+            code = CloseReason.INTERNAL_ERROR
+            try:
+                await self._handler(channel)
+                code = CloseReason.NORMAL_CLOSURE
+            finally:
+                if trio.current_effective_deadline() == -math.inf:
+                    code = CloseReason.GOING_AWAY  # cancelled
+                with trio.CancelScope(shield=True):
+                    await channel.aclose(code)
+
+    async def _shake_hands(self, stream: trio.SocketStream) -> WebSocketChannel | None:
+        try:
+            _keep_alive(stream)
+            head, early = await read_head(stream)
+            protocol, request = parse_head(head)
+            subprotocol = self._admit(request)
+            await stream.send_all(protocol.send(AcceptConnection(subprotocol=subprotocol)))
+        except Refused as refused:
+            await turn_away(stream, refused)
+            return None
+        except (trio.BrokenResourceError, OSError):
+            return None  # gone before it was in
+        assert protocol.connection is not None  # it is there once the handshake is accepted
+        protocol.connection.receive_data(early)
+        framing = framing_of(subprotocol, protocol.connection, self._message_bytes_max)
+        principal = f"conn({new_id()})"
+        return WebSocketChannel(
+            stream, protocol.connection, framing, principal=principal, socket=stream
+        )
+
+    def _admit(self, request: Request) -> str | None:
+        """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
+        if self._connections > self._connections_max:
+            raise Refused(503, "Too many connections are open: try again later.")
+        origins = [
+            value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"
+        ]
+        if why := self._origins.why_refused(request.host, origins):
+            raise Refused(403, why)
+        for subprotocol in (MCP_STREAMS, MCP):
+            if subprotocol in request.subprotocols:
+                return subprotocol
+        if request.subprotocols:
+            raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
+        return None
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    subprotocols: Sequence[str] = (MCP_STREAMS, MCP),
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ssl_context: ssl.SSLContext | None = None,
+) -> AsyncIterator[WebSocketChannel]:
+    """Open a WebSocket; leaving the block closes it, within a second.
+
+    Raises `OSError` when nobody answers, or refuses, within 10 seconds; `ValueError` when `url`
+    is none.
+    """
+    address = Address(url)
+    stream, protocol, subprotocol = await _knock(address, subprotocols, ssl_context)
+    assert protocol.connection is not None  # it is there once the handshake is accepted
+    tcp = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
+    channel = WebSocketChannel(
+        stream,
+        protocol.connection,
+        framing_of(subprotocol, protocol.connection, message_bytes_max),
+        principal=f"server({address.host}:{address.port})",
+        socket=tcp,
+    )
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.write_control)
+        try:
+            yield channel
+        except BaseException as error:
+            failure = error  # is raised below, where no nursery makes a group of it
+        with trio.CancelScope(shield=True):
+            await channel.aclose()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it refers to this frame, and would keep it alive
+
+
+async def _knock(
+    address: Address, subprotocols: Sequence[str], ssl_context: ssl.SSLContext | None
+) -> tuple[ClientStream, WSConnection, str | None]:
+    """Connect and shake hands. Whatever goes wrong becomes an `OSError` with a sentence."""
+    try:
+        with trio.fail_after(HANDSHAKE_S):
+            tcp = await trio.open_tcp_stream(address.host, address.port)
+            try:
+                _keep_alive(tcp)
+                stream = await secure(tcp, address, ssl_context) if address.is_tls else tcp
+                protocol, accepted = await ask(stream, address, subprotocols)
+            except BaseException:
+                await trio.aclose_forcefully(tcp)
+                raise
+            return stream, protocol, accepted.subprotocol
+    except trio.TooSlowError:
+        raise TimeoutError(f"{address.url}: no answer within {HANDSHAKE_S:g} s") from None
+    except trio.BrokenResourceError as error:
+        why = error.__cause__ or "the server hung up during the handshake"
+        raise ConnectionResetError(f"{address.url}: {why}") from error
+    except (RemoteProtocolError, ValueError) as error:
+        raise ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}") from error
