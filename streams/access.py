@@ -5,6 +5,7 @@ learns nothing, not even that there is such a stream.
 """
 
 import math
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +22,7 @@ from streams.stream import Answer, Stream
 
 log = structlog.get_logger()
 
+_CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 PAGE: Final = 100  # streams on one page of a poll of all
 
 
@@ -103,15 +105,14 @@ class Access:
         self, connection: Connection, intent: PollAll
     ) -> tuple[list[Standing], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
-        try:
-            after = int(intent.cursor or "0", 36)
-        except ValueError:
+        cursor = _CURSOR.fullmatch("after-0" if intent.cursor is None else intent.cursor)
+        if cursor is None:
             raise Refusal(
                 INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
-            ) from None
-        streams, next_after = self._streams.page(connection.principal, after, PAGE)
-        cursor = None if next_after is None else _base36(next_after)
-        return [self._stand(stream) for stream in streams], cursor
+            )
+        streams, more = self._streams.page(connection.principal, int(cursor[1]), PAGE)
+        next_cursor = f"after-{streams[-1].number}" if more else None
+        return [self._stand(stream) for stream in streams], next_cursor
 
     def _stand(self, stream: Stream, after: int | None = None) -> Standing:
         stream.state.touch(trio.current_time())
@@ -181,11 +182,3 @@ def _check_cursor(stream: Stream, after: int | None) -> None:
         raise refusal("cursor_ahead", lastSeq=stream.state.durable)
     if after < stream.state.delivered:
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while number:
-        number, digit = divmod(number, 36)
-        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
-    return digits or "0"

@@ -97,7 +97,7 @@ class Answers:
         handler = self.handlers.get(message.method)
         if handler is not None:
             if len(self._running) > RUNNING_MAX:
-                raise Refusal(INTERNAL_ERROR, "Too many requests at once: ask again later.")
+                raise Refusal(INTERNAL_ERROR, "Too many requests at once.")
             return await handler(messages.decode(message.params, dict[str, Any]))
         if message.method == "ping":
             return {}

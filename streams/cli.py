@@ -22,7 +22,7 @@ DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 
 
 @app.command
-def serve(  # noqa: PLR0913, PLR0917
+def serve(
     app: str,
     /,
     *,
@@ -32,6 +32,7 @@ def serve(  # noqa: PLR0913, PLR0917
     journal: Path | None = None,
     linger: float = 5.0,
     durability: Durability = "power",
+    max_message_bytes: int | None = None,
     limit: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     insecure_anonymous: bool = False,
     allowed_host: Annotated[tuple[str, ...], Parameter(negative=())] = (),
@@ -58,6 +59,8 @@ def serve(  # noqa: PLR0913, PLR0917
         Seconds for which an owner that has nothing to do waits for the next client.
     durability
         "power" survives a power cut, "process" (faster) the end of the process only.
+    max_message_bytes
+        The longest message that is taken, 4 MiB by default.
     limit
         NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
     insecure_anonymous
@@ -68,6 +71,8 @@ def serve(  # noqa: PLR0913, PLR0917
         An Origin of web pages that may connect, besides those of this machine.
     """
     console.log_to_stderr()
+    if max_message_bytes is not None:
+        limit = (*limit, f"message_bytes_max={max_message_bytes}")
     options = serving.Options(
         app=app,
         journal=journal,

@@ -214,18 +214,25 @@ def progress_token(params: msgspec.Raw) -> RequestId | None:
         return None
 
 
-def how_it_ended(result: msgspec.Raw) -> str:
+def how_it_ended(message: Message) -> str:
     """Why a delivery is over: `completed`, `released` or `superseded`."""
     try:
-        return messages.decode(result, _Resumed).meta.ended
+        return messages.decode(result_of(message), _Resumed).meta.ended
     except ValueError:
         return "completed"  # a server that only knows the proposal answers `{}`
+
+
+def result_of(message: Message) -> msgspec.Raw:
+    """The result in a response. Raises `ValueError` where there is none."""
+    if isinstance(message.result, msgspec.Raw):
+        return message.result
+    raise ValueError("a response without a result")
 
 
 def error_of(message: Message) -> ErrorBody:
     """The error in an error response. Whatever is there makes an `ErrorBody`."""
     try:
-        return messages.decode(bytes(message.error or b"null"), ErrorBody)
+        return messages.decode(message.error or b"null", ErrorBody)
     except ValueError:
         return ErrorBody(INTERNAL_ERROR, "The server answered with a malformed error.")
 
@@ -240,5 +247,13 @@ def as_error(error: ErrorBody) -> ClientError:
 
 
 _GONE: Final = frozenset(
-    {"stream_not_found", "abandoned", "cancelled", "messages_gone", "cursor_ahead", "id_in_use"}
+    {
+        "stream_not_found",
+        "abandoned",
+        "cancelled",
+        "messages_gone",
+        "cursor_ahead",
+        "id_in_use",
+        "too_early",
+    }
 )

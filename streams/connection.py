@@ -29,6 +29,7 @@ STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when ma
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 PING_EVERY_S: Final = 15.0
 SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
+LOOK_EVERY_S: Final = 0.5  # whether anybody is left to read, once nothing more is received
 SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this time
 # What was written, has left the kernel's queue, and is followed so much later by a sign of life,
 # has arrived: the time is the one that the Streams page names.
@@ -200,9 +201,12 @@ class Connection:
             await self._moved.wait()
 
     async def drained(self) -> None:
-        """Wait until all that is owed is written."""
+        """Wait until all that is owed is written, or there is nobody to take it."""
         while self.deliveries or self._outbox or self._is_writing:
-            await self._moved.wait()
+            with trio.move_on_after(LOOK_EVERY_S):
+                await self._moved.wait()
+            if not self.channel.is_writable():
+                return
 
     # While it lasts
 

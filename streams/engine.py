@@ -87,6 +87,8 @@ class Engine:
         self._committer.check()
         for forgotten in self._streams.make_room(connection.principal):
             self._forget(forgotten)
+        # "max: 0" is not resumable, so there is nothing to announce.
+        dialects = connection.settings.dialects if max_s > 0 else ()
         record = Record(
             stream=new_id(),
             principal=connection.principal,
@@ -95,11 +97,10 @@ class Engine:
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=bool(connection.settings.dialects),
+            is_announced=bool(dialects),
         )
         stream = self._hold(record, overflow)
         self._committer.add(Create(record))
-        dialects = connection.settings.dialects
         preamble = self.access.announcements(stream, dialects)
         connection.attach(Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects))
         self._running += 1
@@ -138,8 +139,6 @@ class Engine:
         """A stream has lost its connection, or its client has all of it."""
         if stream.delivery is None and not stream.record.is_announced:
             self._drop(stream)
-        elif stream.delivery is None and stream.record.max_s == 0 and not stream.state.is_ended:
-            self._close(stream, Event.CANCEL)
         else:
             if stream.state.is_drained:
                 self._streams.retire(stream)

@@ -1,7 +1,7 @@
 """Keeps a client connected: dials again when the connection goes, and resumes what was running.
 
-One task dials; each connection has a nursery of its own for the resumes on it. What a call needs of
-its client (`running.Home`) is here too.
+One task dials, and tells `resuming` when a connection is there and when it is gone. Requests that
+may be repeated are.
 """
 
 import random
@@ -14,12 +14,10 @@ import trio
 from streams import clientwire, messages
 from streams.answers import Answers
 from streams.clientwire import Hello
-from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
+from streams.errors import CannotConnect
 from streams.keys import new_request_id
 from streams.link import Calls, Link
-from streams.messages import Channel, Dialer, Kind, Message, RequestId
-from streams.running import RunningCall
-from streams.ticket import Ticket
+from streams.messages import Channel, Dialer, Kind, Message
 
 log = structlog.get_logger()
 
@@ -28,17 +26,18 @@ log = structlog.get_logger()
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 30.0
 
-# A stream that cannot be had at the moment is asked for again after this, or what the server says.
+# What cannot be had at the moment is asked for again after this, or when the server says.
 RETRY_S: Final = 1.0
 
 
 class Keeper:
-    """What is common to all that a client does: the connection, and the calls."""
+    """Holds the connection. `on_up`, `on_down` and `on_surrender` are told what becomes of it."""
 
     def __init__(
         self,
         dialer: Dialer,
         answers: Answers,
+        calls: Calls,
         *,
         greeting: Callable[[], dict[str, Any]],
         on_notification: Callable[[Message], None],
@@ -48,7 +47,10 @@ class Keeper:
         self.hello = Hello("")
         self.level: str | None = None  # of the server's log messages
         self.link: Link | None = None
-        self.calls = Calls()
+        self.on_up: Callable[[Link, trio.Nursery], None]
+        self.on_down: Callable[[Link], None]
+        self.on_surrender: Callable[[CannotConnect], None]
+        self._calls = calls
         self._dialer = dialer
         self._answers = answers
         self._greeting = greeting
@@ -58,7 +60,7 @@ class Keeper:
         # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
         self._prefix = new_request_id()
         self._ids = 0
-        self._nursery: trio.Nursery | None = None  # of the connection
+        self._was_useful = False  # the last connection
         self._changed = trio.Event()
         self._is_wanted = trio.Event()
         self._surrender: CannotConnect | None = None
@@ -80,14 +82,15 @@ class Keeper:
             raise CannotConnect(f"No connection: {error}.") from error
         attempt, since = 0, trio.current_time()
         while True:
-            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**attempt))
-            if trio.current_time() + pause_s > since + self._patience_s:
+            left_s = since + self._patience_s - trio.current_time()
+            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempt, 10)))
+            if left_s <= 0:
                 self._give_up(error)
                 await self._is_wanted.wait()
                 self._surrender = None
                 attempt, since = 0, trio.current_time()
             else:
-                await trio.sleep(pause_s)
+                await trio.sleep(min(pause_s, left_s))
             connected_at = trio.current_time()
             self._was_useful = False
             error = await self._connection()
@@ -116,7 +119,7 @@ class Keeper:
     ) -> OSError:
         link = Link(
             channel,
-            self.calls,
+            self._calls,
             self._answers,
             new_id=self.new_id,
             on_notification=self._on_notification,
@@ -144,7 +147,7 @@ class Keeper:
         if reply.kind is Kind.ERROR:
             return f"the server said: {clientwire.error_of(reply).message}"
         try:
-            hello = messages.decode(_result(reply), Hello)
+            hello = messages.decode(clientwire.result_of(reply), Hello)
         except ValueError as error:
             return f"the server's answer to initialize does not fit: {error}"
         if hello.protocol_version not in clientwire.PROTOCOL_VERSIONS:
@@ -156,52 +159,45 @@ class Keeper:
         return None
 
     def _up(self, link: Link, nursery: trio.Nursery) -> None:
-        self.link, self._nursery = link, nursery
+        self.link = link
         link.was_useful = False  # saying hello is not enough
         log.info("connected", server=self.hello.server_info.get("name"))
         if self.hello.has_positions:
             nursery.start_soon(link.watch)
-        for call in self.calls:
-            nursery.start_soon(self._resume, call, link)
-        self._stir()
+        self.on_up(link, nursery)
+        self.stir()
 
     def _down(self, link: Link) -> None:
         self._was_useful = link.was_useful
-        if self.link is not link:
-            return
-        self.link = self._nursery = None
-        for call in self.calls:
-            ticket = call.ticket
-            if ticket is None and call.is_running:
-                call.fail(CallLost("The connection was lost: the call may or may not have run."))
-            if ticket is None or not call.is_running:
-                self.calls.remove(call)
-            else:
-                call.not_before = trio.current_time() + ticket.min_s
-        self._stir()
+        if self.link is link:
+            self.link = None
+            self.on_down(link)
+            self.stir()
 
     def _give_up(self, error: OSError) -> None:
-        self._surrender = CannotConnect(
-            f"No connection for {self._patience_s:g} s; at last: {error}."
-        )
+        why = f"No connection for {self._patience_s:g} s; at last: {error}."
+        self._surrender = CannotConnect(why)
         self._is_wanted = trio.Event()
-        for call in self.calls:
-            call.fail(self._surrender)
-            self.calls.remove(call)
-        self._stir()
+        self.on_surrender(self._surrender)
+        self.stir()
 
     async def connected(self) -> Link:
         """The connection, when there is one. Raises `CannotConnect` when the patience is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._is_wanted.set()
         surrender = self._surrender  # that was before us: now it is tried again
-        while self.link is None:
+        while self.link is None or self.link.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
             await self._changed.wait()
         return self.link
 
-    def _stir(self) -> None:
+    async def change(self) -> None:
+        """Wait for a connection to come or go, or a call to be attached."""
+        await self._changed.wait()
+
+    def stir(self) -> None:
+        """Wake whoever waits for a change."""
         self._changed.set()
         self._changed = trio.Event()
 
@@ -221,7 +217,6 @@ class Keeper:
             link = await self.connected()
             reply = await link.ask(method, params)
             if reply is None:
-                await self._gone(link)
                 continue
             if reply.kind is not Kind.ERROR:
                 return reply
@@ -230,25 +225,7 @@ class Keeper:
                 raise clientwire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 
-    async def _gone(self, link: Link) -> None:
-        while self.link is link:
-            await self._changed.wait()
 
-    # What a call needs
-
-    async def begin(self, call: RunningCall) -> None:
-        """Send the call's request, or have it resumed. Raises `CannotConnect`."""
-        link = await self.connected()
-        if call.request is None:
-            await self._make_way(call, link)
-            self.calls.add(call)
-            if self._nursery is not None:  # else it is resumed with the others
-                self._nursery.start_soon(self._resume, call, link)
-            return
-        call.attach(link)
-        self.calls.add(call)
-        try:
-            await link.send(call.request)
-        except BaseException:
-            self.calls.remove(call)
-            raise
+async def _run_until_over(link: Link, scope: trio.CancelScope) -> None:
+    await link.run()
+    scope.cancel()

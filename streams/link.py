@@ -59,6 +59,9 @@ class Calls:
         if call.ticket is not None and self.by_stream.get(call.ticket.stream) is call:
             del self.by_stream[call.ticket.stream]
 
+    def __contains__(self, call: RunningCall) -> bool:
+        return call in self._all
+
     def only_unnumbered(self) -> RunningCall | None:
         """The call that a message without a number must belong to; None where that is not clear."""
         plain = [call for call in self._all if call.is_running and not call.is_numbered]
@@ -125,16 +128,17 @@ class Link:
 
     async def run(self) -> None:
         """Read and write until either fails or the connection is hung up."""
-        with self._scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._write_forever)
-                nursery.start_soon(self._acknowledge_forever)
-                await self._read_forever()
-        self.is_over = True
-        for reply in self._replies.values():
-            reply.give(None)
-        self._replies.clear()
-        self._stir()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write_forever)
+                    nursery.start_soon(self._acknowledge_forever)
+                    await self._read_forever()
+        finally:
+            self.is_over = True
+            for reply in self._replies.values():
+                reply.give(None)
+            self._stir()
 
     def hang_up(self) -> None:
         """Give up the connection."""
@@ -210,6 +214,7 @@ class Link:
             self._outbox, self._outbox_bytes = [], 0
             self._due.clear()
             if not lines:
+                self._stir()
                 continue
             self._is_writing = True
             try:
@@ -242,7 +247,7 @@ class Link:
         except (trio.EndOfChannel, trio.ClosedResourceError):
             pass  # what connections are expected to do
         except Unsound as error:
-            log.error("the server broke the protocol", error=str(error))
+            log.warning("the server broke the protocol", error=str(error))
         self.hang_up()
 
     async def _route(self, lines: Sequence[Incoming]) -> None:
@@ -335,7 +340,8 @@ class Link:
             token = clientwire.progress_token(message.params)
             call = None if token is None else self._calls.by_id.get(token)
             return call if call is not None and not call.is_numbered else None
-        return self._calls.only_unnumbered()
+        # Of a server that numbers, what has no number belongs to no call.
+        return None if self.hello.has_positions else self._calls.only_unnumbered()
 
     def _begin_run(self, position: clientwire.Position) -> None:
         self._run_left = position.count

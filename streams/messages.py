@@ -109,6 +109,9 @@ class Channel(Protocol):
         Raises `trio.EndOfChannel` when the peer will send no more.
         """
 
+    def is_writable(self) -> bool:
+        """Whether the peer may still read; once False, always False, and `send` must fail."""
+
     async def send(self, lines: bytes) -> None:
         """Write whole lines; when it returns they are the operating system's. One sender at a time.
 

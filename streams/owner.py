@@ -2,8 +2,6 @@
 
 import sys
 
-import msgspec
-
 from streams import console, serving
 
 
@@ -11,7 +9,7 @@ def main() -> int:
     """Own the journal until there has been nothing to do for a while."""
     console.log_to_stderr()
     try:
-        serving.run(msgspec.json.decode(sys.argv[1], type=serving.Options))
+        serving.run(serving.options_from(sys.argv[1]))
     except serving.CannotServe as error:
         print(error, file=sys.stderr)
         return 2

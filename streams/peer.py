@@ -212,7 +212,7 @@ class Peer:
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
         try:
-            arguments = tool.bind(params.arguments)
+            arguments = tool.bind(_object(params.arguments))
         except ValueError as error:
             # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
             self._reply(message.id, error_result(f"Bad arguments for {tool.name}: {error}"))
@@ -254,6 +254,15 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = dialects.ack(message.params)
         self._engine.access.ack(self._connection, acked.stream, acked.seq)
+
+
+def _object(arguments: msgspec.Raw) -> bytes:
+    given = bytes(arguments).strip()
+    if given == b"null":
+        return b"{}"
+    if not given.startswith(b"{"):
+        raise Refusal(INVALID_PARAMS, "Bad params: arguments must be an object.")
+    return given
 
 
 def _params(message: Message, shape: type[Any]) -> Any:

@@ -54,13 +54,12 @@ class Registry:
         if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
             del self._wanted[principal]
 
-    def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], int | None]:
-        """A principal's running or undelivered streams, and where the next page begins."""
+    def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
+        """A principal's wanted streams above a number, and whether there are more."""
         # In order of creation, since numbers only grow: the page is found by skipping.
         wanted = self._wanted.get(principal, {})
         streams = list(itertools.islice((s for n, s in wanted.items() if n > after), size + 1))
-        more = len(streams) > size
-        return streams[:size], streams[size - 1].number if more else None
+        return streams[:size], len(streams) > size
 
     def make_room(self, principal: str) -> list[Stream]:
         """What must be forgotten before this principal has one more stream.

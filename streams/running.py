@@ -5,7 +5,6 @@ a task switch or a lock. Two numbers tell where the call stands: everything up t
 here, so whatever comes again is dropped; everything up to `_taken` was handed out.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -16,24 +15,12 @@ from msgspec import UNSET
 
 from streams import clientwire, messages
 from streams.errors import ClientError, StreamGone
+from streams.inbox import BATCH_LINES_MAX, Inbox
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge, look
 from streams.ticket import Ticket
 
-# What may wait to be read before the connection is held up. One receive may come on top.
-BUFFER_BYTES_MAX: Final = 1024 * 1024
-BUFFER_LINES_MAX: Final = 10_000
-
-# Batches are cut to this, and an ack falls due at their ends: so one comes every 1,000 messages.
-BATCH_LINES_MAX: Final = 500
+# An ack falls due after so many bytes, or a batch of messages.
 ACK_BYTES: Final = 1024 * 1024
-
-# Who reads from the buffer lets other tasks run after so many messages.
-CHECKPOINT_LINES: Final = 1_000
-
-
-# What is kept of a call that was left, for whoever comes back to it over the same connection.
-LEFT_BYTES_MAX: Final = 256 * 1024
-LEFT_LINES_MAX: Final = 2_500
 
 # A server that leaves the same gap so often has lost what was there.
 GAPS_MAX: Final = 3
@@ -97,15 +84,10 @@ class RunningCall:
         self._before = 0  # what was taken before this object was made
         self._is_waiting = True  # the caller is done with everything that was handed out
         self._lines: Iterator[Incoming] = iter(())
-        self._batches: deque[tuple[Sequence[Incoming], int]] = deque()
-        self._waiting_lines = 0
-        self._waiting_bytes = 0
+        self._inbox = Inbox()
         self._unacked_bytes = 0
-        self._until_checkpoint = CHECKPOINT_LINES
+        self._until_checkpoint = BATCH_LINES_MAX
         self._gaps = 0  # in front of the same message
-        self._has_dropped = False
-        self._changed = trio.Event()  # something has come
-        self._has_room = trio.Event()
 
     @classmethod
     def of(cls, home: Home, ticket: Ticket) -> "RunningCall":
@@ -130,7 +112,7 @@ class RunningCall:
         """Detach: the work goes on, and the ticket leads back to it."""
         self._is_waiting = self._is_waiting or error is None
         self.is_left = True
-        self._has_room.set()
+        self._inbox.make_room()
         self._home.leave(self)
 
     # For the caller
@@ -179,18 +161,24 @@ class RunningCall:
         self._settle()
         if self._final.kind is Kind.ERROR:
             raise clientwire.as_error(clientwire.error_of(self._final))
-        assert isinstance(self._final.result, msgspec.Raw)
-        return messages.decode(self._final.result, dict[str, Any])
+        try:
+            return messages.decode(clientwire.result_of(self._final), Any)
+        except ValueError as error:
+            raise StreamGone(f"The result cannot be read: {error}.", "unreadable") from None
 
     async def cancel(self) -> None:
-        """Stop the work: the server is told, and nothing more comes of the call.
+        """Stop the work, unless it is done: nothing more comes of the call.
 
-        Waits for the connection where there is none. Raises `CannotConnect`.
+        Returns when the server knows, however many connections that takes. Raises `CannotConnect`.
         """
-        if not self.is_complete:
+        if self.is_complete:
+            return
+        self._drop_buffer()  # nobody is to wait for it to be read
+        try:
             await self._home.cancel(self)
-            self._drop_buffer()
-            self.fail(StreamGone("The call was cancelled.", "cancelled"))
+        finally:
+            self._failure = self._failure or StreamGone("The call was cancelled.", "cancelled")
+            self._inbox.stir()
 
     # Reading, off the fast path
 
@@ -198,28 +186,23 @@ class RunningCall:
         """Put the next batch in place, when there is one."""
         self._is_waiting = True
         self._report()
-        while not self._batches:
+        while not self._inbox:
             if self._final is not None:
                 raise StopAsyncIteration
             if self._failure is not None:
                 raise self._failure
             if self.is_left:
                 raise RuntimeError("this call was left: resume its ticket to read on")
-            self._changed = trio.Event()
-            await self._changed.wait()
-            self._until_checkpoint = CHECKPOINT_LINES
+            await self._inbox.change()
+            self._until_checkpoint = BATCH_LINES_MAX
         if self._until_checkpoint <= 0:
             await trio.lowlevel.checkpoint()
-            self._until_checkpoint = CHECKPOINT_LINES
-            if not self._batches:
+            self._until_checkpoint = BATCH_LINES_MAX
+            if not self._inbox:
                 return  # cancelled or left meanwhile
-        batch, size = self._batches.popleft()
-        self._waiting_lines -= len(batch)
-        self._waiting_bytes -= size
+        batch, size = self._inbox.take()
         self._unacked_bytes += size
         self._until_checkpoint -= len(batch)
-        if not self.is_full:
-            self._has_room.set()
         self._lines = iter(batch)
         self._is_waiting = False
 
@@ -258,11 +241,8 @@ class RunningCall:
                 self._home.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
-        self._has_dropped = True
-        self._batches.clear()
+        self._inbox.drop()
         self._lines = iter(())
-        self._waiting_lines = self._waiting_bytes = 0
-        self._has_room.set()
 
     # For the client
 
@@ -288,7 +268,7 @@ class RunningCall:
         Only what came over the connection can be confirmed over it.
         """
         seq = min(self.confirmed, self._seen)
-        if self._ticket is None or seq <= self._acked:
+        if self._ticket is None or self._failure or seq <= self._acked:
             return b""
         self._acked = seq
         self._unacked_bytes = 0
@@ -305,21 +285,24 @@ class RunningCall:
         return not (self.is_complete or self.is_left or self._failure)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it ended without a final response."""
+        return self._failure is not None
+
+    @property
     def is_full(self) -> bool:
         """Whether too much waits to be read, by somebody who will."""
-        if self.is_left:
-            return False
-        return self._waiting_lines >= BUFFER_LINES_MAX or self._waiting_bytes >= BUFFER_BYTES_MAX
+        return self._inbox.is_full and not self.is_left
 
     async def has_room(self) -> None:
         """Wait until the caller has read enough."""
         while self.is_full:
-            self._has_room = trio.Event()
-            await self._has_room.wait()
+            await self._inbox.room()
 
     def rejoin(self, ticket: Ticket) -> bool:
         """Read on where this call was left, if that is where `ticket` stands; whether it is."""
-        if not self.is_left or self._has_dropped or ticket.after != (self._taken or None):
+        is_coming = self.is_left and self.resume_id is None  # a resumed call is detached then
+        if not is_coming or self._inbox.is_dropped or ticket.after != (self._taken or None):
             return False
         self.is_left = False
         self._is_waiting = True
@@ -355,18 +338,9 @@ class RunningCall:
         if last and last.method is UNSET and last.id is not UNSET:
             self.is_complete = True
             self._home.ended(self)
-        if self._failure or self._has_dropped:
-            return
-        for start in range(0, len(lines), BATCH_LINES_MAX):
-            batch = lines[start : start + BATCH_LINES_MAX]
-            size = _size(batch)
-            self._batches.append((batch, size))
-            self._waiting_bytes += size
-        self._waiting_lines += len(lines)
-        self._changed.set()
-        if self.is_left and (
-            self._waiting_bytes > LEFT_BYTES_MAX or self._waiting_lines > LEFT_LINES_MAX
-        ):
+        if not self._failure:
+            self._inbox.put(lines)
+        if self.is_left and self._inbox.is_too_much_to_keep:
             self._drop_buffer()
 
     def _gap(self, seq: int, expected: int) -> Unsound:
@@ -388,7 +362,7 @@ class RunningCall:
         """Nothing more will come; what is here can still be read."""
         if not self.is_complete and self._failure is None:
             self._failure = error
-            self._changed.set()
+            self._inbox.stir()
 
 
 def _try_look(line: Incoming) -> Message | None:
@@ -396,10 +370,3 @@ def _try_look(line: Incoming) -> Message | None:
         return look(line)
     except (ValueError, TypeError, RecursionError):
         return None  # whoever reads it is told
-
-
-def _size(lines: Sequence[Incoming]) -> int:
-    try:
-        return sum(map(len, lines))  # type: ignore[arg-type]  # nearly always true, and fast
-    except TypeError:  # a TooLarge is among them
-        return sum(len(line) for line in lines if isinstance(line, bytes))

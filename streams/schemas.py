@@ -9,6 +9,7 @@ Whatever does not fit is a `ValueError` with one sentence that begins with the p
 """
 
 import copy
+import itertools
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
@@ -18,11 +19,9 @@ import msgspec
 from jsonschema import Draft202012Validator, exceptions, validators
 from jsonschema.protocols import Validator
 from msgspec import inspect as types
-from referencing import Registry, Resource
+from referencing import Registry
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, SchemaResource, UnknownDialect
-
-from streams.messages import decode
+from referencing.jsonschema import SchemaResource, UnknownDialect, specification_with
 
 Schema = dict[str, Any]
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
@@ -30,7 +29,10 @@ OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back 
 
 # The place and the reason name what the peer sent, which may be megabytes.
 _SENTENCE_MAX: Final = 400
+# Enough to find the one that matters; a long array of wrong items has one for each of them.
+_MISMATCHES_MAX: Final = 100
 
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP's default
 # A schema holds all that it refers to: nothing is looked up elsewhere, least of all fetched.
 _NOTHING_ELSE: Final[Registry[Any]] = Registry()
 
@@ -176,11 +178,11 @@ def given_binder(
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         try:
-            values: dict[str, Any] = decode(raw, dict[str, Any])
-        except ValueError as error:
+            values = msgspec.json.decode(raw, type=dict[str, Any])
+        except (ValueError, RecursionError) as error:
             raise ValueError(explain(error, "arguments")) from None
-        schema.check(values, "arguments")
         _require_names(values, known, more_allowed=more_allowed, taken=taken)
+        schema.check(values, "arguments")
         defaults = {
             name: _fresh(parameter.default)
             for name, parameter in known.items()
@@ -236,7 +238,8 @@ class GivenSchema:
     def check(self, value: Any, whole: str) -> None:
         """Raises `ValueError` with the mismatch that matters most; `whole` names the value."""
         try:
-            error = exceptions.best_match(self._validator.iter_errors(value))
+            errors = itertools.islice(self._validator.iter_errors(value), _MISMATCHES_MAX)
+            error = exceptions.best_match(errors)
         except (RecursionError, OverflowError) as too_much:
             raise ValueError(f"{whole}: nested too deeply or a number too large") from too_much
         if error is not None:
@@ -251,8 +254,9 @@ def _checked(schema: Mapping[str, Any], what: str) -> Schema:
     if plain.get("type") != "object":
         raise ValueError(f'{what}: MCP wants "type": "object" at the root')
     try:
-        resource = Resource.from_contents(plain, default_specification=DRAFT202012)
+        specification = specification_with(str(plain.get("$schema", _DIALECT)))
         validators.validator_for(plain, default=Draft202012Validator).check_schema(plain)
+        resource = specification.create_resource(plain)
         _resolve_all(resource, _NOTHING_ELSE.resolver_with_root(resource))
     except UnknownDialect as error:
         raise ValueError(f"{what}: unknown $schema {error.uri}") from error

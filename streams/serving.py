@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     insecure_anonymous: bool = False
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
-    limits: dict[str, Any] = {}  # noqa: RUF012 (a Struct copies it)
+    limits: dict[str, float] = {}
 
     @property
     def is_relay(self) -> bool:
@@ -71,9 +71,7 @@ def load(app: str) -> Server:
         raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
     sys.path.insert(0, os.getcwd())
     try:
-        module = (
-            _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
+        module = _import(place)
     except ImportError as error:
         raise CannotServe(f"{place} cannot be imported: {error}.") from error
     server = getattr(module, name, None)
@@ -82,7 +80,10 @@ def load(app: str) -> Server:
     return server
 
 
-def _load_file(path: Path) -> Any:
+def _import(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
     if not path.is_file():
         raise CannotServe(f"{path}: there is no such file.")
     sys.path.insert(0, str(path.resolve().parent))
@@ -122,6 +123,11 @@ def _first(errors: BaseException) -> BaseException:
     while isinstance(errors, BaseExceptionGroup):
         errors = errors.exceptions[0]
     return errors
+
+
+def options_from(settings: str) -> Options:
+    """The options in what `owner_command` makes of them."""
+    return msgspec.json.decode(settings, type=Options, dec_hook=lambda kind, text: kind(text))
 
 
 # The process that does the work
@@ -303,7 +309,6 @@ def _start_owner(options: Options) -> None:
 
 def owner_command(options: Options) -> Sequence[str]:
     """The command of an owner with these options, which comes to its end when it has rested."""
-    settings = msgspec.json.encode(
-        msgspec.structs.replace(options, stdio=False, foreground=True)
-    ).decode()
+    own = msgspec.structs.replace(options, stdio=False, foreground=True)
+    settings = msgspec.json.encode(own, enc_hook=str).decode()
     return [sys.executable, "-m", "streams.owner", settings]

@@ -27,7 +27,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
-from streams.content import Block, Text
+from streams.content import Block
 from streams.schemas import (
     Binder,
     GivenSchema,
@@ -221,9 +221,9 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     """
     if tool.output_check is not None:
         return _promised(value, tool, tool.output_check)
-    blocks = _blocks(value, tool)
-    if blocks is not None:
-        return {"content": [_as_json(block, tool)[1] for block in blocks]}
+    content = _content(value, tool)
+    if content is not None:
+        return {"content": content}
     encoded, plain = _as_json(value, tool)
     is_object = isinstance(plain, dict)
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
@@ -251,8 +251,8 @@ def error_result(message: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
-def _blocks(value: Any, tool: Tool) -> list[Block] | None:
-    """The content of a value that is content; None for one that is data."""
+def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
+    """The blocks of a value that is content; None for one that is data."""
     if value is None:
         return []
     if isinstance(value, str | Block):
@@ -262,12 +262,13 @@ def _blocks(value: Any, tool: Tool) -> list[Block] | None:
     return None
 
 
-def _block(item: Any, tool: Tool) -> Block:
-    if isinstance(item, Block):
-        return item
-    if isinstance(item, str):
-        return Text(item)
-    raise TypeError(f"{_returned(item, tool)} in a list of content blocks; beside them only str")
+def _block(item: Any, tool: Tool) -> dict[str, Any]:
+    if not isinstance(item, str | Block):
+        raise TypeError(
+            f"{_returned(item, tool)} in a list of content blocks; beside them only str"
+        )
+    _, plain = _as_json(item, tool)
+    return plain if isinstance(plain, dict) else {"type": "text", "text": plain}
 
 
 def _as_json(value: Any, tool: Tool) -> tuple[bytes, Any]:

@@ -4,7 +4,8 @@ import sys
 
 import trio
 
-from tests.rigs import HELLO, LIMIT, echo
+from tests.echo import LIMIT, echo
+from tests.rigs import HELLO
 from transports import stdio
 from transports.relay import relay
 

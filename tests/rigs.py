@@ -12,58 +12,27 @@ import json
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
-from wsproto import ConnectionType, WSConnection
-from wsproto.connection import Connection
 from wsproto.events import (
-    AcceptConnection,
     BytesMessage,
-    Event,
-    Request,
     TextMessage,
 )
 
-from streams.messages import Channel, Incoming, TooLarge
+from streams.messages import Channel
+from tests.bare_websocket import open_bare_websocket
+from tests.echo import LIMIT, Handler, echo
 from transports import stdio, unix, websocket
 from transports.frames import MCP_STREAMS
 from transports.memory import MemoryServer
 
 ROOT: Final = Path(__file__).parent.parent
-LIMIT: Final = 64 * 1024  # of a message, in all of the tests
 HELLO: Final = {"app": "file.py:server", "version": "1"}
-
-Handler = Callable[[Channel], Awaitable[object]]
-
-
-def as_line(incoming: Incoming) -> bytes:
-    if isinstance(incoming, TooLarge):
-        return json.dumps({"tooLarge": incoming.limit}).encode() + b"\n"
-    return incoming + b"\n"
-
-
-async def echo(channel: Channel) -> None:
-    """Send back what comes. `{"stall": FIFO}` is answered, and then nothing more is read until
-    something is written to the FIFO, each line of which is sent on, and that is closed.
-    """
-    with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError):
-        while True:
-            for incoming in await channel.receive():
-                await channel.send(as_line(incoming))
-                if isinstance(incoming, bytes) and incoming.startswith(b'{"stall"'):
-                    await _stall(channel, json.loads(incoming)["stall"])
-
-
-async def _stall(channel: Channel, fifo: str) -> None:
-    opened = await trio.to_thread.run_sync(open, fifo, "rb", abandon_on_cancel=True)
-    with opened:
-        while line := await trio.to_thread.run_sync(opened.readline, abandon_on_cancel=True):
-            await channel.send(line)
 
 
 class Bare:
@@ -134,9 +103,7 @@ class MemoryRig(Rig):
         return self.server.connect()
 
     async def knock(self) -> Bare:
-        opened = self.server.connect()
-        await opened.__aenter__()
-        return Bare(self.server.cables[-1].near_end, newline_frame)
+        return Bare(self.server.open_cable().near_end, newline_frame)
 
 
 class StdioRig(Rig):
@@ -234,35 +201,6 @@ class WebSocketRig(Rig):
 
 class McpRig(WebSocketRig):
     subprotocol = "mcp"
-
-
-async def open_bare_websocket(
-    port: int, *subprotocols: str
-) -> tuple[trio.SocketStream, Connection]:
-    """A TCP connection past its handshake, and wsproto to speak over it."""
-    stream = await trio.open_tcp_stream("127.0.0.1", port)
-    protocol = WSConnection(ConnectionType.CLIENT)
-    request = Request(host=f"127.0.0.1:{port}", target="/", subprotocols=list(subprotocols))
-    await stream.send_all(protocol.send(request))
-    while True:
-        data = await stream.receive_some()
-        assert data, "the server hung up during the handshake"
-        protocol.receive_data(bytes(data))
-        for event in protocol.events():
-            assert isinstance(event, AcceptConnection), event
-            assert event.subprotocol == (subprotocols[0] if subprotocols else None)
-            assert protocol.connection is not None
-            return stream, protocol.connection
-
-
-async def events_to_the_end(stream: trio.abc.Stream, connection: Connection) -> list[Event]:
-    """All that the far end says until it hangs up."""
-    events: list[Event] = []
-    with contextlib.suppress(trio.BrokenResourceError):
-        while data := await stream.receive_some():
-            connection.receive_data(bytes(data))
-            events += connection.events()
-    return events
 
 
 RIGS: Final = {

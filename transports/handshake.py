@@ -55,14 +55,14 @@ class Refused(Exception):
 async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
     """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
     head = bytearray()
-    while b"\r\n\r\n" not in head:
-        if len(head) > HEAD_BYTES_MAX:
-            raise Refused(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
+    while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
         data = await stream.receive_some(HEAD_BYTES_MAX)
         if not data:
             raise trio.BrokenResourceError("the peer is gone")
         head += data
     request, end, early = bytes(head).partition(b"\r\n\r\n")
+    if len(request) > HEAD_BYTES_MAX:
+        raise Refused(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
     return request + end, early
 
 
@@ -144,7 +144,10 @@ async def ask(
     body = b""
     while True:
         data = await stream.receive_some(HEAD_BYTES_MAX)
-        protocol.receive_data(bytes(data))
+        if not data and rejected is None:
+            raise trio.BrokenResourceError
+        if data:
+            protocol.receive_data(bytes(data))
         for event in protocol.events():
             match event:
                 case AcceptConnection():
@@ -157,8 +160,6 @@ async def ask(
         if rejected and (is_over or not data):
             why = _reason(body)
             raise ConnectionRefusedError(f"{address.url}: HTTP {rejected.status_code}{why}")
-        if not data:
-            raise trio.BrokenResourceError
 
 
 def _reason(body: bytes) -> str:

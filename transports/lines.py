@@ -8,6 +8,7 @@ import array
 import contextlib
 import fcntl
 import os
+import select
 import stat
 import sys
 import termios
@@ -95,7 +96,8 @@ class LineSplitter:
 class LineChannel:
     """A `Channel` that frames messages by newlines, over any `trio.abc.Stream`.
 
-    `unsent` tells how many bytes the peer has yet to take, where that can be known.
+    `unsent` tells how many bytes the peer has yet to take, and `has_reader` whether it is there to
+    take any, where that can be known.
     """
 
     def __init__(
@@ -105,11 +107,14 @@ class LineChannel:
         principal: str,
         message_bytes_max: int = MESSAGE_BYTES_MAX,
         unsent: Callable[[], int | None] | None = None,
+        has_reader: Callable[[], bool] | None = None,
     ) -> None:
         self._stream = stream
         self._principal = principal
         self._splitter = LineSplitter(message_bytes_max)
         self._unsent = unsent
+        self._has_reader = has_reader
+        self._is_closed = False
 
     @property
     def principal(self) -> str:
@@ -131,9 +136,11 @@ class LineChannel:
         try:
             await self._stream.send_all(lines)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._is_closed = True
             raise trio.BrokenResourceError("the peer is gone") from None
         except BaseException:
             # Perhaps half a line is out, and nothing may follow it.
+            self._is_closed = True
             await trio.aclose_forcefully(self._stream)
             raise
 
@@ -144,7 +151,11 @@ class LineChannel:
     def unsent_bytes(self) -> int | None:
         return self._unsent() if self._unsent else None
 
+    def is_writable(self) -> bool:
+        return not self._is_closed and (self._has_reader is None or self._has_reader())
+
     async def aclose(self) -> None:
+        self._is_closed = True
         with trio.move_on_after(CLOSE_S):
             await self._stream.aclose()
 
@@ -162,15 +173,15 @@ def open_fds(
     Raises `OSError` when one of them is no file descriptor; both are closed then.
     """
     try:
-        reader = trio.lowlevel.FdStream(read_fd)
+        os.fstat(read_fd)
+        os.fstat(write_fd)
     except OSError:
-        _close_quietly(write_fd)
+        for fd in (read_fd, write_fd):
+            with contextlib.suppress(OSError):  # one of them is none
+                os.close(fd)
         raise
-    try:
-        writer = trio.lowlevel.FdStream(write_fd)
-    except OSError:
-        reader.close()
-        raise
+    reader = trio.lowlevel.FdStream(read_fd)
+    writer = trio.lowlevel.FdStream(write_fd)
     enlarge_pipe(read_fd)
     enlarge_pipe(write_fd)
     return LineChannel(
@@ -178,12 +189,8 @@ def open_fds(
         principal=principal,
         message_bytes_max=message_bytes_max,
         unsent=lambda: unsent_bytes(writer.fileno()),
+        has_reader=lambda: has_reader(writer.fileno()),
     )
-
-
-def _close_quietly(fd: int) -> None:
-    with contextlib.suppress(OSError):  # it may be no file descriptor either
-        os.close(fd)
 
 
 def enlarge_pipe(fd: int) -> None:
@@ -194,6 +201,15 @@ def enlarge_pipe(fd: int) -> None:
     with contextlib.suppress(OSError):
         if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
+def has_reader(fd: int) -> bool:
+    """Whether somebody may still read what is written to `fd`."""
+    if fd < 0:
+        return False  # closed
+    poller = select.poll()
+    poller.register(fd, 0)  # errors and hang-ups are always told
+    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
 def unsent_bytes(fd: int) -> int | None:

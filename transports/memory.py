@@ -164,7 +164,7 @@ class Cable:
 class MemoryServer:
     """The two verbs, joined by an object instead of an address; `connect` is a `Dialer`.
 
-    `cables` are the connections that are open, newest last, to be cut by a test.
+    `cables` are the connections that `connect` has open, newest last, to be cut by a test.
     """
 
     def __init__(
@@ -192,10 +192,11 @@ class MemoryServer:
             finally:
                 self._accept = None
 
-    @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Channel]:
-        """Open a connection. Raises `ConnectionRefusedError` when nobody serves."""
-        await trio.lowlevel.checkpoint()
+    def open_cable(self) -> Cable:
+        """A connection whose near end is the caller's to close, or to cut.
+
+        Raises `ConnectionRefusedError` when nobody serves.
+        """
         if self._accept is None:
             raise ConnectionRefusedError("nobody serves this memory transport")
         cable = Cable(
@@ -203,17 +204,26 @@ class MemoryServer:
             message_bytes_max=self._message_bytes_max,
             principal=self._principal,
         )
-        self.cables.append(cable)
         self._accept(cable)
+        return cable
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Channel]:
+        """Open a connection. Raises `ConnectionRefusedError` when nobody serves."""
+        await trio.lowlevel.checkpoint()
+        cable = self.open_cable()
+        self.cables.append(cable)
         try:
             yield cable.near
         finally:
             self.cables.remove(cable)
-            await cable.near.aclose()
+            with trio.CancelScope(shield=True):
+                await cable.near.aclose()
 
 
 async def _run(handler: Handler, channel: LineChannel) -> None:
     try:
         await handler(channel)
     finally:
-        await channel.aclose()
+        with trio.CancelScope(shield=True):
+            await channel.aclose()

@@ -92,37 +92,39 @@ async def _welcome(
     message_bytes_max: int,
 ) -> None:
     """Serve one relay from its hello to its end. Whatever it does wrong ends nothing else."""
-    uid = _peer_uid(stream)
-    if uid != os.getuid():
-        await stream.aclose()
-        return
     fds: list[int] = []  # ours to close until a channel has them
     try:
-        async with stream:
-            try:
-                with trio.fail_after(HELLO_S):
-                    hello = await _read_hello(stream.socket, fds)
-                    why = hello_check(hello)
-                    await _answer(stream, {"error": why} if why else {"ok": True})
-            except _Garbage as garbage:
-                why = str(garbage)
-                with trio.move_on_after(HELLO_S):
-                    await _answer(stream, {"error": why})
-            except (trio.TooSlowError, trio.BrokenResourceError):
-                return
-            if not why:
-                read_fd, write_fd = fds
-                fds.clear()
-                channel = open_fds(
-                    read_fd,
-                    write_fd,
-                    principal=f"os({uid})",
-                    message_bytes_max=message_bytes_max,
-                )
-                await _run(handler, channel, stream)
+        uid = _peer_uid(stream)
+        if uid != os.getuid() or not await _admit(stream, hello_check, fds):
+            return
+        read_fd, write_fd = fds
+        fds.clear()
+        channel = open_fds(
+            read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
+        )
+        await _run(handler, channel, stream)
     finally:
         for fd in fds:
             os.close(fd)
+        with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
+            await trio.aclose_forcefully(stream)
+
+
+async def _admit(
+    stream: trio.SocketStream, hello_check: Callable[[Hello], str | None], fds: list[int]
+) -> bool:
+    """Read the hello and answer it; whether the relay may stay."""
+    try:
+        with trio.fail_after(HELLO_S):
+            try:
+                why = hello_check(await _read_hello(stream.socket, fds))
+            except _Garbage as garbage:
+                why = str(garbage)
+            answer = {"error": why} if why else {"ok": True}
+            await stream.send_all(json.dumps(answer).encode() + b"\n")
+            return not why
+    except (trio.TooSlowError, trio.BrokenResourceError):
+        return False
 
 
 async def _run(handler: Handler, channel: LineChannel, stream: trio.SocketStream) -> None:
@@ -148,11 +150,6 @@ def _peer_uid(stream: trio.SocketStream) -> int:
     assert isinstance(credentials, bytes)  # it is an int only where no size is given
     _pid, uid, _gid = _UCRED.unpack(credentials)
     return int(uid)
-
-
-async def _answer(stream: trio.SocketStream, answer: dict[str, Any]) -> None:
-    with contextlib.suppress(trio.BrokenResourceError):  # then its end is seen soon enough
-        await stream.send_all(json.dumps(answer).encode() + b"\n")
 
 
 async def _read_hello(peer: trio.socket.SocketType, fds: list[int]) -> Hello:

@@ -130,14 +130,15 @@ class _Server:
         """Serve one connection from its handshake to its end."""
         self._connections += 1
         try:
-            async with stream:
-                channel = None
-                with trio.move_on_after(HANDSHAKE_S):
-                    channel = await self._shake_hands(stream)
-                if channel is not None:
-                    await self._run(channel)
+            channel = None
+            with trio.move_on_after(HANDSHAKE_S):
+                channel = await self._shake_hands(stream)
+            if channel is not None:
+                await self._run(channel)
         finally:
             self._connections -= 1
+            with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
+                await trio.aclose_forcefully(stream)
 
     async def _run(self, channel: WebSocketChannel) -> None:
         async with trio.open_nursery() as nursery:

@@ -108,6 +108,9 @@ class WebSocketChannel:
             if payload in self._unsent_pings:
                 self._unsent_pings.remove(payload)
 
+    def is_writable(self) -> bool:
+        return not (self._peer_is_done.is_set() or self._is_torn or self._is_closed)
+
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self._socket.socket.fileno()) if self._socket else None
 

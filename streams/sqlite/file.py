@@ -113,8 +113,9 @@ def _keep_private(path: Path) -> None:
     for suffix in ("", "-wal", "-shm"):
         side = path.with_name(path.name + suffix)
         try:
-            if stat.S_IMODE(side.stat().st_mode) != 0o600:
-                side.chmod(0o600)
+            mode = stat.S_IMODE(side.stat().st_mode)
+            if mode & (stat.S_IRWXG | stat.S_IRWXO):
+                side.chmod(mode & stat.S_IRWXU)
         except FileNotFoundError:
             pass  # a side file that will be made with the mode of the journal
         except OSError as error:
@@ -140,8 +141,12 @@ def configure(
     if file_bytes_max is not None:
         pages = file_bytes_max // _pragma(connection, "page_size")
         connection.execute(f"PRAGMA max_page_count = {pages}")
-    connection.execute("BEGIN IMMEDIATE")  # fails where the file may not be written
-    connection.execute("ROLLBACK")
+    # Writing fails where the file is read-only; to begin does not, not even IMMEDIATE.
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _pragma(connection: sqlite3.Connection, text: str) -> Any:

@@ -1,10 +1,12 @@
 """Records and lines in tables: the whole of the journal, synchronous."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from streams.errors import JournalError, JournalUnusable
 from streams.journal import (
@@ -24,6 +26,9 @@ from streams.sqlite.file import Durability, configure, connect, create_file, pre
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
+# Records of the streams that change now are kept, without their origins: looking one up is a third
+# of what an append costs. Some 500 bytes each.
+KNOWN_MAX: Final = 10_000
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
@@ -50,6 +55,7 @@ class SQLiteStore:
         """
         self._path = path = path.resolve()
         self._failure: str | None = None
+        self._known: dict[str, tuple[int, Record]] = {}
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
@@ -67,14 +73,15 @@ class SQLiteStore:
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
+        self._known.clear()
         with self._transaction():
             self._writer.execute("UPDATE progress SET fence = fence + 1")
             rows = self._writer.execute(
                 "SELECT stream, principal, origin, min_s, max_s, created_at, is_announced, "
                 "fence, outcome, last, acked, last_request, last_error, ended_at "
                 "FROM streams JOIN progress USING (id) ORDER BY id"
-            ).fetchall()
-        return [_record(*row) for row in rows]
+            )
+            return [_record(*row) for row in rows]
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
@@ -82,13 +89,14 @@ class SQLiteStore:
             raise JournalUnusable(self._failure)
         try:
             with self._transaction():
-                batch = _Batch(self._writer, self._next_id)
+                batch = _Batch(self._writer, self._known, self._next_id)
                 answers = [batch.apply(change) for change in changes]
                 batch.write()
         except JournalUnusable as error:
             self._failure = str(error)
             raise
         self._next_id = batch.next_id
+        self._remember(batch)
         return answers
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
@@ -109,6 +117,15 @@ class SQLiteStore:
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._opened.close()
+
+    def _remember(self, batch: "_Batch") -> None:
+        if len(self._known) > KNOWN_MAX:
+            self._known.clear()
+        for stream, entry in batch.entries.items():
+            if entry.now is None:
+                self._known.pop(stream, None)
+            else:
+                self._known[stream] = (entry.id, msgspec.structs.replace(entry.now, origin=b""))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -138,17 +155,20 @@ class _Entry:
 class _Batch:
     """The changes of one commit: worked out against the stored records, then written at once."""
 
-    def __init__(self, connection: sqlite3.Connection, next_id: int) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, known: Mapping[str, tuple[int, Record]], next_id: int
+    ) -> None:
         self.next_id = next_id
+        self.entries: dict[str, _Entry] = {}
         self._connection = connection
-        self._entries: dict[str, _Entry] = {}
+        self._known = known
         self._forgotten: list[int] = []
 
     def apply(self, change: Change) -> JournalError | None:
         """Apply one change in memory; the error is the answer to a change that is not allowed."""
-        entry = self._entries.get(change.stream)
+        entry = self.entries.get(change.stream)
         if entry is None:
-            entry = self._entries[change.stream] = self._load(change.stream)
+            entry = self.entries[change.stream] = self._load(change.stream)
         before = entry.now
         try:
             entry.now = apply(before, change)
@@ -164,10 +184,13 @@ class _Batch:
         elif isinstance(change, Forget):
             if entry.stored is not None:
                 self._forgotten.append(entry.id)
-            self._entries[change.stream] = _Entry(0, None)
+            self.entries[change.stream] = _Entry(0, None)
         return None
 
     def _load(self, stream: str) -> _Entry:
+        known = self._known.get(stream)
+        if known is not None:
+            return _Entry(*known)
         row = self._connection.execute(
             "SELECT id, principal, fence, outcome, last, acked, last_request, last_error, ended_at "
             "FROM streams JOIN progress USING (id) WHERE stream = ?",
@@ -183,7 +206,7 @@ class _Batch:
         """Write what has changed. Forgotten streams first, whose names may have come again."""
         many = self._connection.executemany
         gone = [(forgotten,) for forgotten in self._forgotten]
-        entries = [(entry, entry.now) for entry in self._entries.values() if entry.now is not None]
+        entries = [(entry, entry.now) for entry in self.entries.values() if entry.now is not None]
         new = [pair for pair in entries if pair[0].stored is None]
         changed = [(e, now) for e, now in entries if e.stored is not None and e.stored != now]
         for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):

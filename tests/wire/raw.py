@@ -26,6 +26,10 @@ FRAME_BYTES_MAX: Final = 256 * 1024  # WIRE §7: at most 256 KiB unless one mess
 
 Id = int | str
 
+# No two peers use the same id unless a test chooses it: a stream's original response comes to
+# whoever resumes it, under an id that must be free there. Tests choose small ones.
+_ids = itertools.count(1000)
+
 
 class PeerGone(Exception):
     """The other side has ended the connection."""
@@ -86,7 +90,6 @@ class Peer:
     """What all peers have in common; a subclass adds the framing."""
 
     def __init__(self) -> None:
-        self._ids = itertools.count(1000)  # clear of the small ids that tests choose themselves
         self._inbox: deque[Message] = deque()
 
     def send_raw(self, data: bytes) -> None:
@@ -106,7 +109,7 @@ class Peer:
 
     def request(self, method: str, params: object = None, *, id: Id | None = None) -> Id:
         """Send a request and return its id; `id` chooses one."""
-        chosen = next(self._ids) if id is None else id
+        chosen = next(_ids) if id is None else id
         body = {"jsonrpc": "2.0", "id": chosen, "method": method}
         self.send(body if params is None else {**body, "params": params})
         return chosen

@@ -154,6 +154,17 @@ def test_a_stream_cannot_come_under_an_id_that_is_in_flight(
     assert reader.seqs(busy.stream) == up_to(6)
 
 
+@pytest.mark.parametrize("positions", [False, True])
+def test_a_resume_may_not_have_the_id_of_the_call(wire: Wire, positions: bool) -> None:
+    """W§5: "taken on a connection […] while in flight there": the resume itself has taken the id
+    under which the final response would come, and each of the two is a response."""
+    started = start(maker := wire.positions(), "count", 7, n=5)
+    maker.expect(method_is(END))
+    peer = wire.positions() if positions else wire.streams()
+    refused(peer.ask("stream/resume", {**started.with_token, "after": 0}, id=7), "id_in_use")
+    assert "result" in peer.response(peer.request("stream/resume", started.with_token, id="7"))
+
+
 def test_an_own_call_in_flight_cannot_be_resumed_beside_itself(wire: Wire, gate: Gate) -> None:
     """W§5: the original call's id is in flight on its own connection: `id_in_use`; but "All other
     checks come after" the token's (W§9)."""
@@ -252,6 +263,20 @@ def test_an_ack_needs_positions(wire: Wire, gate: Gate) -> None:
     maker.settle()
     assert last_kept(wire, started) == up_to(5)
     gate.release()
+
+
+def test_an_ack_counts_however_soon_it_comes(wire: Wire) -> None:
+    """W§4: "up to what was written to it": what the client has read was written, be it only a
+    moment ago and the server's own sending not yet returned."""
+    peer = wire.positions()
+    reader = Reader(peer)
+    for _ in range(50):
+        call_id = peer.call("count", n=5)
+        stream = reader.until(method_is(CREATE)).params["stream"]["streamId"]
+        reader.response(call_id)
+        ack(peer, stream, 6)
+        poll = peer.request("stream/poll", {"streamId": stream})
+        assert reader.response(poll).result["pendingMessages"] is False
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ at the other, so that a test decides when a tool goes on and never has to guess 
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import trio
@@ -15,6 +15,8 @@ import trio
 from streams import Call, Image, Server, SyncCall, Text
 
 server = Server("wire-tests", version="1.2.3", resume_min_s=2, resume_max_s=600)
+
+Level = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 
 ELICITATION = {
     "message": "Go on?",
@@ -182,7 +184,7 @@ async def progress(call: Call, total: int) -> str:
 
 
 @server.tool
-async def complain(call: Call, levels: list[str]) -> str:
+async def complain(call: Call, levels: list[Level]) -> str:
     """Log once at each of these levels."""
     for level in levels:
         await call.log(level, {"at": level})

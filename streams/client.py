@@ -1,0 +1,231 @@
+"""The client: calls that outlive their connection.
+
+    async with Client(dial("ws://127.0.0.1:8765")) as client:
+        async with client.call("build", {"rows": 3}) as call:
+            async for message in call:
+                ...
+            result = await call.result()
+
+A server that knows nothing of streams is served as any MCP client would; then a call ends with its
+connection, in `CallLost`.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import structlog
+import trio
+
+from streams import clientwire, messages
+from streams.answers import Answers, Handler
+from streams.clientwire import Standing, StatusPage, Tool, ToolPage
+from streams.errors import ClientError
+from streams.keeper import Keeper
+from streams.link import Calls
+from streams.messages import Dialer, Message
+from streams.resuming import Resumer
+from streams.running import RunningCall
+from streams.ticket import Ticket
+
+log = structlog.get_logger()
+
+FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
+
+# A server that pages for ever is not followed for ever.
+PAGES_MAX: Final = 10_000
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """A connection to one server, made anew as often as it is lost. Use it in `async with`.
+
+    `dialer` opens a connection (`transports.dial`). `answers` are handlers for what the server may
+    ask, by method (`elicitation/create`): each gets the params and returns the result, and its
+    exception becomes the error that the server sees. `on_notification` is told what belongs to no
+    call. `connect_timeout_s` is for one attempt, hello included; entering makes only one, later
+    ones are repeated for `patience_s`. Then every running call raises `CannotConnect`, and the next
+    request begins to try again.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        *,
+        name: str = "mcp-streams",
+        version: str = "1",
+        answers: Mapping[str, Handler] | None = None,
+        on_notification: Callable[[Message], None] | None = None,
+        connect_timeout_s: float = 10.0,
+        patience_s: float = 300.0,
+    ) -> None:
+        self._name = name
+        self._version = version
+        self._answers = Answers(dict(answers or {}))
+        self._calls = Calls()
+        self._keeper = Keeper(
+            dialer,
+            self._answers,
+            self._calls,
+            greeting=self._greeting,
+            on_notification=on_notification or _log_notification,
+            connect_timeout_s=connect_timeout_s,
+            patience_s=patience_s,
+        )
+        self._resumer = Resumer(self._keeper, self._calls, self._answers, patience_s=patience_s)
+        self._nursery_manager = trio.open_nursery()
+        self._nursery: trio.Nursery
+
+    async def __aenter__(self) -> "Client":
+        """Connect. Raises `CannotConnect`."""
+        self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
+        try:
+            await self._nursery.start(self._keeper.run)
+        except BaseException as error:
+            if not await self._close(error):
+                raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Say what is left to be said (a second at most) and close. Handlers are cancelled."""
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
+            await self._keeper.farewell()
+        return await self._close(error)
+
+    async def _close(self, error: BaseException | None) -> bool:
+        """Close the nursery; an error comes out as it was raised, not in a group."""
+        self._nursery.cancel_scope.cancel()
+        kind = type(error) if error is not None else None
+        traceback = error.__traceback__ if error is not None else None
+        try:
+            return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
+        except BaseExceptionGroup as group:
+            if len(group.exceptions) > 1:
+                raise
+            if group.exceptions[0] is error:
+                return False
+            raise group.exceptions[0] from None
+
+    def _greeting(self) -> dict[str, Any]:
+        return clientwire.hello(self._name, self._version, self._answers.handlers)
+
+    # The server
+
+    @property
+    def protocol_version(self) -> str:
+        """The revision of MCP that was agreed upon."""
+        return self._keeper.hello.protocol_version
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """Name, version and whatever else the server says of itself."""
+        return self._keeper.hello.server_info
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        """What the server says that it can do."""
+        return self._keeper.hello.capabilities
+
+    def on_request(self, method: str, handler: Handler) -> None:
+        """Answer what the server asks under `method`.
+
+        A capability that belongs to it is declared when a connection begins: register before
+        entering.
+        """
+        self._answers.handlers[method] = handler
+
+    # Calls
+
+    def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> RunningCall:
+        """Call a tool, for the length of an `async with` block; leaving it does not end the work.
+
+        Entering raises `CannotConnect`.
+        """
+        request_id = self._keeper.new_id()
+        params = clientwire.call(name, dict(arguments or {}), request_id)
+        request = messages.request(request_id, "tools/call", params)
+        return RunningCall(self._resumer, request, request_id)
+
+    def resume(self, ticket: Ticket) -> RunningCall:
+        """Come back to a call, for the length of an `async with` block, from where `ticket` stands.
+
+        Entering raises `CannotConnect`, and `StreamGone` where this client still receives the
+        stream for a block that is open, or that was left at another place than the ticket's.
+        """
+        left = self._calls.by_stream.get(ticket.stream)
+        if left is not None and left.rejoin(ticket):
+            return left
+        return RunningCall.of(self._resumer, ticket)
+
+    async def poll(self, ticket: Ticket | str) -> Standing:
+        """How a stream stands, by its ticket or, where this client may ask so, by its id.
+
+        Raises `StreamGone`, `CallFailed` or `CannotConnect`.
+        """
+        if isinstance(ticket, str):
+            params = clientwire.named(ticket, None, None)
+        else:
+            params = clientwire.named(ticket.stream, ticket.token, ticket.after)
+        return await self._ask(clientwire.POLL, params, Standing)
+
+    async def poll_all(self) -> list[Standing]:
+        """How all streams stand that run, or were not delivered, for who this client is.
+
+        Raises `CallFailed` or `CannotConnect`.
+        """
+        statuses: list[Standing] = []
+        cursor: str | None = None
+        for _ in range(PAGES_MAX):
+            page = await self._ask(clientwire.POLL_ALL, _at(cursor), StatusPage)
+            statuses += page.statuses
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return statuses
+
+    # Other requests
+
+    async def list_tools(self) -> list[Tool]:
+        """The server's tools, all pages. Raises `CallFailed` or `CannotConnect`."""
+        tools: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(PAGES_MAX):
+            page = await self._ask("tools/list", _at(cursor), ToolPage)
+            tools += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return tools
+
+    async def ping(self) -> None:
+        """Ask the server for a sign of life. Raises `CannotConnect`."""
+        await self._keeper.ask("ping", {})
+
+    async def set_level(self, level: str) -> None:
+        """Have log messages from `level` on, on this and every later connection.
+
+        Raises `CallFailed` or `CannotConnect`.
+        """
+        await self._keeper.ask("logging/setLevel", {"level": level})
+        self._keeper.level = level
+
+    async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
+        reply = await self._keeper.ask(method, params)
+        try:
+            return messages.decode(clientwire.result_of(reply), shape)
+        except ValueError as error:
+            raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
+
+
+def _at(cursor: str | None) -> dict[str, Any]:
+    return {} if cursor is None else {"cursor": cursor}
+
+
+def _log_notification(message: Message) -> None:
+    log.debug("a notification that belongs to no call", method=message.method)

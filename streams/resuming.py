@@ -1,0 +1,232 @@
+"""What becomes of running calls when connections come and go: `running.Home` for a client.
+
+A call belongs to one connection at a time (`call.way`). The original request attaches it to the one
+that it is sent over; on every later one a `stream/resume` does, whose response comes last and says
+how that delivery ended.
+"""
+
+from typing import Final
+
+import structlog
+import trio
+
+from streams import clientwire, messages
+from streams.answers import Answers
+from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
+from streams.keeper import RETRY_S, Keeper
+from streams.link import Calls, Link
+from streams.messages import Kind, Message, RequestId
+from streams.running import RunningCall
+
+log = structlog.get_logger()
+
+_HELD: Final = (
+    "This client still receives the stream: read it there, or resume over another client."
+)
+
+
+class Resumer:
+    """Begins calls, resumes them, and lets go of them."""
+
+    def __init__(
+        self, keeper: Keeper, calls: Calls, answers: Answers, *, patience_s: float
+    ) -> None:
+        self._keeper = keeper
+        self._calls = calls
+        self._answers = answers
+        self._patience_s = patience_s
+        self._nursery: trio.Nursery | None = None  # of the connection
+        keeper.on_up = self._up
+        keeper.on_down = self._down
+        keeper.on_surrender = self._surrender
+
+    # Connections come and go
+
+    def _up(self, link: Link, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for call in self._calls:
+            nursery.start_soon(self._resume, call, link)
+
+    def _down(self, link: Link) -> None:
+        self._nursery = None
+        for call in self._calls:
+            ticket = call.ticket
+            if ticket is None:
+                call.fail(CallLost("The connection was lost: the call may or may not have run."))
+            if ticket is None or not call.is_running:
+                self._calls.remove(call)
+            elif call.way is link:
+                call.not_before = trio.current_time() + ticket.min_s
+
+    def _surrender(self, error: CannotConnect) -> None:
+        for call in self._calls:
+            call.fail(error)
+            self._calls.remove(call)
+
+    # A call begins
+
+    async def begin(self, call: RunningCall) -> None:
+        """Send the call's request, or have it resumed.
+
+        Raises `CannotConnect`, or `StreamGone` where this client has the stream already.
+        """
+        link = await self._keeper.connected()
+        if call in self._calls:  # it was left and is read on
+            return
+        if call.request is None:
+            await self._make_way(call, link)
+            self._calls.add(call)
+            if self._nursery is not None and self._keeper.link is not None:
+                self._nursery.start_soon(self._resume, call, self._keeper.link)
+            return
+        call.attach(link)
+        self._calls.add(call)
+        try:
+            await link.send(call.request)
+        except BaseException:
+            self._calls.remove(call)
+            raise
+
+    async def _make_way(self, call: RunningCall, link: Link) -> None:
+        """Let what is still under way of an earlier delivery pass."""
+        assert call.ticket is not None
+        earlier = self._calls.by_stream.get(call.ticket.stream)
+        if earlier is None:
+            return
+        if earlier.has_failed or (earlier.is_left and earlier.resume_id is not None):
+            await self._barrier(earlier, link)
+        else:
+            raise StreamGone(_HELD, "id_in_use")
+
+    async def _barrier(self, call: RunningCall, link: Link) -> None:
+        """Forget a call that was detached, once its last messages have come.
+
+        They were sent before the answer to what is asked now.
+        """
+        await link.ask("ping", {})
+        self._calls.remove(call)
+
+    # It is resumed
+
+    async def _resume(self, call: RunningCall, link: Link) -> None:
+        """Have a call's messages come over this connection, until either ends."""
+        with trio.CancelScope() as call.resuming:
+            await trio.sleep_until(call.not_before)
+            give_up_at = trio.current_time() + self._patience_s
+            while call.is_running and call.way is not link:
+                reply = await self._deliver(call, link)
+                if reply is None:
+                    return  # the connection is over
+                pause_s = self._judge(call, reply)
+                if pause_s is None:
+                    break
+                if trio.current_time() + pause_s > give_up_at:
+                    call.fail(_as_error(reply))
+                    break
+                await trio.sleep(pause_s)
+        if not (call.is_running or call.is_left):
+            self._calls.remove(call)
+
+    async def _deliver(self, call: RunningCall, link: Link) -> Message | None:
+        ticket = call.ticket
+        assert ticket is not None  # without one, a call does not outlive its connection
+        request_id = self._keeper.new_id()
+        params = clientwire.named(ticket.stream, ticket.token, call.cursor)
+        call.attach(link, request_id)
+        await link.send(messages.request(request_id, clientwire.RESUME, params))
+        self._keeper.stir()
+        try:
+            return await link.reply_to(request_id)
+        finally:
+            if call.resume_id == request_id and not call.is_complete:
+                call.way = None
+
+    def _judge(self, call: RunningCall, reply: Message) -> float | None:
+        """What the end of a delivery means: seconds until the next try, or None for no more."""
+        ticket = call.ticket
+        assert ticket is not None
+        if reply.kind is Kind.ERROR:
+            error = clientwire.error_of(reply)
+            if error.reason in clientwire.RETRIED:
+                return error.retry_after_s or RETRY_S
+        elif clientwire.how_it_ended(reply) == "released":
+            return max(ticket.min_s, RETRY_S)
+        call.fail(_as_error(reply))  # which changes nothing where the final response is here
+        return None
+
+    # The rest of what a call needs
+
+    def leave(self, call: RunningCall) -> None:
+        """Its caller listens no longer: detach where that can be, else let its messages pass."""
+        link = self._keeper.link
+        if link is None or link.is_over:
+            self._calls.remove(call)
+        elif call.way is link:
+            self._leave_attached(call, link)
+        else:
+            call.resuming.cancel()
+            self._calls.remove(call)
+            if call.is_complete and not call.is_confirmed:
+                # Its connection went before it could be confirmed: a cursor does that too.
+                ticket, request_id = call.ticket, self._keeper.new_id()
+                assert ticket is not None
+                params = clientwire.named(ticket.stream, ticket.token, call.cursor)
+                link.post(messages.request(request_id, clientwire.RESUME, params))
+
+    def _leave_attached(self, call: RunningCall, link: Link) -> None:
+        link.post(call.ack())
+        if call.resume_id is not None and not call.is_complete:
+            link.post(clientwire.cancelled(call.resume_id))
+            call.resuming.cancel()
+        elif not call.has_failed:
+            return  # an original request cannot be detached: it is forgotten with its last message
+        if self._nursery is not None:
+            self._nursery.start_soon(self._barrier, call, link)
+
+    async def cancel(self, call: RunningCall) -> None:
+        """Tell the server to stop the work, until it has heard it.
+
+        Raises `CannotConnect`.
+        """
+        while call.is_running:
+            link = await self._keeper.connected()
+            if call.way is not link:
+                await self._keeper.change()
+                continue
+            await link.send(clientwire.cancelled(call.request_id))
+            # A plain server may be too busy to answer, and cannot be asked again anyway.
+            if not link.hello.has_positions or await link.ask("ping", {}) is not None:
+                call.resuming.cancel()
+                self._calls.remove(call)
+                return
+
+    def asked(self, message: Message, request_id: RequestId) -> None:
+        """A request of the server was taken from a call's messages."""
+        self._answers.take(message, request_id, self._keeper.link)
+
+    def asked_again(self, request_id: RequestId) -> None:
+        """A request of the server, that may have been taken, has come again."""
+        self._answers.repeat(request_id, self._keeper.link)
+
+    def want_ack(self, call: RunningCall, *, now: bool) -> None:
+        """More was taken of a call: tell the server, where it can be told."""
+        link = self._keeper.link
+        if link is not None and call.way is link:
+            link.want_ack(call, now=now)
+
+    def ended(self, call: RunningCall) -> None:
+        """The final response is here."""
+        self._calls.remove(call)
+
+
+def _as_error(reply: Message) -> ClientError:
+    if reply.kind is Kind.ERROR:
+        return clientwire.as_error(clientwire.error_of(reply))
+    match clientwire.how_it_ended(reply):
+        case "superseded":
+            return Superseded("Another connection has resumed this stream.")
+        case "released":
+            return StreamGone("The server does not keep hold of this stream.", "released")
+        case _:
+            why = "All of this stream was confirmed before: there is nothing left to resume."
+            return StreamGone(why, "delivered")

@@ -1,0 +1,75 @@
+"""What the client's tests share."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from streams.client import Client
+from streams.messages import Message, decode
+from streams.running import RunningCall
+from tests.scripted import Scripted, Stream
+
+Params = dict[str, Any]
+
+
+@asynccontextmanager
+async def connected(server: Scripted, **options: Any) -> AsyncIterator[Client]:
+    with trio.fail_after(3600):  # of a mock clock, or for ever: a safety net
+        async with server.serving(), Client(server.memory.connect, **options) as client:
+            yield client
+
+
+def said(message: Message) -> Any:
+    """What a log message says."""
+    return decode(message.params, dict[str, Any])["data"]
+
+
+async def count(stream: Stream) -> Any:
+    """Say the numbers up to `n`."""
+    for number in range(1, stream.arguments["n"] + 1):
+        stream.say(str(number))
+    return {"content": [], "counted": stream.arguments["n"]}
+
+
+def counting(**options: Any) -> Scripted:
+    server = Scripted(**options)
+    server.tools["count"] = count
+    return server
+
+
+class Stepping:
+    """A tool that says a number whenever the test lets it."""
+
+    def __init__(self, server: Scripted, name: str = "step") -> None:
+        server.tools[name] = self
+        self._send, self._receive = trio.open_memory_channel[str | None](1_000)
+
+    async def __call__(self, stream: Stream) -> Any:
+        async for text in self._receive:
+            if text is None:
+                break
+            stream.say(text)
+        return {"content": [], "done": True}
+
+    def say(self, *texts: str | None) -> None:
+        """Let it say so; None ends it."""
+        for text in texts:
+            self._send.send_nowait(text)
+
+
+async def rest_of(call: RunningCall) -> list[Any]:
+    return [said(message) async for message in call]
+
+
+async def held(nursery: trio.Nursery, dial: Any) -> Client:
+    """A client that is open until the nursery is cancelled."""
+
+    async def hold(task_status: trio.TaskStatus[Client]) -> None:
+        async with Client(dial) as client:
+            task_status.started(client)
+            await trio.sleep_forever()
+
+    client: Client = await nursery.start(hold)
+    return client

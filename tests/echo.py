@@ -1,0 +1,39 @@
+"""The handler at the far end of most tests of the transports."""
+
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import trio
+
+from streams.messages import Channel, Incoming, TooLarge
+
+LIMIT: Final = 64 * 1024  # of a message, in all of these tests
+
+Handler = Callable[[Channel], Awaitable[object]]
+
+
+def as_line(incoming: Incoming) -> bytes:
+    if isinstance(incoming, TooLarge):
+        return json.dumps({"tooLarge": incoming.limit}).encode() + b"\n"
+    return incoming + b"\n"
+
+
+async def echo(channel: Channel) -> None:
+    """Send back what comes. `{"stall": FIFO}` is answered, and then nothing more is read until
+    something is written to the FIFO, each line of which is sent on, and that is closed.
+    """
+    with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError):
+        while True:
+            for incoming in await channel.receive():
+                await channel.send(as_line(incoming))
+                if isinstance(incoming, bytes) and incoming.startswith(b'{"stall"'):
+                    await _stall(channel, json.loads(incoming)["stall"])
+
+
+async def _stall(channel: Channel, fifo: str) -> None:
+    opened = await trio.to_thread.run_sync(open, fifo, "rb", abandon_on_cancel=True)
+    with opened:
+        while line := await trio.to_thread.run_sync(opened.readline, abandon_on_cancel=True):
+            await channel.send(line)

@@ -1,0 +1,338 @@
+"""A server of streams for the client's tests: small, in memory, and as unruly as a test likes.
+
+It speaks what WIRE says a server speaks to a client with positions, or, told so, what a plain MCP
+server speaks. It shares no code with the real one but the JSON-RPC envelope.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.errors import Refusal, refusal
+from streams.messages import Channel
+from transports.memory import MemoryServer
+
+Tool = Callable[["Stream"], Awaitable[Any]]
+Params = dict[str, Any]
+
+
+class Stream:
+    """What one call has sent. A tool gets it, sends on it, and returns its result."""
+
+    def __init__(self, server: "Scripted", number: int, request: Params) -> None:
+        self.server = server
+        self.id = f"stream-{number}"
+        self.token = f"token-{number}"
+        self.request_id = request["id"]
+        self.arguments: Params = request["params"]["arguments"]
+        self.progress_token = request["params"]["_meta"]["progressToken"]
+        self.entries: list[bytes] = []
+        self.acked = 0
+        self.is_ended = False
+        self.is_cancelled = False
+        self.open_requests: dict[str, int] = {}  # id → seq
+        self.answers: dict[str, Any] = {}
+        self.connection: Connection | None = None
+        self.scope = trio.CancelScope()
+
+    def notify(self, method: str, params: Params) -> None:
+        self._add(messages.notification(method, params))
+
+    def say(self, text: str) -> None:
+        """A log message."""
+        self.notify("notifications/message", {"level": "info", "data": text})
+
+    async def ask(self, method: str, params: Params) -> Any:
+        """Ask the client, and wait for the answer's message however long it takes."""
+        request_id = f"ask-{self.id}-{len(self.entries)}"
+        self.open_requests[request_id] = len(self.entries) + 1
+        self._add(messages.request(request_id, method, params))
+        while request_id not in self.answers:
+            await self.server.change()
+        return self.answers[request_id]
+
+    def finish(self, line: bytes) -> None:
+        self.is_ended = True
+        self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        self.entries.append(line)
+        self.server.stir()
+
+
+class Connection:
+    """One client, as long as its cable holds."""
+
+    def __init__(self, server: "Scripted", number: int, channel: Channel) -> None:
+        self.server = server
+        self.number = number
+        self.channel = channel
+        self.replies: list[bytes] = []
+        self.following: dict[str, tuple[int, Any]] = {}  # stream → (position, id of the resume)
+        self.is_greeted = False
+
+    def reply(self, line: bytes) -> None:
+        self.replies.append(line)
+        self.server.stir()
+
+    def attach(self, stream: Stream, after: int, resume_id: Any) -> None:
+        other = stream.connection
+        if other is not None and stream.id in other.following:
+            _, displaced = other.following.pop(stream.id)
+            if displaced is not None:
+                other.reply(_ended(displaced, "superseded"))
+            else:
+                other.reply(messages.error(stream.request_id, refusal("superseded")))
+        stream.connection = self
+        self.following[stream.id] = (after, resume_id)
+        self.server.stir()
+
+    async def write_forever(self) -> None:
+        try:
+            while True:
+                changed = self.server.changed
+                if lines := self._gather():
+                    await self.channel.send(b"".join(lines))
+                else:
+                    await changed.wait()
+        except trio.BrokenResourceError:
+            pass  # cut
+
+    def _gather(self) -> list[bytes]:
+        lines, self.replies = self.replies, []
+        for stream_id, (start, resume_id) in list(self.following.items()):
+            position = start
+            stream = self.server.streams[stream_id]
+            run = stream.entries[position : position + self.server.run_lines_max]
+            if run:
+                lines += [self._header(stream, position + 1, len(run)), *run]
+                position += len(run)
+                self.following[stream_id] = (position, resume_id)
+            if stream.is_ended and position == len(stream.entries):
+                del self.following[stream_id]
+                lines += self._coda(stream, resume_id)
+        return lines
+
+    def _header(self, stream: Stream, seq: int, count: int) -> bytes:
+        if not self.server.is_numbering:
+            return b""
+        seq += self.number in self.server.skips_on
+        params = {"streamId": stream.id, "seq": seq, "count": count}
+        return messages.notification("notifications/stream/position", params)
+
+    def _coda(self, stream: Stream, resume_id: Any) -> list[bytes]:
+        if not self.server.is_numbering:
+            return []
+        lines = [messages.notification("notifications/stream/end", {"streamId": stream.id})]
+        return lines if resume_id is None else [*lines, _ended(resume_id, "completed")]
+
+
+def _ended(request_id: Any, why: str) -> bytes:
+    return messages.result(request_id, {"_meta": {"mcp-streams/ended": why}})
+
+
+class Scripted:
+    """The server. `received` is every message that came, with the number of its connection."""
+
+    def __init__(self, *, is_numbering: bool = True, min_s: float = 0.0) -> None:
+        self.memory = MemoryServer()
+        self.is_numbering = is_numbering
+        self.min_s = min_s
+        self.run_lines_max = 1_000
+        self.skips_on: set[int] = set()  # connections where the numbers leave a gap
+        self.tools: dict[str, Tool] = {}
+        self.streams: dict[str, Stream] = {}
+        self.received: list[tuple[int, Params]] = []
+        self.resume_refusals: list[Refusal] = []  # for the next resumes
+        self.resume_endings: list[str] = []  # said at once to the next resumes
+        self.received_at: list[float] = []
+        self.connections: list[Connection] = []
+        self.protocol_version = "2025-11-25"
+        self.is_deaf = False  # to pings
+        self.changed = trio.Event()
+        self._numbers = itertools.count(1)
+        self._nursery: trio.Nursery
+
+    def stir(self) -> None:
+        self.changed.set()
+        self.changed = trio.Event()
+
+    async def change(self) -> None:
+        await self.changed.wait()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        while not condition():
+            await self.change()
+
+    def got(self, method: str) -> list[Params]:
+        """The params of all messages of this method, in order."""
+        return [m.get("params", {}) for _, m in self.received if m.get("method") == method]
+
+    def cut(self) -> None:
+        """Break the newest connection."""
+        self.memory.cables[-1].cut()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["Scripted"]:
+        async with trio.open_nursery() as self._nursery:
+            await self._nursery.start(self.memory.serve, self._serve)
+            yield self
+            self._nursery.cancel_scope.cancel()
+
+    async def _serve(self, channel: Channel) -> None:
+        connection = Connection(self, len(self.connections), channel)
+        self.connections.append(connection)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.write_forever)
+            try:
+                while True:
+                    for line in await channel.receive():
+                        assert isinstance(line, bytes)
+                        self._take(connection, msgspec.json.decode(line))
+            except trio.EndOfChannel:
+                nursery.cancel_scope.cancel()
+        connection.following.clear()
+        self.stir()
+
+    def _take(self, connection: Connection, message: Params) -> None:
+        self.received.append((connection.number, message))
+        self.received_at.append(trio.current_time())
+        method, params = message.get("method"), message.get("params", {})
+        if method is None:
+            self._answered(message)
+        elif method == "notifications/cancelled":
+            self._cancelled(connection, params["requestId"])
+        elif method == "notifications/stream/ack":
+            stream = self.streams[params["streamId"]]
+            assert stream.acked < params["seq"] <= len(stream.entries)
+            stream.acked = params["seq"]
+        elif "id" in message:
+            try:
+                self._asked(connection, message, method, params)
+            except Refusal as refused:
+                connection.reply(messages.error(message["id"], refused))
+        self.stir()
+
+    def _answered(self, message: Params) -> None:
+        for stream in self.streams.values():
+            if stream.open_requests.pop(message["id"], None):
+                stream.answers[message["id"]] = message
+
+    def _cancelled(self, connection: Connection, request_id: Any) -> None:
+        for stream_id, (_, resume_id) in list(connection.following.items()):
+            stream = self.streams[stream_id]
+            if request_id == stream.request_id:
+                stream.is_cancelled = True
+                stream.scope.cancel()
+            if request_id in (resume_id, stream.request_id):
+                del connection.following[stream_id]
+
+    def _asked(self, connection: Connection, message: Params, method: str, params: Params) -> None:
+        match method:
+            case "initialize":
+                connection.reply(messages.result(message["id"], self._hello()))
+            case "ping" if self.is_deaf:
+                pass
+            case "ping" | "logging/setLevel":
+                connection.reply(messages.result(message["id"], {}))
+            case "tools/list":
+                connection.reply(messages.result(message["id"], self._page(params)))
+            case "tools/call":
+                self._call(connection, message)
+            case "stream/resume":
+                self._resume(connection, message["id"], params)
+            case "stream/poll":
+                connection.reply(messages.result(message["id"], self._standing(params)))
+            case "stream/poll/all":
+                statuses = [self._standing({"streamId": name}) for name in self.streams]
+                page, cursor = _paged(statuses, params)
+                connection.reply(messages.result(message["id"], {"statuses": page} | cursor))
+            case _:
+                raise Refusal(-32601, f"There is no {method} here.")
+
+    def _hello(self) -> Params:
+        extension = {"experimental": {"mcp-streams/v1": {"positions": True}}}
+        return {
+            "protocolVersion": self.protocol_version,
+            "capabilities": {"tools": {}} | (extension if self.is_numbering else {}),
+            "serverInfo": {"name": "scripted", "version": "0"},
+        }
+
+    def _page(self, params: Params) -> Params:
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in self.tools]
+        page, cursor = _paged(tools, params)
+        return {"tools": page} | cursor
+
+    def _standing(self, params: Params) -> Params:
+        stream = self.streams.get(params["streamId"])
+        if stream is None:
+            raise refusal("stream_not_found")
+        return {
+            "streamId": stream.id,
+            "status": "completed" if stream.is_ended else "live",
+            "pendingMessages": stream.acked < len(stream.entries),
+            "hasRequest": bool(stream.open_requests),
+            "hasError": False,
+        }
+
+    def _call(self, connection: Connection, message: Params) -> None:
+        stream = Stream(self, next(self._numbers), message)
+        self.streams[stream.id] = stream
+        if self.is_numbering:
+            connection.reply(self._announcement(stream))
+        connection.attach(stream, 0, None)
+        self._nursery.start_soon(self._run, stream, self.tools[message["params"]["name"]])
+
+    def _announcement(self, stream: Stream) -> bytes:
+        announced = {
+            "streamId": stream.id,
+            "requestId": stream.request_id,
+            "resumeInterval": {"min": self.min_s, "max": 3600},
+            "resumeToken": stream.token,
+        }
+        return messages.notification("notifications/stream/create", {"stream": announced})
+
+    async def _run(self, stream: Stream, tool: Tool) -> None:
+        with stream.scope:
+            try:
+                stream.finish(messages.result(stream.request_id, await tool(stream)))
+            except Refusal as refused:
+                stream.finish(messages.error(stream.request_id, refused))
+
+    def _resume(self, connection: Connection, request_id: Any, params: Params) -> None:
+        if self.resume_refusals:
+            raise self.resume_refusals.pop(0)
+        if self.resume_endings:
+            connection.reply(_ended(request_id, self.resume_endings.pop(0)))
+            return
+        stream = self.streams.get(params["streamId"])
+        if stream is None or params["resumeToken"] != stream.token:
+            raise refusal("stream_not_found")
+        if stream.is_cancelled:
+            raise refusal("cancelled")
+        if connection.following.get(stream.id, (0, request_id))[1] is None:
+            raise refusal("id_in_use")
+        after = params.get("after", stream.acked)
+        if after < stream.acked:
+            raise refusal("messages_gone", earliestSeq=stream.acked + 1)
+        if after > len(stream.entries):
+            raise refusal("cursor_ahead", lastSeq=len(stream.entries))
+        stream.acked = after
+        if after == 0:
+            connection.reply(self._announcement(stream))
+        for seq in stream.open_requests.values():
+            if seq <= after:
+                connection.reply(stream.entries[seq - 1])
+        connection.attach(stream, after, request_id)
+
+
+def _paged(found: list[Params], params: Params) -> tuple[list[Params], Params]:
+    """Two on a page."""
+    start = int(params.get("cursor", 0))
+    rest = {"nextCursor": str(start + 2)} if len(found) > start + 2 else {}
+    return found[start : start + 2], rest

@@ -1,0 +1,442 @@
+"""What every journal promises: one suite for all of them, and one machine that compares them."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trio
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
+
+from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
+from streams.journal import (
+    STORED_BYTES_MAX,
+    Ack,
+    Append,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Journal,
+    Outcome,
+    Record,
+    apply,
+    joined,
+)
+from streams.memory import MemoryJournal
+from streams.messages import Run
+from streams.sqlite import SQLiteStore, open_sqlite_journal
+
+OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
+_T = TypeVar("_T")
+
+PLENTY = 1024 * 1024
+
+
+@asynccontextmanager
+async def open_memory_journal(name: str) -> AsyncIterator[Journal]:
+    journal = MemoryJournal()
+    yield journal
+    await journal.aclose()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
+    if request.param == "memory":
+        return open_memory_journal
+    return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
+
+
+def record(stream: str = "s", fence: int = 1) -> Record:
+    return Record(
+        stream=stream,
+        principal="os(0)",
+        origin=b'{"jsonrpc":"2.0","id":"1","method":"tools/call"}',
+        min_s=1.5,
+        max_s=3600.0,
+        created_at=1_750_000_000.25,
+        fence=fence,
+        is_announced=True,
+    )
+
+
+def lines(first: int, last: int) -> Run:
+    body = b"".join(b'{"line":%d}\n' % n for n in range(first, last + 1))
+    return Run(first, last + 1 - first, body)
+
+
+def append(first: int, last: int, *, stream: str = "s", fence: int = 1, **more: Any) -> Append:
+    return Append(
+        stream,
+        fence,
+        lines(first, last),
+        last_request=more.get("last_request", 0),
+        last_error=more.get("last_error", 0),
+        ends_at=more.get("ends_at", 0.0),
+    )
+
+
+async def applied(journal: Journal, *changes: Change) -> None:
+    assert list(await journal.commit(changes)) == [None] * len(changes)
+
+
+async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
+    """All that follows `after`, every run checked on the way."""
+    bodies = []
+    while (run := await journal.read("s", after, bytes_max=bytes_max)) is not None:
+        assert run.seq == after + 1
+        assert run.count == run.body.count(b"\n") > 0
+        assert run.body.endswith(b"\n")
+        assert len(run.body) <= bytes_max or run.count == 1
+        bodies.append(run.body)
+        after = run.last
+    return b"".join(bodies)
+
+
+async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> None:
+    strange = replace(
+        record("ü\U0001f600"), principal="", origin=b"\x00\xff", is_announced=False, max_s=0.0
+    )
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), Create(strange))
+        await applied(journal, append(1, 9, last_request=4, last_error=9, ends_at=1.75e9))
+        await applied(journal, Ack("s", 1, 3))
+        ended = replace(
+            record(),
+            fence=2,
+            outcome=Outcome.COMPLETED,
+            last=9,
+            acked=3,
+            last_request=4,
+            last_error=9,
+            ended_at=1.75e9,
+        )
+        assert list(await journal.claim()) == [ended, replace(strange, fence=2)]
+
+
+async def test_a_claim_lists_streams_as_they_were_created(open_journal: OpenJournal) -> None:
+    names = ["b", "c", "a", "e", "d"]
+    async with open_journal("one") as journal:
+        await applied(journal, *(Create(record(name)) for name in names[:3]))
+        await applied(journal, *(Create(record(name)) for name in names[3:]))
+        await applied(journal, append(1, 1, stream="b"))
+        await applied(journal, Forget("c", 1), Create(record("c")))
+        assert [r.stream for r in await journal.claim()] == ["b", "a", "e", "d", "c"]
+
+
+async def test_a_claim_voids_the_leases_before_it(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 2))
+        assert [r.fence for r in await journal.claim()] == [2]
+        late: list[Change] = [
+            append(3, 3),
+            Ack("s", 1, 2),
+            Close("s", 1, Outcome.CANCELLED, 5.0),
+            Forget("s", 1),
+        ]
+        assert [type(answer) for answer in await journal.commit(late)] == [Fenced] * 4
+        await applied(journal, append(3, 3, fence=2))
+        assert await read_all(journal) == lines(1, 3).body
+        assert [r.fence for r in await journal.claim()] == [3]
+
+
+CHANGES: dict[str, list[Change]] = {
+    "create": [Create(record("t"))],
+    "append": [append(4, 6, last_request=5)],
+    "last append": [append(4, 6, last_error=6, ends_at=7.0)],
+    "ack": [Ack("s", 1, 2)],
+    "close": [Close("s", 1, Outcome.ABANDONED, 9.0)],
+    "forget": [Forget("s", 1)],
+    "all of them": [
+        append(4, 6),
+        Ack("s", 1, 5),
+        Create(record("t")),
+        append(1, 1, stream="t"),
+        Forget("t", 1),
+    ],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES.keys())
+async def test_a_repeated_commit_changes_nothing(
+    open_journal: OpenJournal, changes: list[Change]
+) -> None:
+    async def state(journal: Journal, times: int) -> tuple[Sequence[Record], bytes]:
+        await applied(journal, Create(record()), append(1, 3))
+        for _ in range(times):
+            await applied(journal, *changes)
+        records = await journal.claim()
+        return records, await read_all(journal, sum(r.acked for r in records if r.stream == "s"))
+
+    async with open_journal("once") as once, open_journal("twice") as twice:
+        assert await state(twice, 2) == await state(once, 1)
+
+
+async def test_a_change_that_is_not_allowed_is_answered_alone(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, *(Create(record(name)) for name in ("s", "done", "closed")))
+        await applied(journal, append(1, 2, stream="done", ends_at=3.0))
+        await applied(journal, Close("closed", 1, Outcome.CANCELLED, 4.0))
+        changes: list[tuple[Change, type[JournalError] | None]] = [
+            (append(1, 2), None),
+            (append(4, 4), Conflict),
+            (append(2, 3), Conflict),
+            (append(3, 3, stream="done"), Ended),
+            (append(1, 1, stream="closed"), Gone),
+            (append(1, 1, stream="nobody's"), Gone),
+            (append(3, 3, fence=2), Fenced),
+            (append(3, 4), None),
+        ]
+        answers = await journal.commit([change for change, _ in changes])
+        assert [None if a is None else type(a) for a in answers] == [e for _, e in changes]
+        assert await read_all(journal) == lines(1, 4).body
+
+
+async def test_changes_of_one_commit_build_on_each_other(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(
+            journal,
+            Create(record()),
+            append(1, 3),
+            Ack("s", 1, 3),
+            Forget("s", 1),
+            Create(record()),
+            append(1, 2),
+            append(3, 5),
+            Ack("s", 1, 2),
+        )
+        assert await read_all(journal, 2) == lines(3, 5).body
+        [kept] = await journal.claim()
+        assert (kept.last, kept.acked) == (5, 2)
+
+
+async def test_small_runs_are_read_as_one(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()))
+        for n in range(1, 10):
+            await applied(journal, append(n, n))
+        assert await journal.read("s", 0, bytes_max=PLENTY) == lines(1, 9)
+        assert await journal.read("s", 4, bytes_max=PLENTY) == lines(5, 9)
+        assert await journal.read("s", 0, bytes_max=3 * len(lines(1, 1).body)) == lines(1, 3)
+
+
+async def test_a_read_may_begin_inside_a_run(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 10), append(11, 20))
+        for after in range(20):
+            assert await journal.read("s", after, bytes_max=PLENTY) == lines(after + 1, 20)
+
+
+async def test_there_is_nothing_to_read_after_the_last_line(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        await applied(journal, Create(record()))
+        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        await applied(journal, append(1, 3))
+        assert await journal.read("s", 3, bytes_max=PLENTY) is None
+        assert await journal.read("s", 99, bytes_max=PLENTY) is None
+
+
+@pytest.mark.parametrize("bytes_max", [1, 13, 100, 10_000, STORED_BYTES_MAX, PLENTY])
+async def test_however_little_is_read_at_a_time_it_is_all_of_it(
+    open_journal: OpenJournal, bytes_max: int
+) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 7), append(8, 8), append(9, 2000))
+        assert await read_all(journal, bytes_max=bytes_max) == lines(1, 2000).body
+
+
+async def test_a_line_that_is_longer_than_asked_for_is_read_alone(
+    open_journal: OpenJournal,
+) -> None:
+    long = b'"' + b"x" * (3 * STORED_BYTES_MAX) + b'"\n'
+    body = b"1\n" + long + b"3\n" + long + long + b"6\n"
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), Append("s", 1, Run(1, 6, body), 0, 0))
+        assert await journal.read("s", 0, bytes_max=10) == Run(1, 1, b"1\n")
+        assert await journal.read("s", 1, bytes_max=10) == Run(2, 1, long)
+        assert await journal.read("s", 2, bytes_max=10) == Run(3, 1, b"3\n")
+        assert await read_all(journal, bytes_max=STORED_BYTES_MAX) == body
+
+
+async def test_lines_above_an_ack_are_kept(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 4), append(5, 8))
+        for acked in range(1, 9):
+            await applied(journal, Ack("s", 1, acked))
+            assert await read_all(journal, acked) == lines(acked + 1, 8).body
+        await applied(journal, append(9, 9))
+        assert await read_all(journal, 8) == lines(9, 9).body
+
+
+async def test_an_ack_neither_goes_back_nor_ahead_of_the_last_line(
+    open_journal: OpenJournal,
+) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 4), Ack("s", 1, 3), Ack("s", 1, 1))
+        assert [r.acked for r in await journal.claim()] == [3]
+        await applied(journal, Ack("s", 2, 99))
+        assert [r.acked for r in await journal.claim()] == [4]
+
+
+async def test_a_closed_stream_leaves_a_tombstone_and_no_lines(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 4), Ack("s", 1, 2))
+        await applied(journal, Close("s", 1, Outcome.ABANDONED, 77.5))
+        await applied(journal, Close("s", 1, Outcome.CANCELLED, 99.0))
+        assert await journal.read("s", 2, bytes_max=PLENTY) is None
+        [tombstone] = await journal.claim()
+        assert (tombstone.outcome, tombstone.ended_at) == (Outcome.ABANDONED, 77.5)
+        assert tombstone.is_tombstone
+
+
+async def test_nothing_is_left_of_a_forgotten_stream(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 4))
+        await applied(journal, Forget("s", 1))
+        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert list(await journal.claim()) == []
+        await applied(journal, Create(record()))
+        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert [r.last for r in await journal.claim()] == [0]
+
+
+async def test_an_ended_stream_can_be_read(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), append(1, 4, ends_at=5.0))
+        assert await read_all(journal) == lines(1, 4).body
+
+
+async def test_an_empty_commit_is_one(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        assert list(await journal.commit([])) == []
+
+
+async def test_closing_twice_is_as_good_as_once(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await journal.aclose()
+        await journal.aclose()
+
+
+def test_a_gap_between_stored_runs_is_never_handed_on() -> None:
+    with pytest.raises(JournalUnusable, match="lines 3 to 4 of a stream are missing"):
+        joined([lines(1, 2), lines(5, 6)], 0, PLENTY)
+
+
+STREAMS = ("a", "b", "c")
+Step = tuple[str, str, int, int, bool]
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "append", "append", "append", "ack", "close", "forget"]),
+        st.sampled_from(STREAMS),
+        st.sampled_from([0, 0, 0, -1, 1]),  # how far the numbers are off
+        st.sampled_from([1, 2, 5, 3000]),  # how many lines
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def run(call: Callable[..., Awaitable[_T]], *args: Any, **options: Any) -> _T:
+    async def main() -> _T:
+        return await call(*args, **options)
+
+    return trio.run(main)
+
+
+class SQLiteAgainstMemory(RuleBasedStateMachine):
+    """Both are given the same changes; the file's process may die after any commit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.generation = 0
+        self.store = SQLiteStore(self.directory / "journal-0", durability="process")
+        self.memory = MemoryJournal()
+        self.expected: dict[str, Record] = {}
+
+    def teardown(self) -> None:
+        self.store.close()
+        shutil.rmtree(self.directory)
+
+    @rule(steps=STEPS)
+    def commit(self, steps: list[Step]) -> None:
+        changes = [self.change(*step) for step in steps]
+        from_memory = run(self.memory.commit, changes)
+        from_file = self.store.commit(changes)
+        assert list(map(repr, from_file)) == list(map(repr, from_memory))
+
+    def change(self, kind: str, stream: str, off: int, count: int, is_odd: bool) -> Change:
+        """A change that fits, more often than not; `expected` goes along as an engine's would."""
+        known = self.expected.get(stream) or record(stream)
+        fence = known.fence + (off == 1 and is_odd)
+        changes: dict[str, Change] = {
+            "create": Create(record(stream)),
+            "append": append(
+                max(1, known.last + 1 + off),
+                known.last + max(1, count + off),
+                stream=stream,
+                fence=fence,
+                ends_at=5.0 if is_odd and count == 2 else 0.0,
+            ),
+            "ack": Ack(stream, fence, known.acked + count + off),
+            "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
+            "forget": Forget(stream, fence),
+        }
+        with contextlib.suppress(JournalError):
+            after = apply(self.expected.get(stream), changes[kind])
+            self.expected.pop(stream, None)
+            if after is not None:
+                self.expected[stream] = after
+        return changes[kind]
+
+    @rule()
+    def claim(self) -> None:
+        records = self.store.claim()
+        assert list(records) == list(run(self.memory.claim))
+        self.expected = {
+            stream: replace(r, fence=r.fence + 1) for stream, r in self.expected.items()
+        }
+        assert {r.stream: r for r in records} == self.expected
+
+    @rule()
+    def crash(self) -> None:
+        """What a killed process leaves: the file and its WAL, as they are."""
+        old, self.generation = self.generation, self.generation + 1
+        for suffix in ("", "-wal"):
+            there = self.directory / f"journal-{old}{suffix}"
+            shutil.copy(there, self.directory / f"journal-{self.generation}{suffix}")
+        self.store.close()
+        path = self.directory / f"journal-{self.generation}"
+        self.store = SQLiteStore(path, durability="process")
+
+    @rule(
+        stream=st.sampled_from(STREAMS), skip=st.integers(0, 4000), bytes_max=st.integers(1, 9999)
+    )
+    def read(self, stream: str, skip: int, bytes_max: int) -> None:
+        known = self.expected.get(stream)
+        after = known.acked + skip if known else skip
+        read = run(self.memory.read, stream, after, bytes_max=bytes_max)
+        assert self.store.read(stream, after, bytes_max=bytes_max) == read
+
+    @invariant()
+    def all_that_is_not_acked_is_there(self) -> None:
+        for stream, known in self.expected.items():
+            body, after = b"", known.acked
+            while (read := self.store.read(stream, after, bytes_max=PLENTY)) is not None:
+                body, after = body + read.body, read.last
+            assert body == lines(known.acked + 1, known.last).body
+
+
+TestSQLiteAgainstMemory = SQLiteAgainstMemory.TestCase
+TestSQLiteAgainstMemory.settings = settings(
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[*HealthCheck]
+)

@@ -1,0 +1,92 @@
+"""Servers that know nothing of streams, and servers that talk nonsense."""
+
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from streams.errors import (
+    CallLost,
+    ClientError,
+)
+from streams.messages import Message, notification
+from tests.clients import Stepping, connected, count, counting, rest_of, said
+from tests.scripted import Scripted, Stream
+
+
+async def test_a_plain_server_can_be_called() -> None:
+    async def work(stream: Stream) -> Any:
+        params = {"progressToken": stream.progress_token, "progress": 1}
+        stream.notify("notifications/progress", params)
+        stream.say("hello")
+        return {"content": []}
+
+    server = Scripted(is_numbering=False)
+    server.tools["work"] = work
+    async with connected(server) as client, client.call("work") as call:
+        methods = [message.method async for message in call]
+        assert methods == ["notifications/progress", "notifications/message"]
+        assert await call.result() == {"content": []}
+        assert call.ticket is None
+
+
+async def test_of_a_plain_server_progress_finds_its_call_and_the_rest_the_hook() -> None:
+    server = Scripted(is_numbering=False)
+    first, second = Stepping(server, "first"), Stepping(server, "second")
+    heard: list[Message] = []
+    async with (
+        connected(server, on_notification=heard.append) as client,
+        client.call("first") as one,
+        client.call("second") as two,
+    ):
+        await server.until(lambda: len(server.streams) == 2)
+        stream = server.streams["stream-2"]
+        first.say("whose?")
+        stream.notify(
+            "notifications/progress", {"progressToken": stream.progress_token, "progress": 1}
+        )
+        await client.ping()
+        first.say(None)
+        second.say(None)
+        assert await rest_of(one) == []
+        assert [message.method async for message in two] == ["notifications/progress"]
+    assert [said(message) for message in heard] == ["whose?"]
+
+
+async def test_a_call_to_a_plain_server_is_lost_with_its_connection(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted(is_numbering=False)
+    step = Stepping(server)
+    async with connected(server) as client:
+        async with client.call("step") as call:
+            step.say("a")
+            assert said(await anext(call)) == "a"
+            server.cut()
+            with pytest.raises(CallLost):
+                await call.result()
+        await client.ping()
+
+
+async def test_an_answer_that_is_too_large_is_an_error_and_not_a_long_wait() -> None:
+    server = Scripted(is_numbering=False)
+    server.memory = type(server.memory)(message_bytes_max=10_000)
+    server.tools["x" * 20_000] = count
+    async with connected(server) as client:
+        with pytest.raises(ClientError, match="10000 bytes"):
+            await client.list_tools()
+        await client.ping()
+
+
+async def test_nonsense_outside_of_streams_disturbs_nothing() -> None:
+    server = counting()
+    async with connected(server) as client:
+        for line in [b"{", b"[]", b'"x"', b"\xff", b"[" * 9_000, b'{"jsonrpc":"2.0"}']:
+            server.connections[0].reply(line + b"\n")
+        server.connections[0].reply(b'{"jsonrpc":"2.0","id":null,"method":"ping"}\n')
+        server.connections[0].reply(b'{"jsonrpc":"2.0","id":"who?","result":{}}\n')
+        server.connections[0].reply(notification("notifications/unheard-of"))
+        await client.ping()
+        async with client.call("count", {"n": 1}) as call:
+            assert await rest_of(call) == ["1"]
+    assert len(server.connections) == 1

@@ -1,0 +1,510 @@
+"""The journal in a file: durable, private, bounded, and clear about what is wrong with it."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+from sqlite_utils import Database
+
+from streams.errors import Full, JournalUnusable, Unavailable
+from streams.journal import Ack, Append, Create, Forget, Record
+from streams.messages import Run
+from streams.sqlite import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    SQLiteJournal,
+    SQLiteStore,
+    file,
+    open_sqlite_journal,
+    store,
+)
+
+ROOT = Path(__file__).parent.parent
+PLENTY = 1024 * 1024
+
+
+def record(stream: str = "s") -> Record:
+    return Record(
+        stream=stream,
+        principal="os(0)",
+        origin=b"{}",
+        min_s=1.0,
+        max_s=60.0,
+        created_at=1.75e9,
+        fence=1,
+        is_announced=True,
+    )
+
+
+def append(first: int, last: int, stream: str = "s", line: bytes = b"{}") -> Append:
+    count = last + 1 - first
+    return Append(stream, 1, Run(first, count, (line + b"\n") * count), 0, 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def made(path: Path) -> Path:
+    """A journal with one stream of 500 lines, closed."""
+    with closing(SQLiteStore(path)) as opened:
+        assert opened.commit([Create(record()), append(1, 500, line=b"x" * 99)]) == [None, None]
+    return path
+
+
+def last_of(opened: SQLiteStore, stream: str = "s") -> int:
+    """The seq of the last of the stream's lines, all of which are read."""
+    last = 0
+    while (run := opened.read(stream, last, bytes_max=PLENTY)) is not None:
+        assert run.seq == last + 1
+        last = run.last
+    return last
+
+
+def why_not(path: Path) -> str:
+    """The sentence with which the journal refuses to open; it leaves no lock behind."""
+    sentences = []
+    for _ in range(2):
+        with pytest.raises(JournalUnusable) as refused:
+            SQLiteStore(path)
+        sentences.append(str(refused.value))
+    assert sentences[0] == sentences[1]
+    assert str(path) in sentences[0]
+    return sentences[0]
+
+
+@contextmanager
+def running(program: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """Another process that runs `program`; killed at the end."""
+    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, args)]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+APPENDING = """
+    import sys
+    from pathlib import Path
+    from streams.journal import Create
+    from streams.sqlite import SQLiteStore
+    sys.path.insert(0, "tests")
+    from test_sqlite import append, record
+
+    store = SQLiteStore(Path(sys.argv[1]), durability=sys.argv[2])
+    store.commit([Create(record())])
+    last = 0
+    while True:
+        count = 1 + last % 7
+        assert store.commit([append(last + 1, last + count)]) == [None]
+        last += count
+        print(last, flush=True)
+"""
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize("kill_after", [1, 20, 300])
+def test_what_was_committed_outlives_a_kill(path: Path, durability: str, kill_after: int) -> None:
+    with running(APPENDING, path, durability) as process:
+        assert process.stdout is not None
+        for _ in range(kill_after):
+            acknowledged = int(process.stdout.readline())
+        process.kill()
+        acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
+        process.wait()
+    with closing(SQLiteStore(path)) as opened:  # the lock went with the process
+        [found] = opened.claim()
+        assert found.last >= acknowledged
+        assert last_of(opened) == found.last
+        assert opened.commit([replace(append(found.last + 1, found.last + 1), fence=2)]) == [None]
+
+
+def test_a_journal_is_owned_once_in_a_process(path: Path) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    with closing(SQLiteStore(path)):
+        for name in (path, link):
+            with pytest.raises(JournalUnusable, match="already owned by this process"):
+                SQLiteStore(name)
+    SQLiteStore(link).close()
+
+
+def test_a_journal_is_owned_by_one_process(path: Path) -> None:
+    with running(APPENDING, path, "process") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert f"another process (pid {process.pid})" in why_not(path)
+
+
+def test_another_kind_of_file_is_refused_and_left_alone(path: Path) -> None:
+    path.write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    before = path.read_bytes()
+    assert "it is no SQLite file: name another file" in why_not(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("application_id", [0, 0x47504B47])
+def test_another_programs_database_is_refused_and_left_alone(
+    path: Path, application_id: int
+) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute(f"PRAGMA application_id = {application_id}")
+        other.execute("CREATE TABLE streams (id INTEGER PRIMARY KEY)")
+    before = path.read_bytes(), path.stat().st_mode
+    assert "another program's SQLite file: name another file" in why_not(path)
+    assert (path.read_bytes(), path.stat().st_mode) == before
+
+
+def test_a_newer_journal_is_refused(made: Path) -> None:
+    with closing(sqlite3.connect(made)) as other:
+        other.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    assert "newer mcp-streams" in why_not(made)
+    assert "upgrade" in why_not(made)
+
+
+def test_a_directory_is_no_journal(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    assert "is no file" in why_not(place)
+
+
+def test_the_directory_must_be_there(tmp_path: Path) -> None:
+    assert f"there is no directory {tmp_path / 'missing'}" in why_not(tmp_path / "missing" / "j")
+
+
+READ_ONLY = """
+    import os, sys, tempfile
+    from pathlib import Path
+    from streams.errors import JournalUnusable
+    from streams.sqlite import SQLiteStore
+
+    if os.getuid() == 0:
+        os.setuid(65534)  # nobody: root may write whatever the mode says
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "journal.db")
+        SQLiteStore(path).close()
+        os.chmod(path, 0o400)
+        if sys.argv[1] == "directory":
+            os.chmod(directory, 0o500)
+        try:
+            SQLiteStore(path)
+        except JournalUnusable as error:
+            print(error)
+        os.chmod(directory, 0o700)
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_read_only_journal_is_refused(what: str) -> None:
+    with running(READ_ONLY, what) as process:
+        said, _ = process.communicate()
+    assert "allow" in said
+    assert "writ" in said
+
+
+def test_a_damaged_journal_is_refused(made: Path) -> None:
+    with made.open("r+b") as damaged:
+        damaged.seek(100)
+        damaged.write(b"\xa5" * 20_000)
+    assert "it is damaged: restore it" in why_not(made)
+
+
+def test_damage_that_is_found_late_is_fatal_too(made: Path) -> None:
+    with made.open("r+b") as damaged:
+        content = damaged.read()
+        # The pages that are full of lines, and not the tree that leads to them.
+        for page in range(0, len(content), 4096):
+            if content[page : page + 4096].count(b"x") > 2000 and page:
+                damaged.seek(page)
+                damaged.write(b"\xa5" * 4096)
+    with closing(SQLiteStore(made)) as opened, pytest.raises(JournalUnusable):
+        opened.read("s", 0, bytes_max=PLENTY)
+
+
+def test_a_truncated_journal_is_refused(made: Path) -> None:
+    os.truncate(made, 4096)
+    with (
+        pytest.raises(JournalUnusable, match="it is damaged"),
+        closing(SQLiteStore(made)) as opened,
+    ):
+        opened.claim()
+
+
+def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
+    """What a killed process would leave of the journal, in another place."""
+    del opened  # it must be open, or its WAL is in the file already
+    shutil.copy(path, to)
+    shutil.copy(f"{path}-wal", f"{to}-wal")
+    return to
+
+
+def test_a_wal_cut_anywhere_leaves_whole_commits(path: Path, tmp_path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record())])
+        for n in range(20):
+            opened.commit([append(5 * n + 1, 5 * n + 5)])
+        crash = crashed(opened, path, tmp_path / "crash")
+    wal = Path(f"{crash}-wal").read_bytes()
+    found = []
+    for size in range(0, len(wal), 4096 * 3 + 77):
+        copy = Path(shutil.copy(crash, tmp_path / f"cut-{size}"))
+        Path(f"{copy}-wal").write_bytes(wal[:size])
+        with closing(SQLiteStore(copy)) as cut:
+            found.append(last_of(cut))
+            assert [r.last for r in cut.claim()] in ([], [found[-1]])
+    assert found == sorted(found)
+    assert {last % 5 for last in found} == {0}
+    assert 0 < found[-1] <= 100
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\x00" * 5000, b"\xff" * 50_000, b"WAL"])
+def test_garbage_for_a_wal_is_ignored(made: Path, garbage: bytes) -> None:
+    Path(f"{made}-wal").write_bytes(garbage)
+    with closing(SQLiteStore(made)) as opened:
+        assert last_of(opened) == 500
+
+
+def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> None:
+    with closing(SQLiteStore(path, file_bytes_max=256 * 1024)) as opened:
+        opened.commit([Create(record())])
+        with pytest.raises(Full, match="no room"):
+            opened.commit([append(1, 5000, line=b"x" * 99)])
+        assert opened.commit([append(1, 2000, line=b"x" * 99)]) == [None]
+        last = last_of(opened)
+        assert last == 2000
+        waiting = append(last + 1, 2 * last, line=b"x" * 99)
+        with pytest.raises(Full):
+            opened.commit([waiting, Create(record("t"))])
+        assert [r.stream for r in opened.claim()] == ["s"]
+        acked = Ack("s", 2, last)
+        assert opened.commit([acked, replace(waiting, fence=2)]) == [None, None]
+        run = opened.read("s", last, bytes_max=PLENTY)
+        assert run == waiting.run
+
+
+FAILING = """
+    import resource, sys
+    from pathlib import Path
+    from streams.errors import JournalError
+    from streams.journal import Create
+    from streams.sqlite import SQLiteStore
+    sys.path.insert(0, "tests")
+    from test_sqlite import append, record
+
+    store = SQLiteStore(Path(sys.argv[1]))
+    store.commit([Create(record()), append(1, 5)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+    for change in append(6, 5005, line=b"x" * 99), append(6, 6):
+        try:
+            store.commit([change])
+        except JournalError as error:
+            print(type(error).__name__, error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    store.close()
+"""
+
+
+def test_after_a_failed_write_nothing_more_is_committed(path: Path) -> None:
+    with running(FAILING, path) as process:
+        said, _ = process.communicate()
+    first, second = said.splitlines()
+    assert first == second
+    assert first.startswith("JournalUnusable")
+    assert "the storage fails" in first
+    with closing(SQLiteStore(path)) as opened:
+        assert last_of(opened) == 5
+
+
+@contextmanager
+def held_by_another_program(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_a_busy_journal_is_unavailable_and_readable(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_MS", 1)
+    with closing(SQLiteStore(made)) as opened:
+        with held_by_another_program(made):
+            with pytest.raises(Unavailable, match="held by another program") as busy:
+                opened.commit([append(501, 501)])
+            assert not isinstance(busy.value, Full)
+            assert last_of(opened) == 500
+        assert opened.commit([append(501, 501)]) == [None]
+        assert last_of(opened) == 501
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a commit waits until the other program lets go."""
+    monkeypatch.setattr(store, "BUSY_MS", 60_000)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_cancelled_commit_may_be_repeated(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.commit([Create(record())])
+        with held_by_another_program(path), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(journal.commit, [append(1, 3)])
+                await trio.testing.wait_all_tasks_blocked()  # it is in the thread's hands now
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert list(await journal.commit([append(1, 3)])) == [None]
+        assert list(await journal.commit([append(4, 4)])) == [None]
+        assert [r.last for r in await journal.claim()] == [4]
+        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 4).run
+
+
+@pytest.mark.usefixtures("patient")
+async def test_commits_are_made_in_the_order_of_the_calls(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.commit([Create(record())])
+        async with trio.open_nursery() as nursery:
+            with held_by_another_program(path):
+                for n in range(1, 20):
+                    nursery.start_soon(journal.commit, [append(n, n)])
+                    await trio.testing.wait_all_tasks_blocked()
+        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 19).run
+
+
+@pytest.mark.usefixtures("patient")
+async def test_reading_goes_on_while_a_commit_is_under_way(made: Path) -> None:
+    async with open_sqlite_journal(made) as journal, trio.open_nursery() as nursery:
+        with held_by_another_program(made):
+            nursery.start_soon(journal.commit, [append(501, 501)])
+            await trio.testing.wait_all_tasks_blocked()
+            run = await journal.read("s", 0, bytes_max=PLENTY)
+            assert run is not None
+            assert run.last == 500
+
+
+async def test_a_journal_cancelled_while_it_opens_is_not_left_owned(path: Path) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with open_sqlite_journal(path) as journal:
+            await journal.claim()
+    assert scope.cancelled_caught
+    SQLiteStore(path).close()
+
+
+async def test_a_closed_journal_refuses_instead_of_waiting(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.aclose()
+        calls: list[Callable[[SQLiteJournal], Awaitable[object]]] = [
+            lambda j: j.commit([]),
+            lambda j: j.claim(),
+            lambda j: j.read("s", 0, bytes_max=1),
+        ]
+        for call in calls:
+            with pytest.raises(JournalUnusable, match="closed"):
+                await call(journal)
+
+
+def test_a_read_that_stops_early_leaves_no_transaction(made: Path) -> None:
+    with closing(SQLiteStore(made)) as opened:
+        opened.commit([append(501, 900, line=b"y" * 99), append(901, 901)])
+        assert opened.read("s", 0, bytes_max=10) is not None
+        opened.commit([append(902, 902)])
+        with closing(sqlite3.connect(made, timeout=0)) as other:
+            busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not busy
+
+
+def test_the_wal_stays_bounded_and_goes_with_the_close(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    with closing(SQLiteStore(path, durability="process")) as opened:
+        opened.commit([Create(record())])
+        for n in range(200):
+            opened.commit([append(1000 * n + 1, 1000 * n + 1000, line=b"x" * 199)])
+            opened.read("s", 1000 * n, bytes_max=PLENTY)
+        assert wal.stat().st_size < 8 * 1024 * 1024  # 40 MB went through it
+    assert not wal.exists()
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_nobody_else_may_read_a_journal(path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record())])
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
+    names = ["journal.db", "journal.db-shm", "journal.db-wal", "journal.db.lock"]
+    assert modes == dict.fromkeys(names, 0o600)
+
+
+def test_a_journal_that_others_may_read_is_made_private(made: Path) -> None:
+    made.chmod(0o644)
+    SQLiteStore(made).close()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("secure_delete", [True, False])
+def test_with_secure_delete_acked_lines_cannot_be_found(path: Path, secure_delete: bool) -> None:
+    with closing(SQLiteStore(path, secure_delete=secure_delete)) as opened:
+        opened.commit([Create(record()), append(1, 900, line=b"the secret of the line")])
+        opened.commit([Ack("s", 1, 900)])
+    assert (b"the secret" in path.read_bytes()) is not secure_delete
+
+
+def test_trimming_makes_room_for_what_follows(path: Path) -> None:
+    with closing(SQLiteStore(path, durability="process")) as opened:
+        opened.commit([Create(record())])
+        for n in range(0, 5000, 100):
+            opened.commit([append(n + 1, n + 100, line=b"x" * 999), Ack("s", 1, n + 50)])
+            opened.commit([Ack("s", 1, n + 100)])
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+    assert path.stat().st_size < 1024 * 1024  # 5 MB went through it
+
+
+def test_nothing_is_left_of_a_forgotten_stream_in_any_table(made: Path) -> None:
+    with closing(SQLiteStore(made)) as opened:
+        opened.commit([Forget("s", 1), Create(record()), append(1, 9), Forget("s", 1)])
+    db = Database(made)
+    with closing(db):
+        assert [db.table(name).count for name in ("streams", "progress", "runs")] == [0, 0, 0]
+
+
+def test_more_streams_than_are_kept_in_memory_are_no_trouble(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "KNOWN_MAX", 3)
+    names = [f"stream {n}" for n in range(10)]
+    with closing(SQLiteStore(path, durability="process")) as opened:
+        opened.commit([Create(record(name)) for name in names])
+        for n in range(1, 6):
+            for name in names:
+                assert opened.commit([append(n, n, stream=name)]) == [None]
+        assert [last_of(opened, name) for name in names] == [5] * 10
+
+
+def test_the_file_says_what_it_is(made: Path) -> None:
+    db = Database(made)
+    with closing(db):
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        assert len(file.migrations.applied(db)) == SCHEMA_VERSION
+        assert not file.migrations.pending(db)

@@ -1,0 +1,372 @@
+"""An open WebSocket: the two subprotocols, close codes as they are on the wire, and pings."""
+
+import contextlib
+import json
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from wsproto.events import (
+    BytesMessage,
+    CloseConnection,
+    Message,
+    Ping,
+    Pong,
+    TextMessage,
+)
+
+from streams.messages import Channel, Incoming
+from tests.bare_websocket import (
+    bare,
+    close_code,
+    events_to_the_end,
+    frames_of,
+    listening,
+    messages_of,
+    open_bare_websocket,
+    server,
+)
+from tests.echo import LIMIT, echo
+from transports import websocket, wschannel
+from transports.frames import FRAME_BYTES_MAX, MCP, MCP_STREAMS
+
+
+async def test_mcp_is_one_message_a_text_frame_without_a_newline() -> None:
+    async with bare() as (stream, connection):
+        sizes = [1, 125, 126, 127, 65535, LIMIT]
+        sent = [TextMessage(data="é" + "x" * (size - 2) if size > 1 else "7") for size in sizes]
+        await stream.send_all(b"".join(map(connection.send, sent)))
+        assert await messages_of(stream, connection, len(sent)) == sent
+
+
+async def test_pretty_printed_json_is_one_message_on_one_line() -> None:
+    async with bare() as (stream, connection):
+        pretty = json.dumps({"a": ["one\ntwo", {"b": None}]}, indent=4)
+        await stream.send_all(connection.send(TextMessage(data=f"\n{pretty}\r\n")))
+        (echoed,) = await messages_of(stream, connection, 1)
+        assert "\n" not in echoed.data
+        assert json.loads(echoed.data) == json.loads(pretty)
+
+
+async def received_by_the_server(subprotocol: str, *wire: Message[Any]) -> list[Incoming]:
+    received: list[Incoming] = []
+    ended = trio.Event()
+
+    async def collect(channel: Channel) -> None:
+        with contextlib.suppress(trio.EndOfChannel):
+            while True:
+                received.extend(await channel.receive())
+        ended.set()
+
+    async with bare(collect, subprotocol) as (stream, connection):
+        await stream.send_all(b"".join(map(connection.send, wire)))
+        await stream.send_eof()
+        await ended.wait()
+    return received
+
+
+async def test_mcp_skips_blank_frames_and_takes_binary_ones() -> None:
+    wire = [TextMessage(data=""), TextMessage(data="\n"), BytesMessage(data=b"1")]
+    assert await received_by_the_server(MCP, *wire) == [b"1"]
+
+
+async def test_fragments_are_put_together_in_either_subprotocol() -> None:
+    wire = [
+        TextMessage(data='{"a', message_finished=False),
+        TextMessage(data="", message_finished=False),
+        TextMessage(data='":1}\n'),
+    ]
+    for subprotocol in (MCP, MCP_STREAMS):
+        assert await received_by_the_server(subprotocol, *wire) == [b'{"a":1}']
+
+
+async def test_mcp_streams_takes_lines_in_frames_of_either_kind() -> None:
+    wire = [
+        BytesMessage(data=b"1\n\r\n2\r\n"),
+        TextMessage(data="3\n4"),  # the end of the frame ends a line as well
+        BytesMessage(data=b"5\n"),
+    ]
+    assert await received_by_the_server(MCP_STREAMS, *wire) == [b"1", b"2", b"3", b"4", b"5"]
+
+
+async def test_mcp_streams_sends_whole_lines_in_frames_of_bounded_size() -> None:
+    lines = [b"x" * size for size in (100_000, 100_000, 100_000, FRAME_BYTES_MAX, 400_000, 5)]
+    lines += [b"y" * 99] * 10_000
+
+    async def send(channel: Channel) -> None:
+        await channel.send(b"".join(line + b"\n" for line in lines))
+
+    async with bare(send, MCP_STREAMS) as (stream, connection):
+        found = [b""]
+        for event in await events_to_the_end(stream, connection):
+            if isinstance(event, BytesMessage):
+                found[-1] += event.data
+                found += [b""] if event.message_finished else []
+    assert found.pop() == b""
+    assert b"".join(found) == b"".join(line + b"\n" for line in lines)
+    for frame in found:
+        assert frame.endswith(b"\n")
+        assert len(frame) <= FRAME_BYTES_MAX or frame.count(b"\n") == 1
+    assert len(found) <= 2 + 3 + 1_000_000 // FRAME_BYTES_MAX + 1
+
+
+# -- close codes
+
+
+MASK = bytes(4)
+
+
+@pytest.mark.parametrize("subprotocol", [MCP, MCP_STREAMS])
+@pytest.mark.parametrize(
+    ("wire", "code"),
+    [
+        (b"\x81\x82" + MASK + b"\xff\xfe", 1007),
+        (b"\x81\x02{}", 1002),  # not masked
+        (b"\xc1\x82" + MASK + b"{}", 1002),  # compressed
+        (b"\x83\x80" + MASK, 1002),  # no such opcode
+        (b"\x80\x80" + MASK, 1002),  # continues nothing
+        (b"\x89\xfe\x00\x80" + MASK + bytes(128), 1002),  # a ping too long
+        (b"\x88\x81" + MASK + b"x", 1002),  # half a close code
+    ],
+)
+async def test_a_violation_is_answered_with_its_close_code(
+    subprotocol: str, wire: bytes, code: int
+) -> None:
+    async with bare(echo, subprotocol) as (stream, connection):
+        await stream.send_all(connection.send(TextMessage(data='"before"')) + wire)
+        events = await events_to_the_end(stream, connection)
+    assert close_code(events) == code
+    assert b"before" in b"".join(
+        event.data.encode() if isinstance(event.data, str) else event.data
+        for event in events
+        if isinstance(event, Message)
+    )
+
+
+@pytest.mark.parametrize("subprotocol", [MCP, MCP_STREAMS])
+@pytest.mark.parametrize("data", ["x" * 50 * LIMIT, "é" * (LIMIT // 2) + "x"])
+async def test_a_message_above_the_limit_in_bytes_closes_with_1009(
+    subprotocol: str, data: str
+) -> None:
+    async with bare(echo, subprotocol) as (stream, connection):
+
+        async def send() -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(connection.send(TextMessage(data=data)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            events = await events_to_the_end(stream, connection)
+        assert close_code(events) == 1009
+
+
+async def test_a_server_that_goes_away_says_1001() -> None:
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(partial(websocket.serve, echo, "127.0.0.1", 0))
+        stream, connection = await open_bare_websocket(port, MCP)
+        await stream.send_all(connection.send(TextMessage(data="1")))
+        assert await messages_of(stream, connection, 1) == [TextMessage(data="1")]
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            assert close_code(await events_to_the_end(stream, connection)) == 1001
+            await stream.aclose()
+
+
+async def test_a_handler_that_is_done_closes_with_1000() -> None:
+    async def done(channel: Channel) -> None:
+        await channel.send(b"1\n")
+
+    async with bare(done) as (stream, connection):
+        assert close_code(await events_to_the_end(stream, connection)) == 1000
+
+
+async def test_a_handler_that_crashes_closes_with_1011() -> None:
+    async def crash(channel: Channel) -> None:
+        raise KeyError("a bug")
+
+    codes: list[int] = []
+
+    async def look() -> None:
+        async with bare(crash) as (stream, connection):
+            with trio.CancelScope(shield=True):
+                codes.append(close_code(await events_to_the_end(stream, connection)))
+                await stream.aclose()
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await look()
+    assert caught.group_contains(KeyError)
+    assert codes == [1011]
+
+
+async def test_the_peer_s_close_is_answered_and_the_connection_ended() -> None:
+    async with bare() as (stream, connection):
+        await stream.send_all(connection.send(CloseConnection(code=4321, reason="bye")))
+        assert close_code(await events_to_the_end(stream, connection)) == 4321
+
+
+@pytest.mark.parametrize("subprotocol", [MCP, MCP_STREAMS])
+async def test_nothing_follows_a_close_frame_and_control_frames_split_no_other(
+    subprotocol: str,
+) -> None:
+    async def flood(channel: Channel) -> None:
+        async def listen() -> None:
+            with contextlib.suppress(trio.EndOfChannel):
+                while True:
+                    await channel.receive()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            with contextlib.suppress(trio.BrokenResourceError):
+                while True:
+                    await channel.send((b"x" * 999 + b"\n") * 1000)
+
+    async with bare(flood, subprotocol) as (stream, connection):
+        wire = bytes(await stream.receive_some())
+        for number in range(20):
+            await stream.send_all(connection.send(Ping(payload=b"%d" % number)))
+            wire += await stream.receive_some(1 << 20)
+        await stream.send_all(connection.send(CloseConnection(code=1000)))
+        while data := await stream.receive_some(1 << 20):
+            wire += data
+    frames = frames_of(wire)
+    opcodes = [opcode for opcode, _ in frames]
+    assert opcodes.index(0x88) == len(frames) - 1
+    pongs = [payload for opcode, payload in frames if opcode == 0x8A]
+    assert pongs
+    assert pongs == sorted(pongs, key=int)
+
+
+# -- pings
+
+
+async def test_a_ping_comes_after_all_that_was_sent_before_it() -> None:
+    async with (
+        server() as port,
+        websocket.connect(f"ws://127.0.0.1:{port}") as channel,
+        listening(channel) as received,
+    ):
+        await channel.send(b"1\n" * 1000)
+        assert await channel.ping()
+        assert await channel.ping()  # the first may overtake the echo, which was sent before this
+        assert received == [b"1"] * 1000
+
+
+async def test_each_of_many_pings_is_answered() -> None:
+    answers: list[bool] = []
+
+    async def ping(channel: Channel) -> None:
+        answers.append(await channel.ping())
+
+    async with (
+        server() as port,
+        websocket.connect(f"ws://127.0.0.1:{port}") as channel,
+        listening(channel),
+        trio.open_nursery() as nursery,
+    ):
+        for _ in range(100):
+            nursery.start_soon(ping, channel)
+    assert answers == [True] * 100
+
+
+async def test_a_pong_answers_the_pings_before_it_and_a_strange_one_nothing() -> None:
+    """ "If an endpoint receives a Ping frame and has not yet sent Pong frame(s) in response to
+    previous Ping frame(s), the endpoint MAY elect to send a Pong frame for only the most recently
+    processed Ping frame." (RFC 6455, 5.5.3)
+    """
+    answered: list[str] = []
+
+    async def handler(channel: Channel) -> None:
+        async def ping(name: str) -> None:
+            assert await channel.ping()
+            answered.append(name)
+
+        async with listening(channel), trio.open_nursery() as nursery:
+            nursery.start_soon(ping, "first")
+            nursery.start_soon(ping, "second")
+
+    async with bare(handler) as (stream, connection):
+        pings: list[bytes] = []
+        while len(pings) < 2:
+            connection.receive_data(bytes(await stream.receive_some()))
+            pings += [
+                bytes(event.payload) for event in connection.events() if isinstance(event, Ping)
+            ]
+        assert len(set(pings)) == 2
+        await stream.send_all(connection.send(Pong(payload=b"strange")))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert answered == []
+        await stream.send_all(connection.send(Pong(payload=pings[-1])))
+        assert close_code(await events_to_the_end(stream, connection)) == 1000
+    assert sorted(answered) == ["first", "second"]
+
+
+async def test_a_ping_that_nobody_answers_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(wschannel, "PING_S", 0.05)
+    answers: list[bool] = []
+
+    async def handler(channel: Channel) -> None:
+        async with listening(channel):
+            answers.append(await channel.ping())
+
+    async with bare(handler) as (stream, connection):
+        connection.receive_data(bytes(await stream.receive_some()))
+        events = list(connection.events())  # and no pong
+        assert isinstance(events[0], Ping)
+        await events_to_the_end(stream, connection)
+    assert answers == [False]
+
+
+async def test_a_ping_ends_with_the_connection() -> None:
+    ended = trio.Event()
+
+    async def handler(channel: Channel) -> None:
+        async with listening(channel):
+            for _ in range(2):
+                with pytest.raises(trio.BrokenResourceError):
+                    await channel.ping()
+        ended.set()
+
+    async with bare(handler) as (stream, _):
+        await stream.receive_some()
+        await stream.aclose()
+        await ended.wait()
+
+
+async def test_a_flood_of_pings_is_answered_with_the_last() -> None:
+    async with bare() as (stream, connection):
+        for start in range(0, 100_000, 1000):
+            pings = [Ping(payload=b"%d" % number) for number in range(start, start + 1000)]
+            await stream.send_all(b"".join(map(connection.send, pings)))  # and nothing is read
+        last = b""
+        while last != b"99999":
+            connection.receive_data(bytes(await stream.receive_some()))
+            pongs = [event for event in connection.events() if isinstance(event, Pong)]
+            last = bytes(pongs[-1].payload) if pongs else b""
+
+
+# -- the end
+
+
+async def test_a_server_with_stalled_peers_ends_in_time() -> None:
+    stalled = trio.Event()
+
+    async def flood(channel: Channel) -> None:
+        stalled.set()
+        while True:
+            await channel.send((b"x" * 999 + b"\n") * 1000)
+
+    async with trio.open_nursery() as nursery:
+        port = await nursery.start(partial(websocket.serve, flood, "127.0.0.1", 0))
+        peers = [await open_bare_websocket(port, MCP) for _ in range(10)]
+        await trio.testing.wait_all_tasks_blocked(0.1)
+        assert stalled.is_set()
+        before = trio.current_time()
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - before < 10  # promised are 2; the machine may be slow
+    for stream, _ in peers:
+        await stream.aclose()
