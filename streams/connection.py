@@ -135,7 +135,7 @@ class _Write:
     def __init__(self, lines: list[bytes], size: int) -> None:
         self.lines = lines
         self.size = size
-        self.runs: list[tuple[Delivery, Run]] = []
+        self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
 
     def add(self, line: bytes) -> None:
         self.lines.append(line)
@@ -270,8 +270,8 @@ class Connection:
             if self.settings.positions:
                 write.add(dialects.position(stream.id, run))
             write.add(run.body)
-            write.runs.append((delivery, run))
-            delivery.position = run.last
+            write.runs.append((delivery, run.last))
+            self._hand_over(delivery, run)
         if stream.state.is_finished(delivery.position):
             write.add(delivery.coda())
             self._finishing.append(delivery)
@@ -279,13 +279,21 @@ class Connection:
         elif delivery.position < stream.state.durable:
             self._ready[delivery] = None
 
+    def _hand_over(self, delivery: Delivery, run: Run) -> None:
+        """The run goes into the next write; an ack of it may come before that has returned."""
+        delivery.position = run.last
+        if self.settings.positions:
+            self.unconfirmed[delivery.stream] = run.last
+        delivery.stream.wrote(run)
+        delivery.stream.note_asked(self, run.last)
+
     def _note(self, write: _Write) -> None:
-        for delivery, run in write.runs:
-            delivery.written = run.last
-            if delivery.stream.record.is_announced:
-                self.unconfirmed[delivery.stream] = run.last
-            delivery.stream.wrote(run)
-            delivery.stream.note_asked(self, run.last)
+        """The write is out. Only now may a pong be taken for a proof that it was read."""
+        for delivery, seq in write.runs:
+            delivery.written = seq
+            if delivery.stream.record.is_announced and not self.settings.positions:
+                self.unconfirmed[delivery.stream] = seq
+            delivery.stream.notify()
         self._finish()
         self._stir()
 

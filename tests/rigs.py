@@ -203,7 +203,7 @@ class McpRig(WebSocketRig):
     subprotocol = "mcp"
 
 
-RIGS: Final = {
+RIGS: Final[dict[str, Callable[[Path], Rig]]] = {
     "memory": MemoryRig,
     "stdio": StdioRig,
     "relay": UnixRig,

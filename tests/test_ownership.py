@@ -39,13 +39,16 @@ def journal(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def another_process(journal: Path, *names: str) -> Iterator[subprocess.Popen[str]]:
+def another_process(
+    journal: Path, *names: str, is_late: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """Another process that has these locks, until it is killed at the end."""
+    got = [None if name == "owner" else not is_late for name in names]
     command = [sys.executable, "-c", textwrap.dedent(HOLDING), str(journal), *names]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe) as process:
         assert process.stdout is not None
-        assert process.stdout.readline()
+        assert process.stdout.readline() == f"{got}\n"
         try:
             yield process
         finally:
@@ -126,8 +129,7 @@ def test_a_starter_keeps_its_lock_when_it_finds_an_owner(journal: Path) -> None:
         starter = StarterLock(journal)
         assert starter.acquire()
         assert not can_own(journal)
-        with another_process(journal, "starter") as late:
-            assert late.poll() is None
+        with another_process(journal, "starter", is_late=True):
             assert not StarterLock(journal).acquire()
         starter.release()
 

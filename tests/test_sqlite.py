@@ -480,6 +480,23 @@ def test_trimming_makes_room_for_what_follows(path: Path) -> None:
     assert path.stat().st_size < 1024 * 1024  # 5 MB went through it
 
 
+def test_lines_that_are_acked_in_the_same_commit_are_not_stored(path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record()), append(1, 5), append(6, 9), Ack("s", 1, 5)])
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT last FROM runs").fetchall() == [(9,)]
+
+
+def test_a_commit_that_breaks_off_leaves_nothing_behind(made: Path) -> None:
+    beyond_sqlite = replace(record("t"), last=2**64)
+    with closing(SQLiteStore(made)) as opened:
+        with pytest.raises(OverflowError):
+            opened.commit([append(501, 502), Create(beyond_sqlite)])
+        assert opened.commit([append(501, 501)]) == [None]
+        assert last_of(opened) == 501
+        assert [r.stream for r in opened.claim()] == ["s"]
+
+
 def test_nothing_is_left_of_a_forgotten_stream_in_any_table(made: Path) -> None:
     with closing(SQLiteStore(made)) as opened:
         opened.commit([Forget("s", 1), Create(record()), append(1, 9), Forget("s", 1)])

@@ -137,9 +137,9 @@ async def test_loopback_is_let_in_under_all_its_names(fields: list[str]) -> None
 
 
 async def test_what_is_allowed_besides_is_let_in() -> None:
-    settings = {"allowed_hosts": ["Mine.example"], "allowed_origins": ["https://App.example"]}
+    hosts, origins = ["Mine.example"], ["https://App.example"]
     fields = ["Host: mine.example:99", "Origin: https://app.example"]
-    async with server(**settings) as port:
+    async with server(allowed_hosts=hosts, allowed_origins=origins) as port:
         assert (await knock(port, handshake(port, *fields))).startswith("HTTP/1.1 101 ")
         for strange in ("Host: other.example", "Origin: http://app.example"):
             answer = await knock(port, handshake(port, *fields, strange))

@@ -68,12 +68,16 @@ async def received_by_the_server(subprotocol: str, *wire: Message[Any]) -> list[
 
 
 async def test_mcp_skips_blank_frames_and_takes_binary_ones() -> None:
-    wire = [TextMessage(data=""), TextMessage(data="\n"), BytesMessage(data=b"1")]
+    wire: list[Message[Any]] = [
+        TextMessage(data=""),
+        TextMessage(data="\n"),
+        BytesMessage(data=b"1"),
+    ]
     assert await received_by_the_server(MCP, *wire) == [b"1"]
 
 
 async def test_fragments_are_put_together_in_either_subprotocol() -> None:
-    wire = [
+    wire: list[Message[Any]] = [
         TextMessage(data='{"a', message_finished=False),
         TextMessage(data="", message_finished=False),
         TextMessage(data='":1}\n'),
@@ -83,7 +87,7 @@ async def test_fragments_are_put_together_in_either_subprotocol() -> None:
 
 
 async def test_mcp_streams_takes_lines_in_frames_of_either_kind() -> None:
-    wire = [
+    wire: list[Message[Any]] = [
         BytesMessage(data=b"1\n\r\n2\r\n"),
         TextMessage(data="3\n4"),  # the end of the frame ends a line as well
         BytesMessage(data=b"5\n"),
@@ -180,6 +184,32 @@ async def test_a_handler_that_is_done_closes_with_1000() -> None:
 
     async with bare(done) as (stream, connection):
         assert close_code(await events_to_the_end(stream, connection)) == 1000
+
+
+async def test_who_receives_while_another_task_closes_sees_the_end_at_once() -> None:
+    ended: list[str] = []
+
+    async def handler(channel: Channel) -> None:
+        async def expect_the_end(name: str) -> None:
+            with pytest.raises(trio.EndOfChannel):
+                await channel.receive()
+            ended.append(name)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(expect_the_end, "before")
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(channel.aclose)
+            await trio.testing.wait_all_tasks_blocked()
+            await expect_the_end("during")
+
+    async with bare(handler) as (stream, connection):
+        connection.receive_data(bytes(await stream.receive_some()))
+        (close,) = connection.events()
+        assert isinstance(close, CloseConnection)
+        late = b"\x81\x81" + MASK + b"1"  # what still comes is for nobody
+        await stream.send_all(late + connection.send(close.response()))
+        assert await stream.receive_some() == b""
+    assert ended == ["during", "before"]
 
 
 async def test_a_handler_that_crashes_closes_with_1011() -> None:

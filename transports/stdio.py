@@ -1,14 +1,12 @@
 """stdio: one JSON message a line over a process's standard streams.
 
 `serve` speaks over a pair of file descriptors, which `claim_standard_streams` takes before trio
-runs; `connect` starts a server as a child process and speaks with that.
+runs (`transports.standard`); `connect` starts a server as a child process and speaks with that.
 """
 
-import contextlib
 import os
 import shlex
 import signal
-import stat
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,54 +16,13 @@ import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
+from transports.standard import claim_standard_streams as claim_standard_streams
 
 # How long a child may take to end by itself once its input has ended, and again after SIGTERM.
 # These are the times that the official SDKs give.
 GRACE_S: Final = 2.0
 
 Handler = Callable[[Channel], Awaitable[object]]
-
-
-def claim_standard_streams() -> tuple[int, int]:
-    """Take the process's standard input and output, as new file descriptors for `serve`.
-
-    To be called before `trio.run`. Afterwards 0 is empty and 1 goes where 2 goes, so that a tool
-    may `print` and a child process inherits nothing that is ours. Whatever of 0-2 was closed is
-    opened on /dev/null first: else the next file that anybody opens would stand in its place.
-    """
-    for fd in (0, 1, 2):
-        try:
-            os.fstat(fd)
-        except OSError:
-            _put(os.open(os.devnull, os.O_RDWR), fd)
-    claimed = _own(0, os.O_RDONLY), _own(1, os.O_WRONLY)
-    _put(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    return claimed
-
-
-def _put(opened: int, fd: int) -> None:
-    """Move a file descriptor to the number `fd`, where child processes inherit it."""
-    if opened == fd:
-        os.set_inheritable(fd, True)
-        return
-    os.dup2(opened, fd)
-    os.close(opened)
-
-
-def _own(fd: int, access: int) -> int:
-    """Another descriptor for the file, not inherited, and not sharing its flags where possible.
-
-    trio switches what it is given to non-blocking. A duplicate shares that flag with every other
-    holder (standard error and the shell, on a terminal), which would then fail to write; pipes and
-    terminals can be opened anew instead, where the system has /proc.
-    """
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISFIFO(mode) or os.isatty(fd):
-        flags = access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        with contextlib.suppress(OSError):  # no /proc, or another user's: share it
-            return os.open(f"/proc/self/fd/{fd}", flags)
-    return os.dup(fd)
 
 
 def own_principal() -> str:

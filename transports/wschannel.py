@@ -64,13 +64,17 @@ class WebSocketChannel:
         return self._principal
 
     async def receive(self) -> Sequence[Incoming]:
+        if self._is_closed:
+            raise trio.EndOfChannel
         self._is_receiving = True
         try:
             while True:
-                if found := self._take():
+                found = self._take()
+                if found and not self._is_closed:
                     return found
                 if self._peer_is_done.is_set():
                     raise trio.EndOfChannel
+                # Once we have closed, it is for the peer's Close only that this goes on.
                 await self._read()
         finally:
             self._is_receiving = False

@@ -35,9 +35,9 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 class SQLiteStore:
     """A journal file, opened and owned. Not for two threads at once, `read` apart.
 
-    All may raise `Unavailable`, `Full` or `JournalUnusable`; then nothing has changed. After a
-    `JournalUnusable` from `commit` every other says the same: memory is ahead of the disk, and only
-    a restart can tell the truth.
+    All may raise `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back.
+    After a `JournalUnusable` from `commit` every later one says the same: memory is ahead of the
+    disk, and only a restart can tell the truth.
     """
 
     def __init__(

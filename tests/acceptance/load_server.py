@@ -1,0 +1,81 @@
+"""The server file of the acceptance tests: tools that put load on the server in known amounts."""
+
+import os
+
+import trio
+
+from streams import Call, Server
+
+server = Server("acceptance", version="1.0", resume_min_s=0, resume_max_s=600)
+
+# `hold_1` … `hold_9` are given up so many seconds after their client has gone.
+HOLD_S = range(1, 10)
+
+
+def mark(path: str, text: str) -> None:
+    """Append a line to a file; short ones are not torn apart by those of others."""
+    if path:
+        with open(path, "a") as marks:
+            marks.write(f"{text}\n")
+
+
+@server.tool
+async def echo(text: str) -> str:
+    """Return the text."""
+    await trio.lowlevel.checkpoint()
+    return text
+
+
+@server.tool
+async def flood(call: Call, count: int, size: int, marks: str = "") -> str:
+    """Send so many messages with so many bytes of text each, numbered from 1."""
+    pad = "x" * size
+    for number in range(1, count + 1):
+        await call.notify("notifications/message", {"level": "info", "data": [number, pad]})
+        if number % 100 == 0:
+            mark(marks, f"{number}")
+    await call.flush()
+    mark(marks, "flushed")
+    return f"sent {count}"
+
+
+@server.tool
+async def steps(call: Call, n: int, go: str = "", marks: str = "") -> str:
+    """Send half of n messages, wait for one byte out of the pipe `go`, send the others."""
+    for number in range(1, n + 1):
+        if go and number == n // 2 + 1:
+            await call.flush()
+            mark(marks, f"waiting {os.getpid()}")
+            await passage(go)
+        await call.notify("notifications/message", {"level": "info", "data": number})
+        await call.progress(number, total=n)
+    await call.flush()
+    mark(marks, "finished")
+    return f"made {n} steps"
+
+
+async def passage(go: str) -> None:
+    """Wait for a byte out of a named pipe."""
+    pipe = os.open(go, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        await trio.lowlevel.wait_readable(pipe)
+        os.read(pipe, 1)
+    finally:
+        os.close(pipe)
+
+
+def make_hold(seconds: int) -> None:
+    """Register `hold_<seconds>`."""
+
+    @server.tool(name=f"hold_{seconds}", resume_max_s=seconds)
+    async def hold(call: Call, marks: str) -> str:
+        """Work for ever, and say when that ends."""
+        try:
+            await trio.sleep_forever()
+        finally:
+            mark(marks, f"{seconds} {trio.current_time()}")
+        return "never"
+
+
+for seconds in HOLD_S:
+    make_hold(seconds)
