@@ -132,7 +132,8 @@ class Access:
         else:
             # "Servers should validate that clients have appropriate permissions to resume streams"
             is_theirs = self._keyring.is_token_of(stream_id, token)
-        if stream is None or not is_theirs:
+        # What was never announced ends with its own connection: there is nothing to come back to.
+        if stream is None or not is_theirs or not stream.record.is_announced:
             raise refusal("stream_not_found")
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
@@ -151,24 +152,31 @@ class Access:
 
     def answer(self, connection: Connection, message: Message) -> None:
         """A response of the client to a request of ours: the first one counts."""
-        answer = self._answers.get(message.id) if isinstance(message.id, str) else None
-        if answer is None:
+        request_id = message.id if isinstance(message.id, str) else ""
+        answer = self._answers.get(request_id)
+        question = None if answer is None else answer.stream.state.questions.get(request_id)
+        if answer is None or question is None:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
         if stream.record.principal != connection.principal and connection not in answer.asked:
             log.warning("an answer from a stranger was dropped", stream=stream.id[:8])
             return
+        # At once, before the handler wakes up: a second answer may be in the same batch.
+        del self._answers[request_id], stream.state.questions[request_id]
         if not connection.settings.positions:
-            stream.deliver(answer.seq)
+            stream.deliver(question.seq)
         answer.give(message)
 
     def cancel(self, connection: Connection, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
-        for delivery in list(connection.deliveries.values()):
+        deliveries = list(connection.deliveries.values())
+        for delivery in deliveries:
             if delivery.reply_id == request_id:
                 delivery.drop()
                 return
+        # What is in flight here comes before what was made elsewhere under the same id.
+        for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id:
                 self._on_cancel(delivery.stream)
                 return

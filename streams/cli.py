@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 import cyclopts
 from cyclopts import Parameter
 
-from streams import console, serving
 from streams.limits import Limits
-from streams.sqlite import Durability
+from streams.options import CannotServe, Durability, Options
+
+# Each command imports what it needs (PLC0415): a client waits for a relay to start.
 
 app: Final = cyclopts.App(
     name="mcp-streams",
@@ -18,7 +19,7 @@ app: Final = cyclopts.App(
     result_action="return_value",
 )
 
-DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
+DONE, USAGE = 0, 2
 
 
 @app.command
@@ -70,10 +71,9 @@ def serve(
     allowed_origin
         An Origin of web pages that may connect, besides those of this machine.
     """
-    console.log_to_stderr()
     if max_message_bytes is not None:
         limit = (*limit, f"message_bytes_max={max_message_bytes}")
-    options = serving.Options(
+    options = Options(
         app=app,
         journal=journal,
         stdio=stdio or ws is None,
@@ -87,10 +87,22 @@ def serve(
         limits=_limits(limit),
     )
     try:
-        serving.run(options)
-    except serving.CannotServe as error:
+        _run_server(options)
+    except CannotServe as error:
         return _complain(str(error))
     return DONE
+
+
+def _run_server(options: Options) -> None:
+    if options.is_relay:
+        from streams import relaying
+
+        relaying.run(options)
+        return
+    from streams import console, serving
+
+    console.log_to_stderr()
+    serving.run(options)
 
 
 def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
@@ -105,9 +117,100 @@ def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
     return limits
 
 
-def _complain(why: str, code: int = USAGE) -> int:
+@app.command
+def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
+    """Call a tool and follow the call to its end, over as many connections as that takes.
+
+    Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
+    the command that resumes; a second Ctrl-C cancels the call.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json.
+    json
+        Print the whole result, and each message, as JSON.
+    """
+    from streams import commands
+
+    given = commands.parse_arguments(arguments)
+    return commands.run(
+        lambda client: commands.call_tool(client, url, tool, given, as_json=json), url
+    )
+
+
+@app.command
+def resume(url: str, ticket: str, /, *, json: bool = False) -> int:
+    """Come back to a call, from wherever it was left and over any transport.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+    ticket
+        What was printed when the call was left.
+    json
+        Print the whole result, and each message, as JSON.
+    """
+    from streams import commands
+    from streams.ticket import Ticket
+
+    parsed = Ticket.parse(ticket)
+    return commands.run(lambda client: commands.resume(client, url, parsed, as_json=json), url)
+
+
+@app.command
+def poll(
+    url: str,
+    stream: str | None = None,
+    /,
+    *,
+    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    json: bool = False,
+) -> int:
+    """Ask how a stream stands, or with --all how all of yours do.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+    stream
+        A ticket, or a stream's id where the stream is yours.
+    all_
+        List all streams that run, or were not delivered.
+    json
+        Print a list of StreamStatus objects.
+    """
+    if (stream is None) != all_:
+        raise ValueError("name one stream, or say --all")
+    from streams import commands
+
+    return commands.run(lambda client: commands.poll(client, url, stream, as_json=json), url)
+
+
+@app.command
+def demo(*, folder: Path | None = None, json: bool = False) -> int:
+    """Cut a call's connection, kill its server, and see that nothing is lost, on real input.
+
+    Parameters
+    ----------
+    folder
+        What to walk; by default the standard library of the Python that runs this.
+    json
+        Print the figures as JSON.
+    """
+    from streams import demo as demonstration
+
+    return demonstration.run(folder, as_json=json)
+
+
+def _complain(why: str) -> int:
     print(why, file=sys.stderr)
-    return code
+    return USAGE
 
 
 def main() -> None:

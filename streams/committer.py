@@ -10,7 +10,7 @@ import structlog
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
-from streams.journal import Ack, Append, Change, Journal
+from streams.journal import Ack, Append, Change, Forget, Journal
 from streams.limits import MIB
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ class Source(Protocol):
         """What is new since the last time."""
 
     def committed(self, seq: int) -> None:
-        """Hear that everything up to `seq` is durable."""
+        """Hear that what was added for it and everything up to `seq` are durable."""
 
 
 class Committer:
@@ -54,6 +54,10 @@ class Committer:
 
     def add(self, change: Change) -> None:
         """Make a change durable, after all that were added before it."""
+        if isinstance(change, Forget):
+            self._acks.pop(
+                change.stream, None
+            )  # acks come after changes, and it would find nothing
         self._changes.append(change)
         self._wanted.set()
 
@@ -111,16 +115,16 @@ class Committer:
         self._acks.clear()
         sources, self._sources = self._sources, {}
         self.waiting_bytes = 0
-        appended: list[tuple[Source, int]] = []
+        taken: list[tuple[Source, int]] = []
         for source in sources:
             append = source.take()
             if append is not None:
                 changes.append(append)
-                appended.append((source, append.run.last))
+            taken.append((source, 0 if append is None else append.run.last))
         self._is_committing = True
         await self._commit(changes)
         self._is_committing = False
-        for source, seq in appended:
+        for source, seq in taken:
             source.committed(seq)
         self._done.set()
         self._done = trio.Event()

@@ -15,7 +15,7 @@ import trio
 
 from streams import dialects, messages
 from streams.dialects import Dialect, Settings
-from streams.errors import Refusal, refusal
+from streams.errors import Refusal, Unavailable, refusal
 from streams.journal import Journal
 from streams.messages import Channel, RequestId, Run
 from streams.stream import Stream
@@ -29,6 +29,7 @@ STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when ma
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 PING_EVERY_S: Final = 15.0
 SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
+BUSY_S: Final = 0.05  # until a journal that could not be read is asked again
 LOOK_EVERY_S: Final = 0.5  # whether anybody is left to read, once nothing more is received
 SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this time
 # What was written, has left the kernel's queue, and is followed so much later by a sign of life,
@@ -253,12 +254,17 @@ class Connection:
         while self._ready and write.size < WRITE_BYTES:
             delivery = next(iter(self._ready))
             del self._ready[delivery]
-            await self._read(delivery, write, share)
+            try:
+                await self._read(delivery, write, share)
+            except Unavailable:
+                await trio.sleep(BUSY_S)
+                self.wake(delivery)
+                break  # what has been gathered must not wait for it
         return write
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         stream = delivery.stream
-        if delivery.preamble:
+        if delivery.preamble and stream.is_recorded:
             write.add(delivery.preamble)
             delivery.preamble = b""
         run = None
@@ -346,9 +352,7 @@ class Connection:
             with trio.move_on_after(SILENCE_S):
                 has_pong = await self.channel.ping()
             if has_pong:
-                for stream, seq in marks.items():
-                    if self.unconfirmed.get(stream) == seq:
-                        del self.unconfirmed[stream]
+                self._forget_marks(marks)
                 self._confirm_all(marks)
                 self.heard()
             elif has_pong is False:
@@ -360,9 +364,20 @@ class Connection:
         return bool(self.unconfirmed) and not self.settings.positions
 
     def _look_at_queue(self, marks: dict[Stream, int]) -> None:
-        if marks and self.channel.unsent_bytes() == 0:
-            self._emptied.append((trio.current_time(), marks))
-            for stream in marks:
+        if not marks or self.channel.unsent_bytes() != 0:
+            return
+        self._forget_marks(marks)
+        now, emptied = trio.current_time(), self._emptied
+        emptied.append((now, marks))
+        # A peer that reads for days and says nothing: what is old enough to be believed is one.
+        while len(emptied) > 1 and now - emptied[1][0] > BELIEF_S:
+            _, older = emptied.popleft()
+            seen_at, newer = emptied[0]
+            emptied[0] = (seen_at, older | newer)
+
+    def _forget_marks(self, marks: dict[Stream, int]) -> None:
+        for stream, seq in marks.items():
+            if self.unconfirmed.get(stream) == seq:  # else more was written since
                 del self.unconfirmed[stream]
 
     def _check_silence(self, *, is_asked: bool) -> None:

@@ -1,14 +1,15 @@
 """One task that waits for all deadlines, however many there are.
 
 A heap with lazy entries: a deadline that moves later costs nothing until the old one comes up,
-which is what happens at every poll of an idle stream. Idle streams cost no task and no wake-up.
+which is what happens at every poll of an idle stream. Idle streams cost no task and no wake-up, and
+what is forgotten is let go at once, though its entry stays until it is due or most are such.
 """
 
 import heapq
 import itertools
 import math
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -23,26 +24,40 @@ class Dated(Protocol):
 
 T = TypeVar("T", bound=Dated)
 
+STALE_MAX: Final = 1_000  # entries of nobody that are never worth a clean-up
+
 
 class Deadlines(Generic[T]):
     """Calls `on_due` with each item when its deadline has passed."""
 
     def __init__(self, on_due: Callable[[T], None]) -> None:
         self._on_due = on_due
-        self._heap: list[tuple[float, int, T]] = []
-        self._watched: dict[T, float] = {}
-        self._tiebreak = itertools.count()
+        self._heap: list[tuple[float, int]] = []  # (when, number of the entry)
+        self._items: dict[int, T] = {}  # of the entries that still stand for something
+        self._watched: dict[T, tuple[float, int]] = {}
+        self._numbers = itertools.count()
         self._has_earlier = trio.Event()
 
     def watch(self, item: T) -> None:
         """Watch an item whose deadline is new or earlier; a later one is found by itself."""
         due = item.deadline
-        if due is None or due >= self._watched.get(item, math.inf):
+        if due is None or due >= self._watched.get(item, (math.inf, 0))[0]:
             return
-        self._watched[item] = due
-        heapq.heappush(self._heap, (due, next(self._tiebreak), item))
-        if self._heap[0][2] is item:
+        self.forget(item)
+        entry = (due, next(self._numbers))
+        self._watched[item] = entry
+        self._items[entry[1]] = item
+        heapq.heappush(self._heap, entry)
+        if self._heap[0] is entry:
             self._has_earlier.set()
+
+    def forget(self, item: T) -> None:
+        """Stop watching an item, if it is watched."""
+        if item in self._watched:
+            del self._items[self._watched.pop(item)[1]]
+        if len(self._heap) > 2 * len(self._items) + STALE_MAX:
+            self._heap = [entry for entry in self._heap if entry[1] in self._items]
+            heapq.heapify(self._heap)
 
     async def run(self) -> None:
         """Wait for deadlines for ever."""
@@ -52,11 +67,12 @@ class Deadlines(Generic[T]):
             self._has_earlier = trio.Event()
             now = trio.current_time()
             while self._heap and self._heap[0][0] <= now:
-                self._look_at(heapq.heappop(self._heap)[2], now)
+                item = self._items.pop(heapq.heappop(self._heap)[1], None)
+                if item is not None:
+                    del self._watched[item]
+                    self._look_at(item, now)
 
     def _look_at(self, item: T, now: float) -> None:
-        if self._watched.get(item, math.inf) <= now:
-            del self._watched[item]
         due = item.deadline
         if due is not None and due <= now:
             self._on_due(item)

@@ -19,7 +19,7 @@ from streams.committer import Committer
 from streams.connection import Connection, Delivery
 from streams.deadlines import Deadlines
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
-from streams.journal import Create, Forget, Journal, Outcome, Record
+from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
 from streams.lifecycle import Event
 from streams.limits import Limits
@@ -101,6 +101,7 @@ class Engine:
         )
         stream = self._hold(record, overflow)
         self._committer.add(Create(record))
+        self._committer.mark(stream, 0)  # to be told when it is there
         preamble = self.access.announcements(stream, dialects)
         connection.attach(Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects))
         self._running += 1
@@ -121,15 +122,18 @@ class Engine:
         return stream
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
-        with stream.scope:
-            try:
-                line, is_error = await handler(stream)
-            except Exception:
-                log.exception("a handler failed", stream=stream.id[:8])
-                broken = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
-                line, is_error = messages.error(stream.request_id, broken), True
-            if stream.state.outcome is Outcome.LIVE:
-                stream.finish(line, is_error=is_error)
+        final = b"", False
+        # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
+        try:
+            with stream.scope:
+                final = await handler(stream)
+        except Exception:
+            log.exception("a handler failed", stream=stream.id[:8])
+            broken = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
+            final = messages.error(stream.request_id, broken), True
+        if stream.state.outcome is Outcome.LIVE:  # a handler is only cancelled when it is not
+            line, is_error = final
+            stream.finish(line, is_error=is_error)
         self._running -= 1
         self._stir()
 
@@ -182,7 +186,8 @@ class Engine:
     def _forget(self, stream: Stream) -> None:
         if self._streams.get(stream.id) is stream:
             self._streams.remove(stream)
-            self._committer.add(Forget(stream.id, stream.record.fence))
+            self._deadlines.forget(stream)
+            self._committer.add(stream.forget())
 
     # The engine's own life
 
@@ -232,6 +237,7 @@ class Engine:
 
     def _restore(self, record: Record) -> None:
         stream = self._hold(record)
+        stream.is_recorded = True
         stream.state.detach(trio.current_time())
         if not record.is_announced:
             self._forget(stream)

@@ -1,4 +1,4 @@
-"""What has come for a call and waits to be read: batches of lines, not yet looked at."""
+"""What has come for a call and waits to be read: batches of lines, and how they are looked at."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Final
 
 import trio
 
-from streams.messages import Incoming
+from streams.messages import Incoming, Message, look
 
 # What may wait before the connection is held up. One receive may come on top.
 BUFFER_BYTES_MAX: Final = 1024 * 1024
@@ -16,8 +16,8 @@ BUFFER_LINES_MAX: Final = 10_000
 LEFT_BYTES_MAX: Final = 256 * 1024
 LEFT_LINES_MAX: Final = 2_500
 
-# Batches are cut to this. After as many messages an ack falls due and other tasks may run, among
-# them the one that writes it: so one goes out every 1,000 messages, unless the server is stuck.
+# Batches are cut to this: it is what is looked at in one go, and after as many messages other tasks
+# may run.
 BATCH_LINES_MAX: Final = 200
 
 
@@ -97,3 +97,29 @@ def _size(lines: Sequence[Incoming]) -> int:
         return sum(map(len, lines))  # type: ignore[arg-type]  # nearly always true, and fast
     except TypeError:  # a TooLarge is among them
         return sum(len(line) for line in lines if isinstance(line, bytes))
+
+
+# What `look` raises for what is no message, a `TooLarge` among them.
+_UNREADABLE: Final = (ValueError, TypeError, RecursionError)
+
+
+def look_at(lines: Sequence[Incoming]) -> tuple[list[Message], Incoming | None]:
+    """The messages up to the first line that is none, and that line."""
+    try:
+        return list(map(look, lines)), None
+    except _UNREADABLE:
+        found: list[Message] = []
+        for line in lines:
+            message = try_look(line)
+            if message is None:
+                return found, line
+            found.append(message)
+        raise
+
+
+def try_look(line: Incoming) -> Message | None:
+    """The message in a line, or None where there is none: whoever reads it is told."""
+    try:
+        return look(line)
+    except _UNREADABLE:
+        return None

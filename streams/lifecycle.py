@@ -220,13 +220,15 @@ class StreamState:
 
     def committed(self, seq: int) -> None:
         """Everything up to `seq` is durable."""
-        self.durable = seq
+        if not self.is_tombstone:  # the commit was under way when the stream was closed
+            self.durable = max(self.durable, seq)
 
     def wrote(self, run: Run) -> bool:
         """The run was written to a connection; tell whether that alone counts as delivered.
 
         It does for the oldest of what a client that confirms nothing has been sent too much of.
         """
+        self.committed(run.last)  # it came from the journal, which may be ahead of its own report
         if run.last <= self.written:
             return False
         self._bytes_written += len(run.after(self.written).body)
@@ -235,9 +237,10 @@ class StreamState:
         if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:
             marks.pop()
         marks.append((self.written, self._bytes_written))
-        if self.client_confirms or not self._is_undelivered_full:
-            return False
-        return self.deliver(marks[0][0])
+        is_news = False
+        while len(marks) > 1 and self._is_undelivered_full and not self.client_confirms:
+            is_news |= self.deliver(marks[0][0])
+        return is_news
 
     def deliver(self, seq: int) -> bool:
         """The client has everything up to `seq`; tell whether that is news."""
@@ -298,10 +301,12 @@ class StreamState:
         """
         mark = self.delivered if after is None else after
         return Flags(
-            is_live=self.outcome is LIVE,
+            # A final response that a crash could take back has not been given yet: who is told
+            # "completed" and "nothing pending" takes it that there will be no more.
+            is_live=self.outcome is LIVE or self.durable < self.last,
             pending_messages=self.durable > mark,
             has_request=(self.durable > mark and self._last_request > mark) or bool(self.questions),
-            has_error=self.durable > mark and self._last_error > mark,
+            has_error=mark < self._last_error <= self.durable,
         )
 
     # Who is there

@@ -70,7 +70,7 @@ class Kind(enum.Enum):
     ERROR = "error"
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
     """One message, looked at but not decoded: `params`, `result` and `error` are raw JSON."""
 
     jsonrpc: Literal["2.0"]

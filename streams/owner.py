@@ -3,14 +3,15 @@
 import sys
 
 from streams import console, serving
+from streams.options import CannotServe, Options
 
 
 def main() -> int:
     """Own the journal until there has been nothing to do for a while."""
     console.log_to_stderr()
     try:
-        serving.run(serving.options_from(sys.argv[1]))
-    except serving.CannotServe as error:
+        serving.run(Options.parse(sys.argv[1]))
+    except CannotServe as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -55,10 +55,12 @@ class Registry:
             del self._wanted[principal]
 
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
-        """A principal's wanted streams above a number, and whether there are more."""
+        """A principal's wanted streams that it was told of, above a number; whether there are more.
+        """
         # In order of creation, since numbers only grow: the page is found by skipping.
         wanted = self._wanted.get(principal, {})
-        streams = list(itertools.islice((s for n, s in wanted.items() if n > after), size + 1))
+        found = (s for n, s in wanted.items() if n > after and s.record.is_announced)
+        streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
     def make_room(self, principal: str) -> list[Stream]:

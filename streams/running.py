@@ -1,10 +1,12 @@
 """A call as its caller sees it: what has arrived and is not yet read, and how it ended.
 
-Whole batches of lines come in and wait undecoded; `async for` takes them apart one by one, without
-a task switch or a lock. Two numbers tell where the call stands: everything up to `_received` is
-here, so whatever comes again is dropped; everything up to `_taken` was handed out.
+Whole batches of lines come in and wait undecoded. They are looked at a batch at a time, and what is
+nothing but notifications is handed out straight from there, without a task switch, a lock or a
+counter. Two numbers tell where the call stands: everything up to `_received` is here, so whatever
+comes again is dropped; everything up to `_taken` was handed out.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Final, Protocol
@@ -15,11 +17,13 @@ from msgspec import UNSET
 
 from streams import clientwire, messages
 from streams.errors import ClientError, StreamGone
-from streams.inbox import BATCH_LINES_MAX, Inbox
-from streams.messages import Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.inbox import BATCH_LINES_MAX, Inbox, look_at, try_look
+from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.ticket import Ticket
 
-# An ack falls due after so many bytes, or a batch of messages.
+# An ack falls due after as many messages or bytes. Up to a batch may come on top, and two more may
+# be read until it is written: so one goes out every 1,000 messages, unless the server is stuck.
+ACK_LINES: Final = 400
 ACK_BYTES: Final = 1024 * 1024
 
 # A server that leaves the same gap so often has lost what was there.
@@ -80,10 +84,13 @@ class RunningCall:
         self._seen = 0  # the highest number on the connection that it is attached to
         self._is_settled = False  # the final response was handed out
         self._received: int | None = 0
-        self._taken = 0
+        self._messages: Iterator[Message] = iter(())  # notifications to be handed out
+        self._end = 0  # the number of the last of them
+        self._special: Message | None = None  # what follows them: a request, the final response
+        self._rest: Sequence[Message] = ()  # what follows that
+        self._bad: Incoming | None = None  # what follows that and is no message
         self._before = 0  # what was taken before this object was made
         self._is_waiting = True  # the caller is done with everything that was handed out
-        self._lines: Iterator[Incoming] = iter(())
         self._inbox = Inbox()
         self._unacked_bytes = 0
         self._until_checkpoint = BATCH_LINES_MAX
@@ -95,7 +102,7 @@ class RunningCall:
         call = cls(home, None, ticket.request_id)
         call._ticket = ticket
         call._received = ticket.after
-        call._taken = call._before = call._acked = ticket.after or 0
+        call._end = call._before = call._acked = ticket.after or 0
         call.is_numbered = ticket.after is not None
         return call
 
@@ -136,17 +143,9 @@ class RunningCall:
         Raises `CallLost`, `StreamGone`, `Superseded` or `CannotConnect`, once what came before is
         read.
         """
-        while True:
-            for line in self._lines:
-                self._taken += 1
-                try:
-                    message = look(line)
-                except (ValueError, TypeError, RecursionError):
-                    raise self._unreadable(line) from None
-                if message.id is UNSET:
-                    return message
-                return self._unusual(message)
-            await self._refill()
+        for message in self._messages:
+            return message
+        return await self._next()
 
     async def result(self) -> Any:
         """The result as the server sent it (for a tool: content, isError, …), decoded.
@@ -182,6 +181,16 @@ class RunningCall:
 
     # Reading, off the fast path
 
+    async def _next(self) -> Message:
+        while True:
+            if self._special is not None:
+                return self._hand_out_special(self._special)
+            if self._bad is not None:
+                raise self._unreadable(self._bad)
+            await self._refill()
+            for message in self._messages:
+                return message
+
     async def _refill(self) -> None:
         """Put the next batch in place, when there is one."""
         self._is_waiting = True
@@ -203,28 +212,41 @@ class RunningCall:
         batch, size = self._inbox.take()
         self._unacked_bytes += size
         self._until_checkpoint -= len(batch)
-        self._lines = iter(batch)
         self._is_waiting = False
+        found, self._bad = look_at(batch)
+        self._line_up(found)
+
+    def _line_up(self, found: Sequence[Message]) -> None:
+        """Make ready what can be handed out without a second look, and what comes after it."""
+        plain = len(found)
+        if [message.id for message in found].count(UNSET) < plain:
+            plain = next(at for at, message in enumerate(found) if message.id is not UNSET)
+            self._special, self._rest = found[plain], found[plain + 1 :]
+        self._messages = iter(found[:plain])
+        self._end += plain
+
+    def _hand_out_special(self, message: Message) -> Message:
+        self._special = None
+        if message.method is UNSET:
+            self._final = message
+            self._is_waiting = True
+            self._report()
+            raise StopAsyncIteration
+        rest, self._rest = self._rest, ()
+        self._end += 1
+        self._line_up(rest)
+        if isinstance(message.id, int | str):
+            self._home.asked(message, message.id)
+        return message
 
     def _report(self) -> None:
         unacked = min(self.confirmed, self._seen) - self._acked
         if unacked > 0:
-            is_due = unacked >= BATCH_LINES_MAX or self._unacked_bytes >= ACK_BYTES
+            is_due = unacked >= ACK_LINES or self._unacked_bytes >= ACK_BYTES
             self._home.want_ack(self, now=is_due)
 
-    def _unusual(self, message: Message) -> Message:
-        """What has an id: a request of the server, or the final response."""
-        if message.method is not UNSET:
-            if isinstance(message.id, int | str):
-                self._home.asked(message, message.id)
-            return message
-        self._taken -= 1  # it counts once `result` has returned
-        self._final = message
-        self._is_waiting = True
-        self._report()
-        raise StopAsyncIteration
-
     def _unreadable(self, line: Incoming) -> ClientError:
+        self._end += 1  # the ticket leads to what follows it
         self._drop_buffer()
         if isinstance(line, TooLarge):
             why, reason = f"is longer than the {line.limit} bytes that are accepted", "too_large"
@@ -236,13 +258,19 @@ class RunningCall:
     def _settle(self) -> None:
         if not self._is_settled:
             self._is_settled = True
-            self._taken += 1
+            self._end += 1
             if self.is_numbered:
                 self._home.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()
-        self._lines = iter(())
+        self._end = self._taken
+        self._messages, self._special, self._rest, self._bad = iter(()), None, (), None
+
+    @property
+    def _taken(self) -> int:
+        # An iterator over a list knows how much is left: nobody has to count.
+        return self._end - operator.length_hint(self._messages)
 
     # For the client
 
@@ -317,7 +345,7 @@ class RunningCall:
         self.is_numbered = True
         self._seen = seq + len(lines) - 1
         if self._received is None:
-            self._received = self._taken = self._before = self._acked = seq - 1
+            self._received = self._end = self._before = self._acked = seq - 1
         known = self._received + 1 - seq
         if known < 0:
             raise self._gap(seq, self._received + 1)
@@ -334,7 +362,7 @@ class RunningCall:
         self._keep([line])
 
     def _keep(self, lines: Sequence[Incoming]) -> None:
-        last = _try_look(lines[-1])  # nothing follows the final response
+        last = try_look(lines[-1])  # nothing follows the final response
         if last and last.method is UNSET and last.id is not UNSET:
             self.is_complete = True
             self._home.ended(self)
@@ -353,7 +381,7 @@ class RunningCall:
     def _repeated(self, lines: Sequence[Incoming]) -> None:
         """Drop what is here already; but an answer may have been lost with the connection."""
         for line in lines:
-            message = _try_look(line)
+            message = try_look(line)
             if message and message.kind is Kind.REQUEST and isinstance(message.id, int | str):
                 self._home.asked_again(message.id)
         self._report()
@@ -363,10 +391,3 @@ class RunningCall:
         if not self.is_complete and self._failure is None:
             self._failure = error
             self._inbox.stir()
-
-
-def _try_look(line: Incoming) -> Message | None:
-    try:
-        return look(line)
-    except (ValueError, TypeError, RecursionError):
-        return None  # whoever reads it is told

@@ -9,7 +9,7 @@ from streams import messages
 from streams.clock import wall
 from streams.committer import STREAM_BATCH_BYTES_MAX, Committer
 from streams.errors import refusal
-from streams.journal import Ack, Append, Close, Record
+from streams.journal import Ack, Append, Close, Forget, Record
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
@@ -23,11 +23,10 @@ Overflow = Literal["block", "fail"]
 class Answer:
     """Where a handler waits for the client's answer to one request."""
 
-    __slots__ = ("_is_here", "_message", "asked", "seq", "stream")
+    __slots__ = ("_is_here", "_message", "asked", "stream")
 
     def __init__(self, stream: "Stream") -> None:
         self.stream = stream
-        self.seq = 0  # of the request, once it is numbered
         self.asked: set[Connection] = set()  # the connections that the request went to
         self._is_here = trio.Event()
         self._message: Message | None = None
@@ -54,6 +53,7 @@ class Stream:
         "_limits",
         "_on_settled",
         "delivery",
+        "is_recorded",
         "number",
         "overflow",
         "record",
@@ -81,6 +81,7 @@ class Stream:
         self.request_id = request_id
         self.overflow = overflow
         self.delivery: Delivery | None = None
+        self.is_recorded = False  # whether the journal has its record: not announced before
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
@@ -124,7 +125,6 @@ class Stream:
         is_forced = self.overflow == "fail"
         try:
             await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
-            answer.seq = self.state.questions[request_id].seq
             return await answer.wait()
         finally:
             self._answers.pop(request_id, None)
@@ -133,7 +133,7 @@ class Stream:
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
         seq = self.state.last
-        while self.state.durable < seq:
+        while self.state.durable < min(seq, self.state.last):  # closing it takes `last` back
             await self._committer.commit_done()
 
     async def written(self, seq: int) -> None:
@@ -185,7 +185,8 @@ class Stream:
         return self.state.take(self.record.fence)
 
     def committed(self, seq: int) -> None:
-        """Everything up to `seq` is durable: it may be delivered."""
+        """The record and everything up to `seq` are durable: it may be delivered."""
+        self.is_recorded = True
         self.state.committed(seq)
         if self.delivery is not None:
             self.delivery.connection.wake(self.delivery)
@@ -205,6 +206,12 @@ class Stream:
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
         return self.state.close(event, self.record.fence, at=wall())
+
+    def forget(self) -> Forget:
+        """Keep nothing, for the journal; whatever the handler says after that goes nowhere."""
+        if not self.state.is_tombstone:
+            self.close(Event.ABANDON)
+        return Forget(self.id, self.record.fence)
 
     def deliver(self, seq: int) -> None:
         """The client has everything up to `seq`."""

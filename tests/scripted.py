@@ -41,7 +41,7 @@ class Stream:
         self.scope = trio.CancelScope()
 
     def notify(self, method: str, params: Params) -> None:
-        self._add(messages.notification(method, params))
+        self.send(messages.notification(method, params))
 
     def say(self, text: str) -> None:
         """A log message."""
@@ -51,16 +51,17 @@ class Stream:
         """Ask the client, and wait for the answer's message however long it takes."""
         request_id = f"ask-{self.id}-{len(self.entries)}"
         self.open_requests[request_id] = len(self.entries) + 1
-        self._add(messages.request(request_id, method, params))
+        self.send(messages.request(request_id, method, params))
         while request_id not in self.answers:
             await self.server.change()
         return self.answers[request_id]
 
     def finish(self, line: bytes) -> None:
         self.is_ended = True
-        self._add(line)
+        self.send(line)
 
-    def _add(self, line: bytes) -> None:
+    def send(self, line: bytes) -> None:
+        """Send whatever this is."""
         self.entries.append(line)
         self.server.stir()
 

@@ -1,5 +1,6 @@
 """What the server asks of the client."""
 
+from functools import partial
 from typing import Any
 
 import trio
@@ -53,7 +54,7 @@ async def test_a_handler_is_asked_once_however_often_the_server_asks(
             await anext(call)  # so that both count as read
         for n in range(1, 4):
             server.cut()
-            await server.until(lambda n=n: len(server.got("stream/resume")) == n)
+            await server.until(partial(_was_resumed, server, n))
         await wait_all_tasks_blocked()
         asking.may_answer.set()
         result = await call.result()
@@ -120,3 +121,7 @@ async def test_a_ping_of_the_server_is_answered() -> None:
         server.connections[0].reply(b'{"jsonrpc":"2.0","id":7,"method":"ping"}\n')
         await server.until(lambda: any(m.get("result") == {} for _, m in server.received))
         assert server.received[-1][1] == {"jsonrpc": "2.0", "id": 7, "result": {}}
+
+
+def _was_resumed(server: Scripted, times: int) -> bool:
+    return len(server.got("stream/resume")) == times

@@ -1,18 +1,10 @@
-"""What every journal promises: one suite for all of them, and one machine that compares them."""
+"""What every journal promises: one suite for all of them."""
 
-import contextlib
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
-import trio
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
@@ -27,17 +19,14 @@ from streams.journal import (
     Journal,
     Outcome,
     Record,
-    apply,
     joined,
 )
 from streams.memory import MemoryJournal
 from streams.messages import Run
-from streams.sqlite import SQLiteStore, open_sqlite_journal
+from streams.sqlite import open_sqlite_journal
+from tests.journals import PLENTY, append, lines, record
 
 OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
-_T = TypeVar("_T")
-
-PLENTY = 1024 * 1024
 
 
 @asynccontextmanager
@@ -52,35 +41,6 @@ def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
     if request.param == "memory":
         return open_memory_journal
     return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
-
-
-def record(stream: str = "s", fence: int = 1) -> Record:
-    return Record(
-        stream=stream,
-        principal="os(0)",
-        origin=b'{"jsonrpc":"2.0","id":"1","method":"tools/call"}',
-        min_s=1.5,
-        max_s=3600.0,
-        created_at=1_750_000_000.25,
-        fence=fence,
-        is_announced=True,
-    )
-
-
-def lines(first: int, last: int) -> Run:
-    body = b"".join(b'{"line":%d}\n' % n for n in range(first, last + 1))
-    return Run(first, last + 1 - first, body)
-
-
-def append(first: int, last: int, *, stream: str = "s", fence: int = 1, **more: Any) -> Append:
-    return Append(
-        stream,
-        fence,
-        lines(first, last),
-        last_request=more.get("last_request", 0),
-        last_error=more.get("last_error", 0),
-        ends_at=more.get("ends_at", 0.0),
-    )
 
 
 async def applied(journal: Journal, *changes: Change) -> None:
@@ -328,115 +288,3 @@ async def test_closing_twice_is_as_good_as_once(open_journal: OpenJournal) -> No
 def test_a_gap_between_stored_runs_is_never_handed_on() -> None:
     with pytest.raises(JournalUnusable, match="lines 3 to 4 of a stream are missing"):
         joined([lines(1, 2), lines(5, 6)], 0, PLENTY)
-
-
-STREAMS = ("a", "b", "c")
-Step = tuple[str, str, int, int, bool]
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(["create", "append", "append", "append", "ack", "close", "forget"]),
-        st.sampled_from(STREAMS),
-        st.sampled_from([0, 0, 0, -1, 1]),  # how far the numbers are off
-        st.sampled_from([1, 2, 5, 3000]),  # how many lines
-        st.booleans(),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-def run(call: Callable[..., Awaitable[_T]], *args: Any, **options: Any) -> _T:
-    async def main() -> _T:
-        return await call(*args, **options)
-
-    return trio.run(main)
-
-
-class SQLiteAgainstMemory(RuleBasedStateMachine):
-    """Both are given the same changes; the file's process may die after any commit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.directory = Path(tempfile.mkdtemp())
-        self.generation = 0
-        self.store = SQLiteStore(self.directory / "journal-0", durability="process")
-        self.memory = MemoryJournal()
-        self.expected: dict[str, Record] = {}
-
-    def teardown(self) -> None:
-        self.store.close()
-        shutil.rmtree(self.directory)
-
-    @rule(steps=STEPS)
-    def commit(self, steps: list[Step]) -> None:
-        changes = [self.change(*step) for step in steps]
-        from_memory = run(self.memory.commit, changes)
-        from_file = self.store.commit(changes)
-        assert list(map(repr, from_file)) == list(map(repr, from_memory))
-
-    def change(self, kind: str, stream: str, off: int, count: int, is_odd: bool) -> Change:
-        """A change that fits, more often than not; `expected` goes along as an engine's would."""
-        known = self.expected.get(stream) or record(stream)
-        fence = known.fence + (off == 1 and is_odd)
-        changes: dict[str, Change] = {
-            "create": Create(record(stream)),
-            "append": append(
-                max(1, known.last + 1 + off),
-                known.last + max(1, count + off),
-                stream=stream,
-                fence=fence,
-                ends_at=5.0 if is_odd and count == 2 else 0.0,
-            ),
-            "ack": Ack(stream, fence, known.acked + count + off),
-            "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
-            "forget": Forget(stream, fence),
-        }
-        with contextlib.suppress(JournalError):
-            after = apply(self.expected.get(stream), changes[kind])
-            self.expected.pop(stream, None)
-            if after is not None:
-                self.expected[stream] = after
-        return changes[kind]
-
-    @rule()
-    def claim(self) -> None:
-        records = self.store.claim()
-        assert list(records) == list(run(self.memory.claim))
-        self.expected = {
-            stream: replace(r, fence=r.fence + 1) for stream, r in self.expected.items()
-        }
-        assert {r.stream: r for r in records} == self.expected
-
-    @rule()
-    def crash(self) -> None:
-        """What a killed process leaves: the file and its WAL, as they are."""
-        old, self.generation = self.generation, self.generation + 1
-        for suffix in ("", "-wal"):
-            there = self.directory / f"journal-{old}{suffix}"
-            shutil.copy(there, self.directory / f"journal-{self.generation}{suffix}")
-        self.store.close()
-        path = self.directory / f"journal-{self.generation}"
-        self.store = SQLiteStore(path, durability="process")
-
-    @rule(
-        stream=st.sampled_from(STREAMS), skip=st.integers(0, 4000), bytes_max=st.integers(1, 9999)
-    )
-    def read(self, stream: str, skip: int, bytes_max: int) -> None:
-        known = self.expected.get(stream)
-        after = known.acked + skip if known else skip
-        read = run(self.memory.read, stream, after, bytes_max=bytes_max)
-        assert self.store.read(stream, after, bytes_max=bytes_max) == read
-
-    @invariant()
-    def all_that_is_not_acked_is_there(self) -> None:
-        for stream, known in self.expected.items():
-            body, after = b"", known.acked
-            while (read := self.store.read(stream, after, bytes_max=PLENTY)) is not None:
-                body, after = body + read.body, read.last
-            assert body == lines(known.acked + 1, known.last).body
-
-
-TestSQLiteAgainstMemory = SQLiteAgainstMemory.TestCase
-TestSQLiteAgainstMemory.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[*HealthCheck]
-)

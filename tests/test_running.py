@@ -1,17 +1,20 @@
 """What is confirmed of a call and when, and how much of it waits."""
 
 import itertools
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import inbox
+from streams.client import Client
 from streams.errors import (
     StreamGone,
 )
-from tests.clients import Stepping, connected, counting, rest_of, said
-from tests.scripted import Scripted
+from streams.messages import decode
+from tests.clients import Params, Stepping, connected, counting, rest_of, said
+from tests.scripted import Scripted, Stream
 
 
 async def test_a_message_is_confirmed_when_the_next_is_asked_for(autojump_clock: MockClock) -> None:
@@ -130,3 +133,56 @@ async def test_a_message_that_is_too_large_ends_its_call_and_no_other() -> None:
         assert caught.value.reason == "too_large"
         async with client.call("count", {"n": 1}) as other:
             assert await rest_of(other) == ["1"]
+
+
+async def test_what_is_no_message_ends_its_call_and_the_ticket_leads_on() -> None:
+    async def babble(stream: Stream) -> Any:
+        stream.say("a")
+        stream.send(b"babble\n")
+        stream.say("b")
+        return {"content": []}
+
+    server = Scripted()
+    server.tools["babble"] = babble
+    async with connected(server) as client, client.call("babble") as call:
+        assert said(await anext(call)) == "a"
+        with pytest.raises(StreamGone, match="Message 2") as caught:
+            await anext(call)
+        assert caught.value.reason == "unreadable"
+        with pytest.raises(StreamGone):
+            await call.result()
+        assert call.ticket is not None
+        assert call.ticket.after == 2
+        async with (
+            Client(server.memory.connect) as other,
+            other.resume(call.ticket) as rest,
+        ):
+            assert await rest_of(rest) == ["b"]
+
+
+async def test_requests_and_notifications_keep_their_order() -> None:
+    asked: list[Any] = []
+
+    async def answer(params: Params) -> Params:
+        asked.append(params["n"])
+        return {}
+
+    async def mix(stream: Stream) -> Any:
+        async with trio.open_nursery() as nursery:
+            for n in range(20):
+                nursery.start_soon(stream.ask, "roots/list", {"n": n})
+                await wait_all_tasks_blocked()
+                stream.say(str(n))
+        return {"content": []}
+
+    server = Scripted()
+    server.tools["mix"] = mix
+    answers = {"roots/list": answer}
+    async with connected(server, answers=answers) as client, client.call("mix") as call:
+        await wait_all_tasks_blocked()  # so that all come in one batch
+        found = [decode(message.params, dict[str, Any]) async for message in call]
+        assert await call.result() == {"content": []}
+    assert [params.get("n", params.get("data")) for params in found] == [
+        value for n in range(20) for value in (n, str(n))
+    ]
+    assert sorted(asked) == list(range(20))

@@ -1,12 +1,9 @@
-"""The journal in a file: durable, private, bounded, and clear about what is wrong with it."""
+"""The journal in a file: durable, private, bounded, and nothing is lost when it fails."""
 
 import os
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
-import textwrap
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,8 +15,7 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal import Ack, Append, Create, Forget, Record
-from streams.messages import Run
+from streams.journal import Ack, Create, Forget
 from streams.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -29,27 +25,7 @@ from streams.sqlite import (
     open_sqlite_journal,
     store,
 )
-
-ROOT = Path(__file__).parent.parent
-PLENTY = 1024 * 1024
-
-
-def record(stream: str = "s") -> Record:
-    return Record(
-        stream=stream,
-        principal="os(0)",
-        origin=b"{}",
-        min_s=1.0,
-        max_s=60.0,
-        created_at=1.75e9,
-        fence=1,
-        is_announced=True,
-    )
-
-
-def append(first: int, last: int, stream: str = "s", line: bytes = b"{}") -> Append:
-    count = last + 1 - first
-    return Append(stream, 1, Run(first, count, (line + b"\n") * count), 0, 0)
+from tests.sqlite_rig import APPENDING, PLENTY, append, last_of, make_journal, record, running
 
 
 @pytest.fixture
@@ -59,61 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(path: Path) -> Path:
-    """A journal with one stream of 500 lines, closed."""
-    with closing(SQLiteStore(path)) as opened:
-        assert opened.commit([Create(record()), append(1, 500, line=b"x" * 99)]) == [None, None]
-    return path
-
-
-def last_of(opened: SQLiteStore, stream: str = "s") -> int:
-    """The seq of the last of the stream's lines, all of which are read."""
-    last = 0
-    while (run := opened.read(stream, last, bytes_max=PLENTY)) is not None:
-        assert run.seq == last + 1
-        last = run.last
-    return last
-
-
-def why_not(path: Path) -> str:
-    """The sentence with which the journal refuses to open; it leaves no lock behind."""
-    sentences = []
-    for _ in range(2):
-        with pytest.raises(JournalUnusable) as refused:
-            SQLiteStore(path)
-        sentences.append(str(refused.value))
-    assert sentences[0] == sentences[1]
-    assert str(path) in sentences[0]
-    return sentences[0]
-
-
-@contextmanager
-def running(program: str, *args: object) -> Iterator[subprocess.Popen[str]]:
-    """Another process that runs `program`; killed at the end."""
-    command = [sys.executable, "-c", textwrap.dedent(program), *map(str, args)]
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-APPENDING = """
-    import sys
-    from pathlib import Path
-    from streams.journal import Create
-    from streams.sqlite import SQLiteStore
-    sys.path.insert(0, "tests")
-    from test_sqlite import append, record
-
-    store = SQLiteStore(Path(sys.argv[1]), durability=sys.argv[2])
-    store.commit([Create(record())])
-    last = 0
-    while True:
-        count = 1 + last % 7
-        assert store.commit([append(last + 1, last + count)]) == [None]
-        last += count
-        print(last, flush=True)
-"""
+    return make_journal(path)
 
 
 @pytest.mark.parametrize("durability", ["power", "process"])
@@ -131,117 +53,6 @@ def test_what_was_committed_outlives_a_kill(path: Path, durability: str, kill_af
         assert found.last >= acknowledged
         assert last_of(opened) == found.last
         assert opened.commit([replace(append(found.last + 1, found.last + 1), fence=2)]) == [None]
-
-
-def test_a_journal_is_owned_once_in_a_process(path: Path) -> None:
-    link = path.with_name("link")
-    link.symlink_to(path)
-    with closing(SQLiteStore(path)):
-        for name in (path, link):
-            with pytest.raises(JournalUnusable, match="already owned by this process"):
-                SQLiteStore(name)
-    SQLiteStore(link).close()
-
-
-def test_a_journal_is_owned_by_one_process(path: Path) -> None:
-    with running(APPENDING, path, "process") as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert f"another process (pid {process.pid})" in why_not(path)
-
-
-def test_another_kind_of_file_is_refused_and_left_alone(path: Path) -> None:
-    path.write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
-    before = path.read_bytes()
-    assert "it is no SQLite file: name another file" in why_not(path)
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize("application_id", [0, 0x47504B47])
-def test_another_programs_database_is_refused_and_left_alone(
-    path: Path, application_id: int
-) -> None:
-    with closing(sqlite3.connect(path)) as other:
-        other.execute(f"PRAGMA application_id = {application_id}")
-        other.execute("CREATE TABLE streams (id INTEGER PRIMARY KEY)")
-    before = path.read_bytes(), path.stat().st_mode
-    assert "another program's SQLite file: name another file" in why_not(path)
-    assert (path.read_bytes(), path.stat().st_mode) == before
-
-
-def test_a_newer_journal_is_refused(made: Path) -> None:
-    with closing(sqlite3.connect(made)) as other:
-        other.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    assert "newer mcp-streams" in why_not(made)
-    assert "upgrade" in why_not(made)
-
-
-def test_a_directory_is_no_journal(tmp_path: Path) -> None:
-    place = tmp_path / "place"
-    place.mkdir()
-    assert "is no file" in why_not(place)
-
-
-def test_the_directory_must_be_there(tmp_path: Path) -> None:
-    assert f"there is no directory {tmp_path / 'missing'}" in why_not(tmp_path / "missing" / "j")
-
-
-READ_ONLY = """
-    import os, sys, tempfile
-    from pathlib import Path
-    from streams.errors import JournalUnusable
-    from streams.sqlite import SQLiteStore
-
-    if os.getuid() == 0:
-        os.setuid(65534)  # nobody: root may write whatever the mode says
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "journal.db")
-        SQLiteStore(path).close()
-        os.chmod(path, 0o400)
-        if sys.argv[1] == "directory":
-            os.chmod(directory, 0o500)
-        try:
-            SQLiteStore(path)
-        except JournalUnusable as error:
-            print(error)
-        os.chmod(directory, 0o700)
-"""
-
-
-@pytest.mark.parametrize("what", ["file", "directory"])
-def test_a_read_only_journal_is_refused(what: str) -> None:
-    with running(READ_ONLY, what) as process:
-        said, _ = process.communicate()
-    assert "allow" in said
-    assert "writ" in said
-
-
-def test_a_damaged_journal_is_refused(made: Path) -> None:
-    with made.open("r+b") as damaged:
-        damaged.seek(100)
-        damaged.write(b"\xa5" * 20_000)
-    assert "it is damaged: restore it" in why_not(made)
-
-
-def test_damage_that_is_found_late_is_fatal_too(made: Path) -> None:
-    with made.open("r+b") as damaged:
-        content = damaged.read()
-        # The pages that are full of lines, and not the tree that leads to them.
-        for page in range(0, len(content), 4096):
-            if content[page : page + 4096].count(b"x") > 2000 and page:
-                damaged.seek(page)
-                damaged.write(b"\xa5" * 4096)
-    with closing(SQLiteStore(made)) as opened, pytest.raises(JournalUnusable):
-        opened.read("s", 0, bytes_max=PLENTY)
-
-
-def test_a_truncated_journal_is_refused(made: Path) -> None:
-    os.truncate(made, 4096)
-    with (
-        pytest.raises(JournalUnusable, match="it is damaged"),
-        closing(SQLiteStore(made)) as opened,
-    ):
-        opened.claim()
 
 
 def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
@@ -271,13 +82,6 @@ def test_a_wal_cut_anywhere_leaves_whole_commits(path: Path, tmp_path: Path) -> 
     assert 0 < found[-1] <= 100
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\x00" * 5000, b"\xff" * 50_000, b"WAL"])
-def test_garbage_for_a_wal_is_ignored(made: Path, garbage: bytes) -> None:
-    Path(f"{made}-wal").write_bytes(garbage)
-    with closing(SQLiteStore(made)) as opened:
-        assert last_of(opened) == 500
-
-
 def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> None:
     with closing(SQLiteStore(path, file_bytes_max=256 * 1024)) as opened:
         opened.commit([Create(record())])
@@ -302,8 +106,7 @@ FAILING = """
     from streams.errors import JournalError
     from streams.journal import Create
     from streams.sqlite import SQLiteStore
-    sys.path.insert(0, "tests")
-    from test_sqlite import append, record
+    from tests.sqlite_rig import append, record
 
     store = SQLiteStore(Path(sys.argv[1]))
     store.commit([Create(record()), append(1, 5)])

@@ -188,12 +188,14 @@ async def test_a_handler_that_is_done_closes_with_1000() -> None:
 
 async def test_who_receives_while_another_task_closes_sees_the_end_at_once() -> None:
     ended: list[str] = []
+    has_ended = trio.Event()
 
     async def handler(channel: Channel) -> None:
         async def expect_the_end(name: str) -> None:
             with pytest.raises(trio.EndOfChannel):
                 await channel.receive()
             ended.append(name)
+            has_ended.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect_the_end, "before")
@@ -205,6 +207,7 @@ async def test_who_receives_while_another_task_closes_sees_the_end_at_once() -> 
     async with bare(handler) as (stream, connection):
         connection.receive_data(bytes(await stream.receive_some()))
         (close,) = connection.events()
+        await has_ended.wait()
         assert isinstance(close, CloseConnection)
         late = b"\x81\x81" + MASK + b"1"  # what still comes is for nobody
         await stream.send_all(late + connection.send(close.response()))

@@ -28,14 +28,14 @@ class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         self.cable: Cable | None = None
         self._capacity = capacity
         self._is_ended = False  # the writer has closed: what is in flight still arrives
-        self._is_broken = False
+        self.is_broken = False
         self._changed = trio.Event()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         await trio.lowlevel.checkpoint()
         sent = 0
         while True:
-            if self._is_ended or self._is_broken:
+            if self._is_ended or self.is_broken:
                 raise trio.BrokenResourceError("the other end is gone")
             room = min(self._capacity - len(self.in_flight), len(data) - sent)
             self.in_flight += data[sent : sent + room]
@@ -47,14 +47,14 @@ class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
             await self._changed.wait()
 
     async def wait_send_all_might_not_block(self) -> None:
-        while len(self.in_flight) == self._capacity and not (self._is_ended or self._is_broken):
+        while len(self.in_flight) == self._capacity and not (self._is_ended or self.is_broken):
             await self._changed.wait()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         await trio.lowlevel.checkpoint()
-        while not (self.in_flight or self._is_ended or self._is_broken):
+        while not (self.in_flight or self._is_ended or self.is_broken):
             await self._changed.wait()
-        if self._is_broken:
+        if self.is_broken:
             raise trio.BrokenResourceError("the other end is gone")
         passing = [len(self.in_flight)]
         passing += [limit for limit in (max_bytes, self.until_cut) if limit is not None]
@@ -78,7 +78,7 @@ class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
 
     def break_off(self) -> None:
         """Lose what is in flight, and fail whoever reads or writes."""
-        self._is_broken = True
+        self.is_broken = True
         self.in_flight.clear()
         self._wake()
 
@@ -113,6 +113,9 @@ class _End(trio.abc.HalfCloseableStream):
     def unsent_bytes(self) -> int:
         return len(self._outgoing.in_flight)
 
+    def has_reader(self) -> bool:
+        return not self._outgoing.is_broken
+
     async def aclose(self) -> None:
         self._incoming.break_off()
         await self._outgoing.aclose()
@@ -141,6 +144,7 @@ class Cable:
                 principal=principal,
                 message_bytes_max=message_bytes_max,
                 unsent=end.unsent_bytes,
+                has_reader=end.has_reader,
             )
             for end in (self.near_end, self.far_end)
         )

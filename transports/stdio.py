@@ -16,7 +16,9 @@ import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
-from transports.standard import claim_standard_streams as claim_standard_streams
+from transports.standard import claim_standard_streams
+
+__all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split_command"]
 
 # How long a child may take to end by itself once its input has ended, and again after SIGTERM.
 # These are the times that the official SDKs give.

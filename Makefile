@@ -1,0 +1,45 @@
+# Every target sets up what it needs, from nothing: `make demo` alone is enough on a fresh clone.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
+SLOW := tests/wire tests/acceptance tests/sdk
+
+.PHONY: demo test check bench lock clean
+
+demo: $(READY)
+	$(BIN)/mcp-streams demo
+
+test: $(READY)
+	$(BIN)/pytest -q
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pytest -q $(addprefix --ignore=,$(SLOW))
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+# Write constraints.txt anew, with the newest of everything that pyproject.toml allows.
+lock:
+	rm -rf $(VENV)-lock
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	$(VENV)-lock/bin/pip freeze --exclude-editable > constraints.txt
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV)
+
+# pip comes with the venv; the stamp is written last, so that a broken set-up is begun anew.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=… ")'
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --no-input --quiet \
+		--constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,58 @@
+"""How a server process is to run, and which server that is.
+
+Quick to load: a relay needs nothing else.
+"""
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+Durability = Literal["power", "process"]
+
+READY: Final = "ready\n"  # what an owner tells the relay that started it, once it listens
+STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
+
+
+class CannotServe(Exception):
+    """The server cannot start; the message says what to do."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to serve an app; `mcp-streams serve --help` says what each of them means."""
+
+    app: str
+    journal: Path | None = None
+    stdio: bool = False
+    foreground: bool = False
+    ws: str | None = None
+    linger_s: float = 5.0
+    durability: Durability = "power"
+    insecure_anonymous: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
+    limits: dict[str, float] = {}
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether this process only brings a client to the journal's owner."""
+        return self.stdio and self.journal is not None and not (self.foreground or self.ws)
+
+    def of_owner(self) -> str:
+        """The options of the owner that a relay with these starts, as text."""
+        return msgspec.json.encode(
+            msgspec.structs.replace(self, stdio=False, foreground=True), enc_hook=str
+        ).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> "Options":
+        """Read what `of_owner` wrote."""
+        return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, path: kind(path))
+
+    def hello(self) -> dict[str, object]:
+        """What a relay and its owner must agree on."""
+        place, _, name = self.app.rpartition(":")
+        if place.endswith(".py"):
+            place = str(Path(place).resolve())
+        return {"app": f"{place}:{name}", "version": version("mcp-streams")}

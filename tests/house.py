@@ -1,0 +1,261 @@
+"""A server in this process, and clients as bare as can be, over the memory transport.
+
+A `Talker` writes messages and reads whatever comes, one by one; nothing is done for it.
+"""
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams import Call, Server
+from streams.journal import Journal
+from streams.keys import Keyring
+from streams.memory import MemoryJournal
+from streams.messages import Channel
+from streams.server import RunningServer
+from transports.memory import Cable
+
+Json = dict[str, Any]
+
+STREAMS: Final = {"streams": {}}
+POSITIONS: Final = {"experimental": {"mcp-streams/v1": {"positions": True}}}
+PLAIN: Final[Json] = {}
+
+PATIENCE_S: Final = 5 * 86_400  # of a mock clock, mostly; a safety net
+
+
+class Talker:
+    """One connection of a client."""
+
+    def __init__(self, channel: Channel, cable: Cable) -> None:
+        self.channel = channel
+        self.cable = cable
+        self.seen: list[Json] = []  # everything that was read
+        self._waiting: list[Json] = []
+
+    async def say(self, *said: Json) -> None:
+        """Write messages, in one piece."""
+        lines = [msgspec.json.encode({"jsonrpc": "2.0"} | message) + b"\n" for message in said]
+        await self.channel.send(b"".join(lines))
+
+    async def ask(self, id: int | str, method: str, **params: Any) -> None:
+        """Send a request, and do not wait for the answer."""
+        await self.say({"id": id, "method": method, "params": params})
+
+    async def tell(self, method: str, **params: Any) -> None:
+        """Send a notification."""
+        await self.say({"method": method, "params": params})
+
+    async def call(self, id: int | str, tool: str, *, token: Any = None, **arguments: Any) -> None:
+        """Send a `tools/call`, and do not wait for the answer."""
+        meta = {} if token is None else {"_meta": {"progressToken": token}}
+        await self.ask(id, "tools/call", name=tool, arguments=arguments, **meta)
+
+    async def begin(self, id: int | str, tool: str, **arguments: Any) -> Json:
+        """Call a tool; the stream as it was announced."""
+        await self.call(id, tool, **arguments)
+        return await self.announced()
+
+    async def announced(self) -> Json:
+        """The stream that is announced next."""
+        created = await self.find(lambda m: m.get("method") == "notifications/stream/create")
+        stream: Json = created["params"]["stream"]
+        return stream
+
+    async def read(self) -> Json:
+        """The next message."""
+        with trio.fail_after(PATIENCE_S):
+            while not self._waiting:
+                for line in await self.channel.receive():
+                    assert isinstance(line, bytes)
+                    self._waiting.append(msgspec.json.decode(line))
+        message = self._waiting.pop(0)
+        self.seen.append(message)
+        return message
+
+    async def find(self, is_it: Callable[[Json], object]) -> Json:
+        """Read until there is such a message; what came before it is in `seen`."""
+        while not is_it(message := await self.read()):
+            pass
+        return message
+
+    async def answer(self, id: int | str) -> Json:
+        """Read until the response under this id."""
+        return await self.find(lambda m: m.get("id") == id and "method" not in m)
+
+    async def request(self, id: int | str, method: str, **params: Any) -> Json:
+        """Send a request and read until it is answered: its result, or its error's data."""
+        await self.ask(id, method, **params)
+        answer = await self.answer(id)
+        result: Json = answer["result"] if "result" in answer else answer["error"]
+        return result
+
+    async def resume(self, id: int | str, stream: Json | str, **more: Any) -> list[Json]:
+        """Resume a stream; everything that comes with it, the reply last."""
+        start = len(self.seen)
+        await self.ask(id, "stream/resume", **named(stream), **more)
+        await self.answer(id)
+        return self.seen[start:]
+
+    async def poll(self, id: int | str, stream: Json | str, **more: Any) -> Json:
+        """The status of a stream, or the error."""
+        return await self.request(id, "stream/poll", **named(stream), **more)
+
+    async def end(self) -> list[Json]:
+        """Read until the other end closes: everything that came."""
+        start = len(self.seen)
+        try:
+            while True:
+                await self.read()
+        except trio.EndOfChannel:
+            return self.seen[start:]
+
+    async def leave(self) -> None:
+        """Close the connection, and wait until the server must have noticed."""
+        await self.channel.aclose()
+        await trio.sleep(1)
+
+
+class House:
+    """A server at work, and everyone who is connected to it."""
+
+    def __init__(self, running: RunningServer, journal: Journal, nursery: trio.Nursery) -> None:
+        self.running = running
+        self.journal = journal
+        self._nursery = nursery
+
+    def cable(self, principal: str = "alice", *, capacity: int = 1 << 20) -> Cable:
+        cable = Cable(principal=principal, capacity=capacity)
+        self._nursery.start_soon(self.running.serve, cable.far)
+        return cable
+
+    async def dial(
+        self, capabilities: Json = STREAMS, principal: str = "alice", *, capacity: int = 1 << 20
+    ) -> Talker:
+        """A connection that is initialized."""
+        cable = self.cable(principal, capacity=capacity)
+        return await greeted(Talker(cable.near, cable), capabilities)
+
+    def as_after_a_crash(self) -> MemoryJournal:
+        """What the journal holds now, as who starts after a crash would find it."""
+        assert isinstance(self.journal, MemoryJournal)
+        return copy.deepcopy(self.journal)
+
+
+async def greeted(talker: Talker, capabilities: Json = STREAMS) -> Talker:
+    revision = "2025-11-25"
+    hello = {"protocolVersion": revision, "capabilities": capabilities}
+    info = {"clientInfo": {"name": "talker", "version": "0"}}
+    answer = await talker.request("hello", "initialize", **hello, **info)
+    assert answer["protocolVersion"] == revision
+    await talker.tell("notifications/initialized")
+    talker.seen.clear()
+    return talker
+
+
+@asynccontextmanager
+async def open_house(
+    server: Server, *, journal: Journal | None = None, keyring: Keyring | None = None
+) -> AsyncIterator[House]:
+    journal = MemoryJournal() if journal is None else journal
+    async with (
+        trio.open_nursery() as nursery,
+        server.open(journal, keyring or Keyring.load(None)) as running,
+    ):
+        yield House(running, journal, nursery)
+        nursery.cancel_scope.cancel()
+
+
+class Steps:
+    """Tools that do what the test says, when it says so."""
+
+    def __init__(self, server: Server, **settings: Any) -> None:
+        self._send, self._receive = trio.open_memory_channel[Callable[[Call], Any]](10_000)
+        self.is_over = trio.Event()
+        self.was_cancelled = False
+        self.answers: list[Any] = []
+        self.call: Call
+        server.tool(self.step, name=settings.pop("name", "step"), **settings)
+
+    async def step(self, call: Call) -> str:
+        """Do what is said."""
+        self.call = call
+        try:
+            async for do in self._receive:
+                if (result := await do(call)) is not None:
+                    return str(result)
+        except trio.Cancelled:
+            self.was_cancelled = True
+            raise
+        finally:
+            self.is_over.set()
+        raise AssertionError("nobody closes the channel")
+
+    def do(self, action: Callable[[Call], Any]) -> None:
+        self._send.send_nowait(action)
+
+    def log(self, *texts: str) -> None:
+        """Have it log these."""
+        for text in texts:
+
+            async def log(call: Call, text: str = text) -> None:
+                await call.log("info", text)
+
+            self.do(log)
+
+    def ask(self, method: str = "elicitation/create") -> None:
+        """Have it ask the client, and keep the answer."""
+
+        async def ask(call: Call) -> None:
+            self.answers.append(await call.request(method, {"message": "?"}))
+
+        self.do(ask)
+
+    def finish(self, text: str = "done") -> None:
+        """Have it return this."""
+
+        async def finish(_: Call) -> str:
+            return text
+
+        self.do(finish)
+
+    def fail(self) -> None:
+        """Have it raise."""
+
+        async def fail(_: Call) -> None:
+            raise ValueError("as it was told")
+
+        self.do(fail)
+
+
+def named(stream: Json | str) -> Json:
+    """The params that name a stream."""
+    return {"streamId": stream if isinstance(stream, str) else stream["streamId"]}
+
+
+def with_token(stream: Json) -> Json:
+    return {"resumeToken": stream["resumeToken"]}
+
+
+def said(messages: list[Json]) -> list[Any]:
+    """What the log messages among these say."""
+    return [m["params"]["data"] for m in messages if m.get("method") == "notifications/message"]
+
+
+def methods(messages: list[Json]) -> list[str]:
+    """What these are: their methods, and `result` or `error`."""
+    return [m.get("method") or ("result" if "result" in m else "error") for m in messages]
+
+
+def text_of(answer: Json) -> str:
+    """What a tool's result says."""
+    return str(answer["result"]["content"][0]["text"])
+
+
+def reason(error: Json) -> str:
+    """The `data.reason` of an error."""
+    return str(error["data"]["reason"])
