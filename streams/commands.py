@@ -4,7 +4,7 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
 
 
-def run(act: Callable[[Client], Any], url: str) -> int:
+def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
     """Connect to the server, act, and return the exit code; errors are said in one line."""
     console.log_to_stderr(logging.WARNING)
     try:
@@ -35,16 +35,17 @@ def run(act: Callable[[Client], Any], url: str) -> int:
     except ValueError as error:
         return complain(str(error), USAGE)
 
-    async def main() -> int:
-        async with Client(dialer, name="mcp-streams-cli") as client:
-            return int(await act(client))
+    codes: list[int] = []
 
-    code = DONE
+    async def main() -> None:
+        async with Client(dialer, name="mcp-streams-cli") as client:
+            codes.append(await act(client))
+
     try:
-        code = trio.run(main)
+        trio.run(main)
     except* ClientError as errors:
-        code = _report(errors)
-    return code
+        codes.append(_report(errors))
+    return codes[-1]
 
 
 def _report(error: BaseException) -> int:

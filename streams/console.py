@@ -15,7 +15,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
-                exception_formatter=structlog.dev.plain_traceback,  # no values of a user's variables
+                exception_formatter=structlog.dev.plain_traceback,  # no values of variables
             ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
