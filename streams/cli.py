@@ -1,6 +1,7 @@
 """The `mcp-streams` command."""
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,7 +16,8 @@ from streams.options import CannotServe, Durability, Options
 app: Final = cyclopts.App(
     name="mcp-streams",
     help="Resumable streams for MCP: a call that outlives its connection.",
-    version_flags=["--version"],
+    version=lambda: version("mcp-streams"),
+    default_parameter=Parameter(negative=()),
     result_action="return_value",
 )
 
@@ -34,10 +36,10 @@ def serve(
     linger: float = 5.0,
     durability: Durability = "power",
     max_message_bytes: int | None = None,
-    limit: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    limit: tuple[str, ...] = (),
     insecure_anonymous: bool = False,
-    allowed_host: Annotated[tuple[str, ...], Parameter(negative=())] = (),
-    allowed_origin: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    allowed_host: tuple[str, ...] = (),
+    allowed_origin: tuple[str, ...] = (),
 ) -> int:
     """Serve a server's tools over stdio, WebSocket, or both.
 
@@ -169,7 +171,7 @@ def poll(
     stream: str | None = None,
     /,
     *,
-    all_: Annotated[bool, Parameter(name="--all", negative=())] = False,
+    all_: Annotated[bool, Parameter(name="--all")] = False,
     json: bool = False,
 ) -> int:
     """Ask how a stream stands, or with --all how all of yours do.

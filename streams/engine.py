@@ -50,6 +50,8 @@ class Engine:
         self._journal = journal
         self._limits = limits
         self._committer = Committer(journal)
+        # Whoever cancels the engine from outside still gets the shutdown that was promised.
+        self._committing = trio.CancelScope(shield=True)
         self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
         self._streams = Registry(limits)
         self._answers: dict[RequestId, Answer] = {}
@@ -232,8 +234,12 @@ class Engine:
         self._nursery = nursery
         for record in await self._journal.claim():
             self._restore(record)
-        nursery.start_soon(self._committer.run)
+        nursery.start_soon(self._commit)
         nursery.start_soon(self._deadlines.run)
+
+    async def _commit(self) -> None:
+        with self._committing:
+            await self._committer.run()
 
     def _restore(self, record: Record) -> None:
         stream = self._hold(record)
@@ -273,6 +279,10 @@ class Engine:
             while self._connections:
                 await self._stirred.wait()
 
+    def stop(self) -> None:
+        """Commit no more: the last thing there is to do."""
+        self._committing.cancel()
+
     async def _wait_for_connections(self, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
             for connection in list(self._connections):
@@ -305,4 +315,5 @@ async def open_engine(
         finally:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
                 await engine.shut_down()
+            engine.stop()
             nursery.cancel_scope.cancel()

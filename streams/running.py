@@ -218,12 +218,12 @@ class RunningCall:
 
     def _line_up(self, found: Sequence[Message]) -> None:
         """Make ready what can be handed out without a second look, and what comes after it."""
-        plain = len(found)
-        if [message.id for message in found].count(UNSET) < plain:
+        if [message.id for message in found].count(UNSET) < len(found):
             plain = next(at for at, message in enumerate(found) if message.id is not UNSET)
             self._special, self._rest = found[plain], found[plain + 1 :]
-        self._messages = iter(found[:plain])
-        self._end += plain
+            found = found[:plain]
+        self._messages = iter(found)
+        self._end += len(found)
 
     def _hand_out_special(self, message: Message) -> Message:
         self._special = None

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,26 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def _check_address(address: str, *, is_insecure_allowed: bool) -> None:
+    host, _ = parse_address(address)
+    if not (names_loopback(host) or is_insecure_allowed):
+        raise CannotServe(
+            f"{address} can be reached from elsewhere and nobody is asked who they are: "
+            "bind to 127.0.0.1, or say --insecure-anonymous."
+        )
+
+
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
+    if options.ws is not None:
+        _check_address(options.ws, is_insecure_allowed=options.insecure_anonymous)
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
     try:
         trio.run(_serve, server, options, fds)
-    except* (JournalUnusable, OSError) as errors:
+    except* (CannotServe, JournalUnusable, OSError) as errors:
         raise CannotServe(str(_first(errors))) from errors
 
 
@@ -131,25 +143,22 @@ async def _serve_websocket(
 ) -> None:
     assert options.ws is not None
     host, port = parse_address(options.ws)
-    if not (names_loopback(host) or options.insecure_anonymous):
-        raise OSError(
-            f"{options.ws} can be reached from elsewhere and nobody is asked who they are: "
-            "bind to 127.0.0.1, or say --insecure-anonymous"
-        )
     limits = running.server.limits
+    serve = partial(
+        websocket.serve,
+        running.serve,
+        host,
+        port,
+        message_bytes_max=limits.message_bytes_max,
+        connections_max=limits.connections_max,
+        allowed_hosts=options.allowed_hosts,
+        allowed_origins=options.allowed_origins,
+    )
     async with trio.open_nursery() as nursery:
-        port = await nursery.start(
-            lambda task_status: websocket.serve(
-                running.serve,
-                host,
-                port,
-                message_bytes_max=limits.message_bytes_max,
-                connections_max=limits.connections_max,
-                allowed_hosts=options.allowed_hosts,
-                allowed_origins=options.allowed_origins,
-                task_status=task_status,
-            )
-        )
+        try:
+            port = await nursery.start(serve)
+        except OSError as error:
+            raise CannotServe(f"{options.ws} cannot be listened at: {error}.") from error
         shown = f"[{host}]" if ":" in host else host
         log.info("listening", url=f"ws://{shown}:{port}")
         task_status.started()

@@ -163,8 +163,8 @@ async def open_house(
 ) -> AsyncIterator[House]:
     journal = MemoryJournal() if journal is None else journal
     async with (
-        trio.open_nursery() as nursery,
         server.open(journal, keyring or Keyring.load(None)) as running,
+        trio.open_nursery() as nursery,
     ):
         yield House(running, journal, nursery)
         nursery.cancel_scope.cancel()

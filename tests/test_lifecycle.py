@@ -1,0 +1,591 @@
+"""The life of one stream, without input, output or a clock."""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streams.errors import Ended
+from streams.journal import Ack, Append, Outcome, Record, apply
+from streams.lifecycle import TRANSITIONS, Event, StreamState
+from streams.limits import Limits
+from streams.messages import Run
+
+FENCE = 1
+
+
+def record(**more: Any) -> Record:
+    known: dict[str, Any] = {
+        "stream": "a-stream",
+        "principal": "alice",
+        "origin": b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}',
+        "min_s": 5.0,
+        "max_s": 100.0,
+        "created_at": 0.0,
+        "fence": FENCE,
+        "is_announced": True,
+    }
+    return Record(**(known | more))
+
+
+def a_state(limits: Limits | None = None, **more: Any) -> StreamState:
+    return StreamState(record(**more), limits or Limits())
+
+
+def line(text: object) -> bytes:
+    return f'{{"{text}":0}}\n'.encode()
+
+
+def commit(state: StreamState) -> Run:
+    """Make durable what is numbered."""
+    append = state.take(FENCE)
+    assert append is not None
+    state.committed(append.run.last)
+    return append.run
+
+
+def write(state: StreamState) -> Run:
+    """Make durable what is numbered, and write it."""
+    run = commit(state)
+    state.wrote(run)
+    return run
+
+
+def end(state: StreamState, *, is_error: bool = False) -> None:
+    state.end(line("final"), is_error=is_error, at=1.0)
+
+
+# Transitions
+
+
+def drive(state: StreamState, event: Event) -> None:
+    match event:
+        case Event.APPEND:
+            state.add(line("x"))
+        case Event.END:
+            end(state)
+        case Event.ABANDON | Event.CANCEL:
+            state.close(event, FENCE, at=1.0)
+
+
+WAYS_TO = {
+    Outcome.LIVE: [],
+    Outcome.COMPLETED: [Event.END],
+    Outcome.ABANDONED: [Event.ABANDON],
+    Outcome.CANCELLED: [Event.CANCEL],
+}
+
+
+@pytest.mark.parametrize("event", Event)
+@pytest.mark.parametrize("outcome", Outcome)
+def test_what_the_table_allows_happens_and_nothing_else(outcome: Outcome, event: Event) -> None:
+    state = a_state()
+    for step in WAYS_TO[outcome]:
+        drive(state, step)
+    before = (state.outcome, state.last, state.batch_bytes)
+    assert state.outcome is outcome
+    if event in TRANSITIONS[outcome]:
+        drive(state, event)
+        assert state.outcome is TRANSITIONS[outcome][event]
+    else:
+        with pytest.raises(Ended, match=outcome.value):
+            drive(state, event)
+        assert (state.outcome, state.last, state.batch_bytes) == before
+
+
+def test_nothing_leads_out_of_a_tombstone() -> None:
+    assert TRANSITIONS[Outcome.ABANDONED] == TRANSITIONS[Outcome.CANCELLED] == {}
+
+
+def test_a_closed_stream_keeps_nothing() -> None:
+    state = a_state()
+    state.add(line("durable"))
+    commit(state)
+    state.add_request("q", line("?"))
+    closed = state.close(Event.CANCEL, FENCE, at=7.0)
+    assert (closed.outcome, closed.at) == (Outcome.CANCELLED, 7.0)
+    assert state.take(FENCE) is None
+    assert not state.questions
+    assert state.last == state.durable == state.written == state.delivered == 1
+
+
+def test_a_commit_that_ends_after_the_stream_was_closed_changes_nothing() -> None:
+    state = a_state()
+    state.add(line("on its way"))
+    append = state.take(FENCE)
+    assert append is not None
+    state.close(Event.ABANDON, FENCE, at=1.0)
+    state.committed(append.run.last)
+    assert state.last == state.durable == state.written == state.delivered == 0
+
+
+# Numbers
+
+
+def test_messages_are_numbered_from_one_without_gaps() -> None:
+    state = a_state()
+    for n in range(1, 4):
+        assert state.add(line(n))
+        assert state.last == n
+    append = state.take(FENCE)
+    assert append == Append("a-stream", FENCE, Run(1, 3, line(1) + line(2) + line(3)), 0, 0)
+    assert state.add(line(4))
+    assert commit(state) == Run(4, 1, line(4))
+
+
+def test_nothing_new_is_nothing_to_take() -> None:
+    assert a_state().take(FENCE) is None
+
+
+def test_the_final_response_says_when_the_stream_ended_and_whether_badly() -> None:
+    state = a_state()
+    state.add_request("q", line("?"))
+    state.end(line("final"), is_error=True, at=12.5)
+    append = state.take(FENCE)
+    assert append is not None
+    assert (append.last_request, append.last_error, append.ends_at) == (1, 2, 12.5)
+
+
+def test_numbers_go_on_after_a_restart() -> None:
+    state = a_state(last=7, acked=4)
+    assert (state.last, state.durable, state.written, state.delivered) == (7, 7, 4, 4)
+    state.add(line("next"))
+    assert commit(state).seq == 8
+
+
+# Room
+
+
+def test_without_room_a_message_is_refused_and_nothing_changes() -> None:
+    state = a_state(Limits(unsent_entries_max=2))
+    assert state.add(line(1))
+    assert state.add(line(2))
+    assert not state.add(line(3))
+    assert not state.add_request("q", line("?"))
+    assert state.last == 2
+    assert not state.questions
+    write(state)
+    assert state.add(line(3))
+
+
+def test_bytes_that_were_never_written_count() -> None:
+    state = a_state(Limits(unsent_bytes_max=20))
+    assert state.add(b"x" * 19 + b"\n")
+    assert not state.add(line(1))
+    write(state)
+    assert state.add(line(1))
+
+
+def test_what_was_written_once_is_not_unsent_again() -> None:
+    state = a_state(Limits(unsent_entries_max=2))
+    state.add(line(1))
+    run = write(state)
+    state.detach(0.0)
+    state.attach(confirms=False)
+    assert not state.wrote(run)  # the replay of it
+    assert state.add(line(2))
+    assert state.add(line(3))
+    assert not state.add(line(4))
+
+
+def test_a_request_to_the_client_can_be_forced() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    state.add(line(1))
+    assert state.add_request("q", line("?"), is_forced=True)
+    assert state.questions["q"].seq == 2
+
+
+def test_there_is_always_room_for_the_final_response() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    state.add(line(1))
+    end(state)
+    assert state.last == 2
+
+
+def test_without_room_only_the_latest_progress_of_each_token_is_kept() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    assert state.add_progress("a", line("a1"))
+    for n in range(2, 9):
+        assert not state.add_progress("a", line(f"a{n}"))
+        assert not state.add_progress("b", line(f"b{n}"))
+    assert state.last == 1  # what may be dropped has no number
+    write(state)
+    assert state.release_held()
+    assert commit(state) == Run(2, 2, line("a8") + line("b8"))
+
+
+def test_held_progress_is_numbered_before_the_next_other_message() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    state.add(line(1))
+    state.add_progress("p", line("progress"))
+    write(state)
+    assert state.add(line("other"))
+    assert commit(state) == Run(2, 2, line("progress") + line("other"))
+
+
+def test_held_progress_is_numbered_before_the_final_response() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    state.add(line(1))
+    state.add_progress("p", line("progress"))
+    end(state)
+    assert commit(state) == Run(1, 3, line(1) + line("progress") + line("final"))
+
+
+def test_without_room_held_progress_stays_held() -> None:
+    state = a_state(Limits(unsent_entries_max=1))
+    state.add(line(1))
+    state.add_progress("p", line("progress"))
+    assert not state.release_held()
+    assert not state.add(line(2))
+    assert state.last == 1
+
+
+# Marks
+
+
+def test_nothing_is_delivered_before_it_is_durable() -> None:
+    state = a_state()
+    state.add(line(1))
+    state.add(line(2))
+    assert not state.deliver(2)
+    commit(state)
+    assert state.deliver(2)
+    assert not state.deliver(1)  # no news
+    assert state.delivered == state.written == 2
+
+
+def test_what_came_from_the_journal_is_durable() -> None:
+    state = a_state()
+    state.add(line(1))
+    append = state.take(FENCE)
+    assert append is not None
+    state.wrote(append.run)  # a reader was faster than the report of the commit
+    assert state.durable == state.written == 1
+
+
+KIB = 1024
+
+
+@pytest.mark.parametrize("size", [10 * KIB, 64 * KIB, 100 * KIB])
+def test_a_plain_client_is_taken_to_have_the_oldest_beyond_the_limit(size: int) -> None:
+    state = a_state(Limits(undelivered_bytes_max=640 * KIB))
+    state.attach(confirms=False)
+    for _ in range(100):
+        assert state.add(b"x" * (size - 1) + b"\n")
+        write(state)
+    undelivered_bytes = (state.written - state.delivered) * size
+    assert 640 * KIB - 2 * 64 * KIB - size <= undelivered_bytes <= 640 * KIB + size
+
+
+def test_the_undelivered_stay_limited_when_messages_grow() -> None:
+    state = a_state(Limits(undelivered_bytes_max=640 * KIB))
+    state.attach(confirms=False)
+    for size in [64 * KIB] * 20 + [256 * KIB] * 20:
+        state.add(b"x" * (size - 1) + b"\n")
+        write(state)
+    assert (state.written - state.delivered) * 256 * KIB <= 640 * KIB + 256 * KIB
+
+
+def test_what_was_only_just_written_is_not_taken_for_delivered() -> None:
+    state = a_state(Limits(undelivered_bytes_max=10))
+    state.attach(confirms=False)
+    state.add(b"x" * 99 + b"\n")
+    write(state)
+    assert state.delivered == 0
+
+
+def test_a_confirming_client_holds_up_its_handler_at_the_limit() -> None:
+    state = a_state(Limits(undelivered_bytes_max=100))
+    state.attach(confirms=True)
+    for _ in range(10):
+        assert state.add(b"x" * 9 + b"\n")
+        write(state)
+    assert not state.add(line(1))
+    assert state.delivered == 0
+    assert state.deliver(5)
+    assert not state.has_room  # marks are coarse: it is known of all ten, or of none
+    assert state.deliver(10)
+    assert state.add(line(1))
+
+
+# What a poll tells
+
+
+def test_flags_of_a_new_stream() -> None:
+    flags = a_state().flags()
+    assert flags.is_live
+    assert not (flags.pending_messages or flags.has_request or flags.has_error)
+
+
+def test_pending_is_what_is_durable_and_not_delivered() -> None:
+    state = a_state()
+    state.add(line(1))
+    assert not state.flags().pending_messages
+    write(state)
+    assert state.flags().pending_messages
+    assert not state.flags(1).pending_messages
+    state.deliver(1)
+    assert not state.flags().pending_messages
+    assert state.flags(0).pending_messages
+
+
+def test_a_request_counts_until_it_is_answered() -> None:
+    state = a_state()
+    state.add_request("q", line("?"))
+    write(state)
+    state.deliver(1)
+    assert state.flags().has_request
+    assert state.flags(1).has_request
+    del state.questions["q"]
+    assert not state.flags().has_request
+    assert state.flags(0).has_request
+
+
+def test_an_error_result_counts_until_it_is_delivered() -> None:
+    state = a_state()
+    end(state, is_error=True)
+    assert not state.flags().has_error
+    commit(state)
+    assert state.flags().has_error
+    assert not state.flags(1).has_error
+    state.deliver(1)
+    assert not state.flags().has_error
+
+
+def test_completed_is_said_when_no_crash_can_take_it_back() -> None:
+    state = a_state()
+    end(state)
+    assert state.flags().is_live
+    commit(state)
+    assert not state.flags().is_live
+
+
+def test_ended_is_not_drained() -> None:
+    state = a_state()
+    end(state)
+    assert state.is_ended
+    assert not state.is_drained
+    assert not state.is_finished(0)
+    write(state)
+    assert state.is_finished(1)
+    assert not state.is_drained
+    state.deliver(1)
+    assert state.is_drained
+
+
+# Time
+
+
+def test_an_attached_stream_has_no_deadline() -> None:
+    state = a_state(max_s=100.0)
+    assert state.deadline is None
+    state.detach(10.0)
+    assert state.deadline == 110.0
+    state.touch(50.0)
+    assert state.deadline == 150.0
+    state.attach(confirms=False)
+    state.touch(60.0)
+    assert state.deadline is None
+
+
+def test_min_is_counted_from_the_disconnect() -> None:
+    state = a_state(min_s=5.0)
+    assert state.is_early(0.0) == 0.0
+    state.detach(10.0)
+    assert state.is_early(12.0) == 3.0
+    assert state.is_early(15.0) == 0.0
+
+
+def test_a_drained_stream_keeps_its_status_for_a_day_at_most() -> None:
+    state = a_state(Limits(drained_s=60.0), max_s=100.0)
+    end(state)
+    write(state)
+    state.detach(0.0)
+    assert state.deadline == 100.0
+    state.deliver(1)
+    assert state.deadline == 60.0
+
+
+def test_a_tombstone_has_a_time_of_its_own() -> None:
+    state = a_state(Limits(tombstone_s=9.0), max_s=100.0)
+    state.detach(0.0)
+    state.close(Event.ABANDON, FENCE, at=0.0)
+    assert state.deadline == 9.0
+
+
+# All of it together
+
+
+class Life(RuleBasedStateMachine):
+    """Any order of what may happen to a stream, crashes included, against lists of lines."""
+
+    limits = Limits(unsent_entries_max=5, unsent_bytes_max=60, undelivered_bytes_max=200)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: Record = record()
+        self.state = StreamState(self.stored, self.limits)
+        self.journal: list[bytes] = []  # what is durable
+        self.numbered: list[bytes] = []  # what is not yet
+        self.held: dict[str, bytes] = {}
+        self.requests: dict[int, str] = {}  # seq → id, all that were ever made
+        self.error_seq = 0
+        self.seen = 0  # the highest seq that was handed to a connection in this life
+        self.clock = 0.0
+        self.serial = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state.outcome is Outcome.LIVE
+
+    def new_line(self) -> bytes:
+        self.serial += 1
+        return line(self.serial)
+
+    def number(self, text: bytes) -> int:
+        self.numbered += [*self.held.values(), text]
+        self.held.clear()
+        return len(self.journal) + len(self.numbered)
+
+    @precondition(lambda self: self.is_live)
+    @rule()
+    def send(self) -> None:
+        text, had_room = self.new_line(), self.state.has_room
+        assert self.state.add(text) is had_room
+        if had_room:
+            self.number(text)
+
+    @precondition(lambda self: self.is_live)
+    @rule(token=st.sampled_from("ab"))
+    def progress(self, token: str) -> None:
+        text = self.new_line()
+        if self.state.add_progress(token, text):
+            assert not self.held
+            self.number(text)
+        else:
+            self.held[token] = text
+
+    @precondition(lambda self: self.is_live)
+    @rule(is_forced=st.booleans())
+    def ask(self, is_forced: bool) -> None:
+        text = self.new_line()
+        had_room = self.state.has_room
+        asked = self.state.add_request(f"q{self.serial}", text, is_forced=is_forced)
+        assert asked is (had_room or is_forced)
+        if asked:
+            self.requests[self.number(text)] = f"q{self.serial}"
+
+    @precondition(lambda self: self.state.questions)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        asked = data.draw(st.sampled_from(sorted(self.state.questions)))
+        del self.state.questions[asked]
+
+    @precondition(lambda self: self.is_live)
+    @rule(is_error=st.booleans())
+    def end(self, is_error: bool) -> None:
+        text = self.new_line()
+        self.state.end(text, is_error=is_error, at=1.0)
+        seq = self.number(text)
+        self.error_seq = seq if is_error else 0
+
+    @rule()
+    def commit(self) -> None:
+        append = self.state.take(FENCE)
+        assert (append is None) is (not self.numbered)
+        if append is not None:
+            assert append.run.seq == len(self.journal) + 1
+            assert append.run.body == b"".join(self.numbered)
+            self.store(append)
+            self.journal += self.numbered
+            self.numbered = []
+            self.state.committed(append.run.last)
+
+    def store(self, change: Append | Ack) -> None:
+        stored = apply(self.stored, change)
+        assert stored is not None
+        self.stored = stored
+
+    @precondition(lambda self: self.state.durable > self.state.delivered)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(self.state.delivered + 1, self.state.durable))
+        first = min(first, self.state.written + 1)  # a connection skips nothing
+        last = data.draw(st.integers(first, self.state.durable))
+        self.seen = max(self.seen, last)
+        body = b"".join(self.journal[first - 1 : last])
+        if self.state.wrote(Run(first, last - first + 1, body)):
+            self.store(Ack("a-stream", FENCE, self.state.delivered))
+        self.release()
+
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        seq = data.draw(st.integers(0, self.state.written))
+        is_news = seq > self.state.delivered
+        assert self.state.deliver(seq) is is_news
+        self.store(Ack("a-stream", FENCE, self.state.delivered))
+        self.release()
+
+    def release(self) -> None:
+        if self.state.release_held():
+            self.numbered += self.held.values()
+            self.held.clear()
+
+    @rule(confirms=st.booleans(), passed=st.floats(0, 50))
+    def attach(self, confirms: bool, passed: float) -> None:
+        self.clock += passed
+        self.state.attach(confirms=confirms)
+        assert self.state.deadline is None
+
+    @rule(passed=st.floats(0, 50))
+    def detach(self, passed: float) -> None:
+        self.clock += passed
+        self.state.detach(self.clock)
+        assert self.state.deadline is not None
+        assert self.state.deadline > self.clock
+
+    @rule()
+    def crash(self) -> None:
+        """What is not durable is lost, and so is the handler: nobody can answer any more."""
+        self.state = StreamState(self.stored, self.limits)
+        self.numbered, self.seen = [], self.state.written
+        self.held.clear()
+        self.requests = {n: q for n, q in self.requests.items() if n <= len(self.journal)}
+        self.error_seq = self.error_seq if self.error_seq <= len(self.journal) else 0
+
+    @invariant()
+    def marks_are_in_order(self) -> None:
+        state = self.state
+        assert state.last >= state.durable >= state.written >= state.delivered >= 0
+
+    @invariant()
+    def there_is_never_a_gap(self) -> None:
+        assert self.state.last == len(self.journal) + len(self.numbered)
+        assert self.state.durable == len(self.journal) == self.stored.last
+        assert self.state.batch_bytes == sum(map(len, self.numbered))
+
+    @invariant()
+    def what_is_not_seen_is_not_delivered(self) -> None:
+        assert self.state.delivered <= max(self.seen, self.stored.acked)
+
+    @invariant()
+    def what_is_held_can_only_be_held_for_want_of_room(self) -> None:
+        assert not (self.held and self.is_live and self.state.has_room)
+
+    @invariant()
+    def flags_are_what_a_look_at_the_lines_would_say(self) -> None:
+        for after in (None, 0, self.state.durable):
+            mark = self.state.delivered if after is None else after
+            pending = range(mark + 1, len(self.journal) + 1)
+            flags = self.state.flags(after)
+            assert flags.pending_messages is bool(pending)
+            assert flags.has_error is (self.error_seq in pending)
+            is_asked = bool(self.state.questions) or bool(set(pending) & set(self.requests))
+            assert flags.has_request is is_asked
+            assert flags.is_live is (self.stored.outcome is Outcome.LIVE)
+
+
+Life.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestLife = Life.TestCase
