@@ -1,11 +1,13 @@
 """The `mcp-streams` command."""
 
+import os
 import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import cyclopts
+import msgspec
 from cyclopts import Parameter
 
 from streams.limits import Limits
@@ -22,6 +24,7 @@ app: Final = cyclopts.App(
 )
 
 DONE, USAGE = 0, 2
+BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
 
 @app.command
@@ -40,6 +43,7 @@ def serve(
     insecure_anonymous: bool = False,
     allowed_host: tuple[str, ...] = (),
     allowed_origin: tuple[str, ...] = (),
+    json: bool = False,
 ) -> int:
     """Serve a server's tools over stdio, WebSocket, or both.
 
@@ -72,9 +76,17 @@ def serve(
         A Host header to accept, besides those of this machine.
     allowed_origin
         An Origin of web pages that may connect, besides those of this machine.
+    json
+        Write the log as JSON lines.
     """
     if max_message_bytes is not None:
         limit = (*limit, f"message_bytes_max={max_message_bytes}")
+    try:
+        limits = _limits(limit)
+    except ValueError as error:
+        return _complain(f"--limit: {error}.")
+    if not linger >= 0:
+        return _complain("--linger: write seconds, 0 or more.")
     options = Options(
         app=app,
         journal=journal,
@@ -86,7 +98,8 @@ def serve(
         insecure_anonymous=insecure_anonymous,
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
-        limits=_limits(limit),
+        limits=limits,
+        json_log=json,
     )
     try:
         _run_server(options)
@@ -103,20 +116,16 @@ def _run_server(options: Options) -> None:
         return
     from streams import console, serving
 
-    console.log_to_stderr()
+    console.log_to_stderr(as_json=options.json_log)
     serving.run(options)
 
 
 def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
-    limits: dict[str, Any] = {}
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        if name not in Limits.__struct_fields__:
-            names = ", ".join(Limits.__struct_fields__)
-            raise ValueError(f"no limit {name!r}: there are {names}")
-        limits[name] = float(value) if name.endswith("_s") else int(value)
-    Limits(**limits)
-    return limits
+    given = dict(setting.partition("=")[::2] for setting in settings)
+    for name in given.keys() - set(Limits.__struct_fields__):
+        raise ValueError(f"{name} is none, there are {', '.join(Limits.__struct_fields__)}")
+    limits = msgspec.convert(given, Limits, strict=False)
+    return {name: getattr(limits, name) for name in given}
 
 
 @app.command
@@ -124,7 +133,7 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
     """Call a tool and follow the call to its end, over as many connections as that takes.
 
     Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
-    the command that resumes; a second Ctrl-C cancels the call.
+    the command that resumes; on a terminal, a second Ctrl-C cancels the call.
 
     Parameters
     ----------
@@ -139,7 +148,10 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
     """
     from streams import commands
 
-    given = commands.parse_arguments(arguments)
+    try:
+        given = commands.parse_arguments(arguments)
+    except ValueError as error:
+        return _complain(str(error))
     return commands.run(
         lambda client: commands.call_tool(client, url, tool, given, as_json=json), url
     )
@@ -161,7 +173,10 @@ def resume(url: str, ticket: str, /, *, json: bool = False) -> int:
     from streams import commands
     from streams.ticket import Ticket
 
-    parsed = Ticket.parse(ticket)
+    try:
+        parsed = Ticket.parse(ticket)
+    except ValueError as error:
+        return _complain(str(error))
     return commands.run(lambda client: commands.resume(client, url, parsed, as_json=json), url)
 
 
@@ -188,7 +203,7 @@ def poll(
         Print a list of StreamStatus objects.
     """
     if (stream is None) != all_:
-        raise ValueError("name one stream, or say --all")
+        return _complain("Name one stream, or say --all.")
     from streams import commands
 
     return commands.run(lambda client: commands.poll(client, url, stream, as_json=json), url)
@@ -218,9 +233,13 @@ def _complain(why: str) -> int:
 def main() -> None:
     """Run the command and exit with its code."""
     try:
-        sys.exit(app())
-    except ValueError as error:
-        sys.exit(_complain(str(error)))
+        code = app()
+        print(end="", flush=True)  # or else it is the interpreter that fails to, at its end
+    except BrokenPipeError:
+        # Whoever reads our output has had enough; what is left of it has to go somewhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = BROKEN_PIPE
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from streams.stream import Stream
 log = structlog.get_logger()
 
 WRITE_BYTES: Final = 256 * 1024  # more in one write gains nothing, and delays other streams
+RUNS_BYTES_MAX: Final = WRITE_BYTES - 4096  # of them all, so that there is room for the headers
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
 # Replies that may wait for a peer that sends requests and does not read; then it is not read
 # either.
@@ -250,8 +251,8 @@ class Connection:
     async def _gather(self) -> _Write:
         write = _Write(self._outbox, self._outbox_bytes)
         self._outbox, self._outbox_bytes = [], 0
-        share = max(STREAM_BYTES_MIN, WRITE_BYTES // max(1, len(self._ready)))
-        while self._ready and write.size < WRITE_BYTES:
+        share = max(STREAM_BYTES_MIN, RUNS_BYTES_MAX // max(1, len(self._ready)))
+        while self._ready and write.size < RUNS_BYTES_MAX:
             delivery = next(iter(self._ready))
             del self._ready[delivery]
             try:

@@ -38,6 +38,10 @@ class Deadlines(Generic[T]):
         self._numbers = itertools.count()
         self._has_earlier = trio.Event()
 
+    def __len__(self) -> int:
+        """How many entries are kept, stale ones among them."""
+        return len(self._heap)
+
     def watch(self, item: T) -> None:
         """Watch an item whose deadline is new or earlier; a later one is found by itself."""
         due = item.deadline

@@ -201,6 +201,7 @@ class Engine:
         """
         connection = Connection(channel, self._journal)
         self._connections.add(connection)
+        self._stir()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)

@@ -18,7 +18,8 @@ from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalU
 from streams.messages import Run
 
 # Runs are stored in pieces of this size, so that it costs little to read from the middle of one.
-STORED_BYTES_MAX: Final = 64 * 1024
+# Four of them, and the header ahead of them, make one write of 256 KiB.
+STORED_BYTES_MAX: Final = 63 * 1024
 
 
 class Outcome(enum.Enum):

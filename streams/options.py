@@ -33,6 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, float] = {}
+    json_log: bool = False
 
     @property
     def is_relay(self) -> bool:

@@ -8,9 +8,10 @@ from streams.options import CannotServe, Options
 
 def main() -> int:
     """Own the journal until there has been nothing to do for a while."""
-    console.log_to_stderr()
+    options = Options.parse(sys.argv[1])
+    console.log_to_stderr(as_json=options.json_log)
     try:
-        serving.run(Options.parse(sys.argv[1]))
+        serving.run(options)
     except CannotServe as error:
         print(error, file=sys.stderr)
         return 2

@@ -55,8 +55,7 @@ class Registry:
             del self._wanted[principal]
 
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
-        """A principal's wanted streams that it was told of, above a number; whether there are more.
-        """
+        """A principal's wanted streams that it was told of, above a number; whether more follow."""
         # In order of creation, since numbers only grow: the page is found by skipping.
         wanted = self._wanted.get(principal, {})
         found = (s for n, s in wanted.items() if n > after and s.record.is_announced)

@@ -210,7 +210,7 @@ class Stream:
     def forget(self) -> Forget:
         """Keep nothing, for the journal; whatever the handler says after that goes nowhere."""
         if not self.state.is_tombstone:
-            self.close(Event.ABANDON)
+            self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
         return Forget(self.id, self.record.fence)
 
     def deliver(self, seq: int) -> None:

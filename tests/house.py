@@ -21,8 +21,8 @@ from transports.memory import Cable
 
 Json = dict[str, Any]
 
-STREAMS: Final = {"streams": {}}
-POSITIONS: Final = {"experimental": {"mcp-streams/v1": {"positions": True}}}
+STREAMS: Final[Json] = {"streams": {}}
+POSITIONS: Final[Json] = {"experimental": {"mcp-streams/v1": {"positions": True}}}
 PLAIN: Final[Json] = {}
 
 PATIENCE_S: Final = 5 * 86_400  # of a mock clock, mostly; a safety net
@@ -170,6 +170,15 @@ async def open_house(
         nursery.cancel_scope.cancel()
 
 
+async def run(server: Server, tool: str, *, token: Any = None, **arguments: Any) -> list[Json]:
+    """Call a tool as a plain client: everything that comes, the response last."""
+    async with open_house(server) as house:
+        talker = await house.dial(PLAIN)
+        await talker.call(1, tool, token=token, **arguments)
+        await talker.answer(1)
+        return talker.seen
+
+
 class Steps:
     """Tools that do what the test says, when it says so."""
 
@@ -179,7 +188,7 @@ class Steps:
         self.was_cancelled = False
         self.answers: list[Any] = []
         self.call: Call
-        server.tool(self.step, name=settings.pop("name", "step"), **settings)
+        server.tool(**({"name": "step"} | settings))(self.step)
 
     async def step(self, call: Call) -> str:
         """Do what is said."""

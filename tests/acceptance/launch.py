@@ -2,22 +2,17 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.wire.process import APP, CLI
 from tests.wire.raw import DEADLINE_S, PeerGone, PipePeer
 
-APP: Final = f"{Path(__file__).parent / 'load_server.py'}:server"
-CLI: Final = (sys.executable, "-m", "streams.cli")
 # An owner with nothing to do ends so soon.
 LINGER: Final = ("--linger", "0.2")
-# How the official SDKs end a server: they close its stdin, signal its process group after 2 s with
-# SIGTERM, after 2 s more with SIGKILL.
-GRACE_S: Final = 2.0
 
 
 class Spawned(PipePeer):
@@ -26,22 +21,29 @@ class Spawned(PipePeer):
     def __init__(self, journal: Path, *options: str, app: str = APP) -> None:
         super().__init__([*CLI, "serve", app, "--stdio", "--journal", str(journal), *options])
 
-    def end_as_sdks_do(self, *, grace_s: float = GRACE_S) -> int:
-        """Close stdin and wait; SIGTERM and SIGKILL to the group where that is not enough.
+    def end_as_sdks_do(self, *, grace_s: float) -> int:
+        """Close stdin and wait; SIGTERM, and SIGKILL, to the process group where that is needed.
 
-        What the process still writes is read and thrown away. Returns its exit code.
+        The SDKs wait 2 s each time. Returns the exit code, negative for a signal.
         """
         self.half_close()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace_s)
-                break
-            os.killpg(self.process.pid, number)
-        code = self.process.wait(DEADLINE_S)
+            try:
+                return self.process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, number)
+        return self.process.wait(DEADLINE_S)
+
+    def hang_up(self) -> None:
+        """Close both pipes: nobody writes any more, and nobody reads."""
+        self.half_close()
+        self.close_output()
+
+    def drain(self) -> None:
+        """Read and throw away what still comes, to the end."""
         with contextlib.suppress(PeerGone):
             while True:
                 self.receive_raw()
-        return code
 
 
 def owner_pid(journal: Path) -> int:
@@ -49,32 +51,33 @@ def owner_pid(journal: Path) -> int:
     return int(journal.with_name(f"{journal.name}.lock").read_text())
 
 
-def wait_for_end(pid: int, *, within_s: float = DEADLINE_S) -> None:
+def owners(journal: Path) -> list[int]:
+    """All processes that were started to own the journal and have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            command = (process / "cmdline").read_bytes()
+            if b"streams.owner" in command and os.fsencode(journal) in command:
+                found.append(int(process.name))
+    return found
+
+
+def wait_for_end(pid: int) -> None:
     """Wait until a process that is no child of ours has ended."""
-    with contextlib.suppress(ProcessLookupError), _pidfd(pid) as descriptor:
-        signal_when_dead = _poll(descriptor, within_s)
-        assert signal_when_dead, f"process {pid} goes on"
-
-
-@contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[int]:
-    descriptor = os.pidfd_open(pid)
     try:
-        yield descriptor
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], DEADLINE_S)[0], f"process {pid} goes on"
     finally:
         os.close(descriptor)
 
 
-def _poll(descriptor: int, within_s: float) -> bool:
-    import select
-
-    return bool(select.select([descriptor], [], [], within_s)[0])
-
-
-def refused_start(journal: Path, *options: str, app: str = APP) -> tuple[int, str]:
-    """Start `serve --stdio` where it cannot serve; its exit code and standard error."""
+def failed_start(command: list[str]) -> tuple[int, str]:
+    """Run what cannot serve to its end; its exit code and standard error."""
     ended = subprocess.run(
-        [*CLI, "serve", app, "--stdio", "--journal", str(journal), *options],
+        command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

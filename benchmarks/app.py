@@ -1,0 +1,30 @@
+"""The server that is measured: one tool, which sends as fast as it can."""
+
+from typing import Final
+
+from benchmarks.numbered import FIRST, METHOD, params, text_for
+from streams import Call, Server
+from streams.limits import Limits
+
+# Whoever is away finds all of it waiting, which is what a resume is measured with.
+KEPT_BYTES: Final = 1024 * 1024 * 1024
+
+server = Server(
+    "benchmarks",
+    version="1",
+    resume_min_s=0,
+    limits=Limits(
+        unsent_entries_max=10_000_000,
+        unsent_bytes_max=KEPT_BYTES,
+        undelivered_bytes_max=KEPT_BYTES,
+    ),
+)
+
+
+@server.tool
+async def fill(call: Call, count: int, size: int) -> int:
+    """Send `count` numbered messages of `size` bytes each, and return how many it were."""
+    text = text_for(size)
+    for number in range(FIRST, FIRST + count):
+        await call.notify(METHOD, params(number, text))
+    return count

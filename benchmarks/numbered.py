@@ -1,0 +1,57 @@
+"""The messages that are sent: numbered, of one exact size, and checked one by one."""
+
+from typing import Any, Final
+
+import msgspec
+
+from streams.messages import notification
+from streams.running import RunningCall
+
+METHOD: Final = "notifications/message"
+FIRST: Final = 1_000_000_000  # all numbers have the same length, and so have all messages
+
+
+class _Data(msgspec.Struct, gc=False):
+    n: int
+
+
+class _Params(msgspec.Struct, gc=False):
+    data: _Data
+
+
+_params: Final = msgspec.json.Decoder(_Params).decode
+
+
+class Lost(Exception):
+    """A message is missing, or stands in another's place."""
+
+
+def params(number: int, text: str) -> dict[str, Any]:
+    """What a message says."""
+    return {"level": "info", "data": {"n": number, "text": text}}
+
+
+def text_for(size: int) -> str:
+    """The text that makes a message `size` bytes long, its newline included."""
+    bare = len(notification(METHOD, params(FIRST, "")))
+    if size < bare:
+        raise ValueError(f"a message has at least {bare} bytes, not {size}")
+    return "x" * (size - bare)
+
+
+async def check(call: RunningCall, count: int, after: int = 0) -> int:
+    """Read a call to its end and return how many messages have come, the result among them.
+
+    Raises `Lost` unless they are the ones above `after` up to `count`, each once and in order.
+    """
+    expected = FIRST + after
+    async for message in call:
+        if _params(message.params).data.n != expected:
+            raise Lost(f"message {expected - FIRST} was expected: {bytes(message.params)[:60]!r}")
+        expected += 1
+    if expected != FIRST + count:
+        raise Lost(f"{expected - FIRST} messages have come, {count} were sent")
+    result = await call.result()
+    if result.get("isError"):
+        raise Lost(f"the tool failed: {result}")
+    return count - after + 1

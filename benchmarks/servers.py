@@ -1,0 +1,88 @@
+"""The servers that are measured: real child processes, ended when the block is left."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from streams.messages import Dialer
+from streams.ownership import lock_path, socket_path
+from transports import dial, stdio
+
+ROOT: Final = Path(__file__).resolve().parent.parent  # from where this package is found
+APP: Final = f"{Path(__file__).resolve().with_name('app.py')}:server"
+START_S: Final = 60.0
+STOP_S: Final = 30.0
+# The owner of a journal stays for as long as the run may take, though nobody is connected.
+LINGER_S: Final = 3600
+_ADDRESS: Final = re.compile(rb"ws://127\.0\.0\.1:\d+")
+
+
+@asynccontextmanager
+async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Dialer]:
+    """A command to be spawned for each connection.
+
+    With a journal what is spawned is a relay, and one owner does the work for all of them.
+    """
+    command = [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
+    try:
+        yield partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    finally:
+        if journal is not None:
+            with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
+                await _end_owner(journal)
+
+
+async def _end_owner(journal: Path) -> None:
+    if not socket_path(journal).exists():
+        return  # nobody has connected
+    os.kill(int(lock_path(journal).read_text()), signal.SIGTERM)
+    while socket_path(journal).exists():
+        await trio.sleep(0.02)
+
+
+@asynccontextmanager
+async def websocket_server(app: str, journal: Path | None) -> AsyncIterator[Dialer]:
+    """A server that listens on loopback, with our own subprotocol."""
+    command = [*_serve(app, journal), "--ws", "127.0.0.1:0"]
+    process = await trio.lowlevel.open_process(command, cwd=ROOT, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    try:
+        async with process.stderr, trio.open_nursery() as nursery:
+            with trio.fail_after(START_S):
+                url = await _address(process.stderr)
+            nursery.start_soon(_drain, process.stderr)
+            yield dial(url)
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
+            process.terminate()
+            await process.wait()
+
+
+def _serve(app: str, journal: Path | None) -> list[str]:
+    command = [sys.executable, "-m", "streams.cli", "serve", app]
+    return command if journal is None else [*command, "--journal", str(journal)]
+
+
+async def _address(log: trio.abc.ReceiveStream) -> str:
+    said = b""
+    while not (found := _ADDRESS.search(said)):
+        more = await log.receive_some()
+        if not more:
+            raise RuntimeError(f"the server did not start:\n{said.decode(errors='replace')}")
+        said += more
+    return found[0].decode()
+
+
+async def _drain(log: trio.abc.ReceiveStream) -> None:
+    async for _ in log:
+        pass

@@ -1,0 +1,217 @@
+"""Group commit, over a journal that counts, stalls and fails when it is told to."""
+
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from streams.committer import BATCH_BYTES_MAX, Committer
+from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
+from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record
+from streams.memory import MemoryJournal
+from streams.messages import Run
+from tests.troubled import Troubled
+
+
+def record(stream: str) -> Record:
+    return Record(
+        stream=stream,
+        principal="alice",
+        origin=b"{}",
+        min_s=1.0,
+        max_s=2.0,
+        created_at=0.0,
+        fence=1,
+        is_announced=True,
+    )
+
+
+class Source:
+    """A stream, as far as the committer knows one."""
+
+    def __init__(self, committer: Committer, stream: str) -> None:
+        self.id = stream
+        self.durable = -1
+        self.asked = 0  # how often it was asked for what it has
+        self._committer = committer
+        self._last = 0
+        self._lines: list[bytes] = []
+
+    def say(self, *texts: str) -> None:
+        for text in texts:
+            line = f'"{text}"\n'.encode()
+            self._lines.append(line)
+            self._committer.mark(self, len(line))
+
+    def take(self) -> Append | None:
+        self.asked += 1
+        lines, self._lines = self._lines, []
+        if not lines:
+            return None
+        run = Run(self._last + 1, len(lines), b"".join(lines))
+        self._last = run.last
+        return Append(self.id, 1, run, 0, 0)
+
+    def committed(self, seq: int) -> None:
+        self.durable = max(self.durable, seq)
+
+
+@asynccontextmanager
+async def committing(journal: Troubled) -> Any:
+    committer = Committer(journal)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(committer.run)
+        yield committer
+        nursery.cancel_scope.cancel()
+
+
+def test_nothing_is_wanted_of_a_new_committer() -> None:
+    committer = Committer(MemoryJournal())
+    committer.check()
+    assert not committer.is_full
+
+
+async def test_what_comes_together_is_committed_together() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        sources = [Source(committer, f"s{n}") for n in range(50)]
+        for source in sources:
+            committer.add(Create(record(source.id)))
+            source.say("a", "b")
+        await committer.settle()
+    assert len(journal.commits) == 1
+    assert {source.durable for source in sources} == {2}
+
+
+async def test_while_one_commit_is_under_way_the_next_gathers() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        journal.hold()
+        source.say("a")
+        await wait_all_tasks_blocked()
+        for n in range(100):
+            source.say(str(n))
+            await wait_all_tasks_blocked()
+        assert source.durable == -1
+        journal.let_go()
+        await committer.settle()
+    assert [len(changes) for changes in journal.commits] == [2, 1]
+    assert source.durable == 101
+
+
+async def test_a_source_without_lines_hears_that_its_record_is_durable() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        committer.mark(source, 0)
+        await committer.settle()
+    assert source.durable == 0
+
+
+async def test_an_ack_waits_a_second_for_company(autojump_clock: MockClock) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        source.say("a", "b", "c")
+        await committer.settle()
+        start = trio.current_time()
+        for acked in (1, 2, 3):
+            committer.ack(Ack("s", 1, acked))
+        await committer.commit_done()
+        assert trio.current_time() - start == pytest.approx(1.0)
+        assert journal.commits[1:] == [[Ack("s", 1, 3)]]
+        committer.ack(Ack("s", 1, 3))
+        start = trio.current_time()
+        source.say("company")
+        await committer.commit_done()
+        assert trio.current_time() == start
+
+
+async def test_an_ack_is_not_sent_after_what_is_forgotten() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        committer.add(Create(record("s")))
+        await committer.settle()
+        committer.ack(Ack("s", 1, 0))
+        committer.add(Forget("s", 1))
+        await committer.settle()
+    assert journal.commits[1:] == [[Forget("s", 1)]]
+
+
+@pytest.mark.parametrize("trouble", [Full("no room"), Unavailable("busy")])
+async def test_a_journal_that_is_in_trouble_is_asked_again(
+    autojump_clock: MockClock, trouble: Unavailable
+) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        source.say("a")
+        journal.trouble = trouble
+        await trio.sleep(60)
+        assert source.durable == -1
+        with pytest.raises(Refusal, match=f"{trouble}.*try again later") as refused:
+            committer.check()
+        assert refused.value.code == -32603
+        assert 25 < journal.refused < 40  # every 2 s at last
+        journal.trouble = None
+        await committer.settle()
+        committer.check()
+        assert source.durable == 1
+
+
+async def test_what_waits_for_a_commit_is_bounded() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        committer.mark(source, BATCH_BYTES_MAX - 1)
+        assert not committer.is_full
+        committer.mark(source, 1)
+        assert committer.is_full
+        await committer.settle()
+        assert not committer.is_full
+
+
+async def end(changes: list[Change], journal: Troubled) -> Exception:
+    """How the committer ends that is given these."""
+    committer = Committer(journal)
+    for change in changes:
+        committer.add(change)
+    with pytest.raises(JournalError) as caught:
+        await committer.run()
+    return caught.value
+
+
+async def test_a_change_that_does_not_fit_is_the_end() -> None:
+    gap = Append("s", 1, Run(5, 1, b"{}\n"), 0, 0)
+    assert isinstance(await end([Create(record("s")), gap], Troubled()), Conflict)
+
+
+async def test_a_journal_that_fails_for_good_is_the_end() -> None:
+    journal = Troubled()
+    journal.trouble = JournalUnusable("the disk is gone")
+    assert await end([Create(record("s"))], journal) is journal.trouble
+
+
+MAKE: dict[str, Callable[[], Change]] = {
+    "create": lambda: Create(record("s")),
+    "close": lambda: Close("s", 1, Outcome.CANCELLED, 1.0),
+    "forget": lambda: Forget("s", 1),
+}
+
+
+async def test_changes_keep_their_order() -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        for make in MAKE.values():
+            committer.add(make())
+        await committer.settle()
+    assert journal.commits == [[make() for make in MAKE.values()]]

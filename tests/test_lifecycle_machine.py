@@ -1,0 +1,190 @@
+"""The life of one stream in any order, crashes included, against lists of lines."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from streams.journal import Ack, Append, Outcome, Record, apply
+from streams.lifecycle import StreamState
+from streams.limits import Limits
+from streams.messages import RequestId, Run
+from tests.lives import FENCE, line, record
+
+
+class Life(RuleBasedStateMachine):
+    """Any order of what may happen to a stream, crashes included, against lists of lines."""
+
+    limits = Limits(unsent_entries_max=5, unsent_bytes_max=60, undelivered_bytes_max=200)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: Record = record()
+        self.state = StreamState(self.stored, self.limits)
+        self.journal: list[bytes] = []  # what is durable
+        self.numbered: list[bytes] = []  # what is not yet
+        self.held: dict[str, bytes] = {}
+        self.requests: dict[int, str] = {}  # seq → id, all that were ever made
+        self.error_seq = 0
+        self.seen = 0  # the highest seq that was handed to a connection in this life
+        self.clock = 0.0
+        self.serial = 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.state.outcome is Outcome.LIVE
+
+    def new_line(self) -> bytes:
+        self.serial += 1
+        return line(self.serial)
+
+    def number(self, text: bytes) -> int:
+        self.numbered += [*self.held.values(), text]
+        self.held.clear()
+        return len(self.journal) + len(self.numbered)
+
+    @precondition(lambda self: self.is_live)
+    @rule()
+    def send(self) -> None:
+        text, had_room = self.new_line(), self.state.has_room
+        assert self.state.add(text) is had_room
+        if had_room:
+            self.number(text)
+
+    @precondition(lambda self: self.is_live)
+    @rule(token=st.sampled_from("ab"))
+    def progress(self, token: str) -> None:
+        text = self.new_line()
+        if self.state.add_progress(token, text):
+            assert not self.held
+            self.number(text)
+        else:
+            self.held[token] = text
+
+    @precondition(lambda self: self.is_live)
+    @rule(is_forced=st.booleans())
+    def ask(self, is_forced: bool) -> None:
+        text = self.new_line()
+        had_room = self.state.has_room
+        asked = self.state.add_request(f"q{self.serial}", text, is_forced=is_forced)
+        assert asked is (had_room or is_forced)
+        if asked:
+            self.requests[self.number(text)] = f"q{self.serial}"
+
+    @property
+    def askable(self) -> list[RequestId]:
+        """What the client may have been asked."""
+        questions = self.state.questions.items()
+        return [asked for asked, question in questions if question.seq <= self.state.durable]
+
+    @precondition(lambda self: self.askable)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        del self.state.questions[data.draw(st.sampled_from(self.askable))]
+
+    @precondition(lambda self: self.is_live)
+    @rule(is_error=st.booleans())
+    def end(self, is_error: bool) -> None:
+        text = self.new_line()
+        self.state.end(text, is_error=is_error, at=1.0)
+        seq = self.number(text)
+        self.error_seq = seq if is_error else 0
+
+    @rule()
+    def commit(self) -> None:
+        append = self.state.take(FENCE)
+        assert (append is None) is (not self.numbered)
+        if append is not None:
+            assert append.run.seq == len(self.journal) + 1
+            assert append.run.body == b"".join(self.numbered)
+            self.store(append)
+            self.journal += self.numbered
+            self.numbered = []
+            self.state.committed(append.run.last)
+
+    def store(self, change: Append | Ack) -> None:
+        stored = apply(self.stored, change)
+        assert stored is not None
+        self.stored = stored
+
+    @precondition(lambda self: self.state.durable > self.state.delivered)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        first = data.draw(st.integers(self.state.delivered + 1, self.state.durable))
+        first = min(first, self.state.written + 1)  # a connection skips nothing
+        last = data.draw(st.integers(first, self.state.durable))
+        self.seen = max(self.seen, last)
+        body = b"".join(self.journal[first - 1 : last])
+        if self.state.wrote(Run(first, last - first + 1, body)):
+            self.store(Ack("a-stream", FENCE, self.state.delivered))
+        self.release()
+
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        seq = data.draw(st.integers(0, self.state.written))
+        is_news = seq > self.state.delivered
+        assert self.state.deliver(seq) is is_news
+        self.store(Ack("a-stream", FENCE, self.state.delivered))
+        self.release()
+
+    def release(self) -> None:
+        if self.state.release_held():
+            self.numbered += self.held.values()
+            self.held.clear()
+
+    @rule(confirms=st.booleans(), passed=st.floats(0, 50))
+    def attach(self, confirms: bool, passed: float) -> None:
+        self.clock += passed
+        self.state.attach(confirms=confirms)
+        assert self.state.deadline is None
+
+    @rule(passed=st.floats(0, 50))
+    def detach(self, passed: float) -> None:
+        self.clock += passed
+        self.state.detach(self.clock)
+        assert self.state.deadline is not None
+        assert self.state.deadline > self.clock
+
+    @rule()
+    def crash(self) -> None:
+        """What is not durable is lost, and so is the handler: nobody can answer any more."""
+        self.state = StreamState(self.stored, self.limits)
+        self.numbered, self.seen = [], self.state.written
+        self.held.clear()
+        self.requests = {n: q for n, q in self.requests.items() if n <= len(self.journal)}
+        self.error_seq = self.error_seq if self.error_seq <= len(self.journal) else 0
+
+    @invariant()
+    def marks_are_in_order(self) -> None:
+        state = self.state
+        assert state.last >= state.durable >= state.written >= state.delivered >= 0
+
+    @invariant()
+    def there_is_never_a_gap(self) -> None:
+        assert self.state.last == len(self.journal) + len(self.numbered)
+        assert self.state.durable == len(self.journal) == self.stored.last
+        assert self.state.batch_bytes == sum(map(len, self.numbered))
+
+    @invariant()
+    def what_is_not_seen_is_not_delivered(self) -> None:
+        assert self.state.delivered <= max(self.seen, self.stored.acked)
+
+    @invariant()
+    def what_is_held_can_only_be_held_for_want_of_room(self) -> None:
+        assert not (self.held and self.is_live and self.state.has_room)
+
+    @invariant()
+    def flags_are_what_a_look_at_the_lines_would_say(self) -> None:
+        for after in (None, 0, self.state.durable):
+            mark = self.state.delivered if after is None else after
+            pending = range(mark + 1, len(self.journal) + 1)
+            flags = self.state.flags(after)
+            assert flags.pending_messages is bool(pending)
+            assert flags.has_error is (self.error_seq in pending)
+            # One on its way to disk is foretold to who has something to fetch anyway.
+            is_asked = bool(pending) and max(self.requests, default=0) > mark
+            assert flags.has_request is (is_asked or bool(self.state.questions))
+            assert flags.is_live is (self.stored.outcome is Outcome.LIVE)
+
+
+Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestLife = Life.TestCase

@@ -1,0 +1,122 @@
+"""Which streams there are, and which go first where room is needed."""
+
+from typing import Any
+
+import pytest
+
+from streams.committer import Committer
+from streams.errors import Refusal
+from streams.journal import Outcome, Record
+from streams.limits import Limits
+from streams.memory import MemoryJournal
+from streams.registry import Registry
+from streams.stream import Stream
+
+
+def limits(**more: int) -> Limits:
+    return Limits(**more)
+
+
+class Streams:
+    """A registry, and streams for it."""
+
+    def __init__(self, **more: int) -> None:
+        self.limits = limits(**more)
+        self.registry = Registry(self.limits)
+
+    def add(self, principal: str = "alice", **more: Any) -> Stream:
+        number = self.registry.next_number()
+        known: dict[str, Any] = {"is_announced": True}
+        record = Record(
+            stream=f"s{number}",
+            principal=principal,
+            origin=b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}',
+            min_s=0,
+            max_s=1,
+            created_at=0,
+            fence=1,
+            **(known | more),
+        )
+        stream = Stream(
+            record,
+            self.limits,
+            Committer(MemoryJournal()),
+            number=number,
+            answers={},
+            on_settled=lambda _: None,
+        )
+        self.registry.add(stream)
+        return stream
+
+    def written(self, principal: str = "alice") -> Stream:
+        """One that has ended and was written, to a client that confirms nothing."""
+        stream = self.add(principal, outcome=Outcome.COMPLETED, last=3, acked=1)
+        stream.state.written = 3
+        return stream
+
+
+def test_streams_are_found_by_their_id() -> None:
+    streams = Streams()
+    one, two = streams.add(), streams.add()
+    assert streams.registry.get(one.id) is one
+    assert streams.registry.get("none") is None
+    assert list(streams.registry) == [one, two]
+    streams.registry.remove(one)
+    streams.registry.remove(one)
+    assert list(streams.registry) == [two]
+
+
+def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -> None:
+    streams = Streams()
+    mine = [streams.add() for _ in range(5)]
+    streams.add("bob")
+    streams.add(is_announced=False)
+    streams.registry.retire(mine[1])
+    assert streams.registry.page("alice", 0, 2) == ([mine[0], mine[2]], True)
+    assert streams.registry.page("alice", mine[2].number, 2) == ([mine[3], mine[4]], False)
+    assert streams.registry.page("carol", 0, 2) == ([], False)
+
+
+def test_what_has_room_costs_nobody() -> None:
+    streams = Streams(streams_per_principal_max=2, streams_max=3)
+    streams.add()
+    assert streams.registry.make_room("alice") == []
+
+
+def test_a_principals_running_streams_are_never_forgotten() -> None:
+    streams = Streams(streams_per_principal_max=2)
+    streams.add()
+    streams.add()
+    with pytest.raises(Refusal, match="Too many streams") as refused:
+        streams.registry.make_room("alice")
+    assert refused.value.data == {"reason": "too_many_streams", "limit": 2}
+    assert streams.registry.make_room("bob") == []
+
+
+def test_what_was_fully_written_goes_first_the_oldest_before_others() -> None:
+    streams = Streams(streams_per_principal_max=3)
+    streams.add()
+    oldest, _ = streams.written(), streams.written()
+    assert streams.registry.make_room("alice") == [oldest]
+
+
+def test_what_a_confirming_client_has_not_confirmed_is_kept() -> None:
+    streams = Streams(streams_per_principal_max=1)
+    streams.written().state.client_confirms = True
+    with pytest.raises(Refusal):
+        streams.registry.make_room("alice")
+
+
+def test_retired_streams_count_for_nobody_and_go_first_in_that_order() -> None:
+    streams = Streams(streams_per_principal_max=2, streams_max=3)
+    first, second, third = streams.add(), streams.add("bob"), streams.add("carol")
+    with pytest.raises(Refusal) as refused:
+        streams.registry.make_room("alice")
+    assert refused.value.data == {"reason": "too_many_streams", "limit": 3}
+    streams.registry.retire(second)
+    streams.registry.retire(first)
+    streams.registry.retire(second)  # twice is as good as once
+    assert streams.registry.make_room("carol") == [second]
+    streams.registry.remove(second)
+    assert streams.registry.make_room("carol") == []
+    assert third in list(streams.registry)
