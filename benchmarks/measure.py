@@ -129,7 +129,7 @@ async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[tuple[s
         yield dialers
 
 
-async def _resume(dialer: Dialer, size: int, plan: Plan) -> float:
+async def resume(dialer: Dialer, size: int, plan: Plan) -> float:
     """A call is left after its first message and runs on; all of it is fetched once it is done.
 
     The time is that from the resume to the result, over a connection that stands already.
@@ -152,7 +152,7 @@ async def _resume(dialer: Dialer, size: int, plan: Plan) -> float:
     return came / took_s
 
 
-async def _live(dialer: Dialer, size: int, plan: Plan) -> float:
+async def live(dialer: Dialer, size: int, plan: Plan) -> float:
     """A call is read as it runs. The time is that from the call to the result."""
     count = plan.counts[size]
     async with Client(dialer) as client:
@@ -164,6 +164,6 @@ async def _live(dialer: Dialer, size: int, plan: Plan) -> float:
 
 
 _MEASURES: Final[Mapping[What, Callable[[Dialer, int, Plan], Awaitable[float]]]] = {
-    "resume": _resume,
-    "live": _live,
+    "resume": resume,
+    "live": live,
 }

@@ -4,14 +4,20 @@ import logging
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 import trio
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from streams import console, messages
 from streams.client import Client
@@ -23,8 +29,17 @@ from streams.ticket import Ticket
 from transports import dial
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
+BROKEN_PIPE: Final = 141
 
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
+CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any more
+
+# A server's words may not move the cursor of our terminal, or worse.
+_CONTROLS: Final = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(32), *range(127, 160))
+    if chr(code) not in "\t\n"
+}
 
 
 def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
@@ -33,7 +48,8 @@ def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
     try:
         dialer = dial(url)
     except ValueError as error:
-        return complain(str(error), USAGE)
+        why = str(error)
+        return complain(why if url in why else f"{url}: {why}", USAGE)
 
     codes: list[int] = []
 
@@ -45,6 +61,10 @@ def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
         trio.run(main)
     except* ClientError as errors:
         codes.append(_report(errors))
+    except* KeyboardInterrupt:
+        codes.append(DETACHED)  # there was no call yet to detach from
+    except* BrokenPipeError:
+        codes.append(BROKEN_PIPE)  # whoever reads our output has had enough
     return codes[-1]
 
 
@@ -58,7 +78,7 @@ def _report(error: BaseException) -> int:
 
 def complain(why: str, code: int) -> int:
     """Say what went wrong; returns the exit code."""
-    print(why, file=sys.stderr)
+    print(why.translate(_CONTROLS), file=sys.stderr)
     return code
 
 
@@ -82,99 +102,155 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
 # call and resume
 
 
+class _Progress(msgspec.Struct):
+    progress: int | float
+    total: int | float | None = None
+    message: str = ""
+
+
 class Display:
     """Shows a call's messages on standard error: a progress bar on a terminal, else plain lines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
-        self._console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        if sys.stderr.isatty() and not as_json:
+            what = TextColumn("{task.description}", markup=False)
+            self._bar = Progress(
+                what,
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+                transient=True,
+            )
 
     def __enter__(self) -> "Display":
-        self._stack = ExitStack()
-        if self._console.is_terminal and not self._as_json:
-            self._bar = self._stack.enter_context(Progress(console=self._console, transient=True))
+        if self._bar is not None:
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        if self._bar is not None:
+            self._bar.stop()
 
     def show(self, message: Message) -> None:
         """Show one message of the call."""
-        params: Any = messages.decode(message.params, dict[str, Any])
+        params = messages.decode(message.params, Any)
         if self._as_json:
-            shown = {"method": message.method, "params": params}
-            self._console.print(msgspec.json.encode(shown).decode())
-        elif message.method == "notifications/progress":
-            self._show_progress(params)
-        elif message.method == "notifications/message":
-            self._console.print(f"{params.get('level')}: {_text(params.get('data'))}")
+            self._say(_json({"method": message.method, "params": params}))
+        elif message.method == "notifications/progress" and (progress := _progress(params)):
+            self._show_progress(progress)
+        elif message.method == "notifications/message" and isinstance(params, dict):
+            self._say(f"{params.get('level')}: {_text(params.get('data'))}")
         else:
-            self._console.print(f"{message.method}: {_text(params)}")
+            self._say(f"{message.method}: {_text(params)}")
 
-    def say(self, line: str) -> None:
-        """Say something that is not the server's."""
-        self._console.print(line)
-
-    def _show_progress(self, params: dict[str, Any]) -> None:
-        done, total = params.get("progress"), params.get("total")
-        what = _text(params.get("message", ""))
+    def _say(self, line: str) -> None:
+        line = line.translate(_CONTROLS)
         if self._bar is None:
-            self._console.print(f"{done}/{total} {what}" if total else f"{done} {what}")
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self._bar.console.print(line, soft_wrap=True)
+
+    def _show_progress(self, now: _Progress) -> None:
+        if self._bar is None:
+            of_all = "" if now.total is None else f"/{now.total}"
+            self._say(f"{now.progress}{of_all} {now.message}".rstrip())
             return
         if self._task is None:
-            self._task = self._bar.add_task("", total=total)
-        self._bar.update(self._task, completed=done, total=total, description=what[-40:])
+            self._task = self._bar.add_task("", total=now.total)
+        what = now.message.translate(_CONTROLS)[-40:]
+        self._bar.update(self._task, completed=now.progress, total=now.total, description=what)
+
+
+def _progress(params: Any) -> _Progress | None:
+    try:
+        return msgspec.convert(params, _Progress)
+    except msgspec.ValidationError:
+        return None  # another server's, of another shape
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _text(data: Any) -> str:
-    return data if isinstance(data, str) else msgspec.json.encode(data).decode()
+    return data if isinstance(data, str) else _json(data)
 
 
 async def follow(call: RunningCall, url: str, *, as_json: bool) -> int:
     """Show a call's messages and print its result. The first Ctrl-C detaches, a second cancels."""
-    code = DETACHED
-    with Display(as_json=as_json) as display:
+    result: Any = None
+    with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_detach_on_signal, call, url, display, nursery.cancel_scope)
-            async for message in call:
-                display.show(message)
+            nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
+            with Display(as_json=as_json) as display:
+                async for message in call:
+                    display.show(message)
             result = await call.result()
-            code = TOOL_FAILED if result.get("isError") else DONE
             nursery.cancel_scope.cancel()
-    if code != DETACHED:
-        _print_result(result, as_json=as_json)
-    return code
+        if result is None:  # Nothing is read from here on: the ticket stays true.
+            await _detach(call, url, interrupts, as_json=as_json)
+            return DETACHED
+    _print_result(result, as_json=as_json)
+    return TOOL_FAILED if isinstance(result, dict) and result.get("isError") else DONE
 
 
-async def _detach_on_signal(
-    call: RunningCall, url: str, display: Display, scope: trio.CancelScope
+async def _cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    await anext(interrupts)
+    scope.cancel()
+
+
+async def _detach(
+    call: RunningCall, url: str, interrupts: AsyncIterator[int], *, as_json: bool
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGINT) as signals:
-        await anext(signals)
-        if call.ticket is None:
-            display.say("This call cannot be resumed, and ends here.")
-        else:
-            display.say("Detached; the call goes on. To come back:")
-            display.say(f"  mcp-streams resume {shlex.quote(url)} {call.ticket}")
-            if sys.stdin.isatty():
-                display.say("Ctrl-C again cancels it.")
-            with trio.move_on_after(SECOND_THOUGHTS_S if sys.stdin.isatty() else 0):
-                await anext(signals)
-                await call.cancel()
-                display.say("Cancelled.")
-        scope.cancel()
-
-
-def _print_result(result: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(msgspec.json.encode(result).decode())
+    """Say how to come back, and wait a little for a second Ctrl-C."""
+    if call.ticket is None:
+        complain("This call cannot be resumed: it is cancelled.", DETACHED)
+        await _cancel(call)
         return
-    for block in result.get("content", []):
-        kind = block.get("type")
-        data = block.get("data") or block.get("resource", {}).get("uri") or block.get("uri") or ""
-        print(block["text"] if kind == "text" else f"[{kind} {block.get('mimeType', '')} {data}]")
+    command = f"mcp-streams resume {shlex.quote(url)} {call.ticket}"
+    if as_json:
+        complain(_json({"detached": {"resume": command, "ticket": str(call.ticket)}}), DETACHED)
+    else:
+        complain(f"Detached; the call goes on. To come back:\n  {command}", DETACHED)
+    if sys.stdin.isatty():
+        complain("Ctrl-C again cancels it.", DETACHED)
+        with trio.move_on_after(SECOND_THOUGHTS_S) as thinking:
+            await anext(interrupts)
+        if not thinking.cancelled_caught:
+            await _cancel(call)
+
+
+async def _cancel(call: RunningCall) -> None:
+    with trio.move_on_after(CANCEL_S) as trying:
+        await call.cancel()
+    done = "The server does not answer: it may go on." if trying.cancelled_caught else "Cancelled."
+    complain(done, DETACHED)
+
+
+def _print_result(result: Any, *, as_json: bool) -> None:
+    blocks = result.get("content") if isinstance(result, dict) else None
+    if as_json or not blocks:
+        print(_json(result))
+        return
+    for block in blocks:
+        shown = _block(block)
+        print(shown.translate(_CONTROLS) if sys.stdout.isatty() else shown)
+
+
+def _block(block: dict[str, Any]) -> str:
+    """A content block as text: of what is no text, what it is and how large."""
+    inner = block.get("resource", block)
+    if "text" in inner:
+        return str(inner["text"])
+    words = [block.get("type"), inner.get("uri"), inner.get("mimeType")]
+    data = inner.get("data") or inner.get("blob")
+    if data:
+        words.append(f"{len(data) * 3 // 4 - data[-2:].count('=')} bytes")
+    return f"[{' '.join(filter(None, words))}]"
 
 
 async def call_tool(
@@ -196,21 +272,20 @@ async def resume(client: Client, url: str, ticket: Ticket, *, as_json: bool) -> 
 
 async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -> int:
     """`mcp-streams poll`: one stream by its ticket or id, or all."""
-    if stream is None:
-        standings = await client.poll_all()
-    else:
+    if stream is not None:
         standings = [await client.poll(_ticket_or_id(stream))]
-    if as_json:
-        print(msgspec.json.encode(standings).decode())
     else:
-        for standing in standings:
-            print(_described(standing))
-    if not standings and not url.startswith("stdio:"):
-        print(
-            "No streams of this connection: over WebSocket nobody is asked who they are, so a new "
-            "connection has none. Poll with the ticket: mcp-streams poll URL TICKET",
-            file=sys.stderr,
-        )
+        standings = await client.poll_all()
+        if not standings and url.startswith(("ws:", "wss:")):
+            anonymous = "This connection is anonymous and no stream is its own: name a ticket."
+            return complain(anonymous, USAGE)
+    if as_json:
+        print(_json(standings))
+        return DONE
+    for standing in standings:
+        print(_described(standing).translate(_CONTROLS))
+    if not standings:
+        print("No stream runs, or waits to be delivered.", file=sys.stderr)
     return DONE
 
 

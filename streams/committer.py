@@ -55,9 +55,8 @@ class Committer:
     def add(self, change: Change) -> None:
         """Make a change durable, after all that were added before it."""
         if isinstance(change, Forget):
-            self._acks.pop(
-                change.stream, None
-            )  # acks come after changes, and it would find nothing
+            # An ack goes after the changes of its commit, and would find nothing any more.
+            self._acks.pop(change.stream, None)
         self._changes.append(change)
         self._wanted.set()
 

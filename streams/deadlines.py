@@ -75,6 +75,8 @@ class Deadlines(Generic[T]):
                 if item is not None:
                     del self._watched[item]
                     self._look_at(item, now)
+                # Thousands may be due at once, and everybody else would wait for all of them.
+                await trio.lowlevel.checkpoint()
 
     def _look_at(self, item: T, now: float) -> None:
         due = item.deadline

@@ -82,13 +82,14 @@ def _start_owner(options: Options) -> None:
         finally:
             os.close(write_fd)
         is_ready = answer.read() == READY
-    why = "" if is_ready else _last_line(log_file, began_at)
-    # Where somebody was faster, their owner is found soon.
-    if not is_ready and "already owned" not in why:
-        raise CannotServe(f"The journal's owner did not start: {why} (see {log_file}).")
+    if is_ready:
+        return
+    why = _last_line(log_file, began_at)
+    if "already owned" not in why:  # else somebody was faster, and is found soon
+        raise CannotServe(f"The journal's owner did not start: {why} See {log_file}.")
 
 
 def _last_line(log_file: Path, began_at: int) -> str:
     with open(log_file, errors="replace") as written:
         written.seek(began_at)
-        return written.read().strip().rpartition("\n")[2]
+        return written.read().strip().rpartition("\n")[2] or "it did not say why."

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -30,19 +31,32 @@ log = structlog.get_logger()
 
 
 def load(app: str) -> Server:
-    """The server that `file.py:name` or `package.module:name` stands for. Raises `CannotServe`."""
+    """The server that `file.py:name` or `package.module:name` stands for. Raises `CannotServe`.
+
+    Whatever goes wrong inside is the author's, who is told where.
+    """
     place, _, name = app.rpartition(":")
     if not place or not name:
         raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
     sys.path.insert(0, os.getcwd())
     try:
         module = _import(place)
-    except ImportError as error:
-        raise CannotServe(f"{place} cannot be imported: {error}.") from error
+    except CannotServe:
+        raise
+    except Exception as error:
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
     server = getattr(module, name, None)
     if not isinstance(server, Server):
         raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
     return server
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, SyntaxError):  # says itself where it is
+        return f"{type(error).__name__}: {error}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _import(place: str) -> Any:
@@ -86,10 +100,13 @@ def run(options: Options) -> None:
     server = load(options.app)
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
+    failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
         trio.run(_serve, server, options, fds)
     except* (CannotServe, JournalUnusable, OSError) as errors:
-        raise CannotServe(str(_first(errors))) from errors
+        failure = _first(errors)
+    if failure is not None:
+        raise CannotServe(str(failure)) from failure
 
 
 def _first(errors: BaseException) -> BaseException:

@@ -35,12 +35,12 @@ class Scale(msgspec.Struct, frozen=True):
     def chosen(cls) -> "Scale":
         scale = FULL if os.environ.get("SCALE") == "full" else cls()
         settings = {
-            name: os.environ[key]
+            name: json.loads(os.environ[key])
             for name in cls.__struct_fields__
             if (key := f"SCALE_{name.upper()}") in os.environ
         }
         fields = msgspec.to_builtins(scale) | settings
-        return msgspec.convert(fields, cls, strict=False)
+        return msgspec.convert(fields, cls)
 
 
 FULL: Final = Scale(

@@ -1,0 +1,106 @@
+"""The benchmarks work, and measure nothing that is not complete and in order."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import trio
+
+from benchmarks import measure, raw, report
+from benchmarks.__main__ import main
+from benchmarks.chart import Bar, bar_chart
+from benchmarks.measure import LIMIT_OF, SERVERS, Plan
+from benchmarks.numbered import FIRST, METHOD, Lost, check, params, text_for
+from streams import Client
+from streams.messages import notification
+
+FAULTY = Path(__file__).with_name("faulty_fill.py")
+SVG = "{http://www.w3.org/2000/svg}"
+PATIENCE_S = 100
+
+
+def test_a_quick_run_measures_everything_and_writes_it_down(tmp_path, capsys):
+    main(["--quick", "--out", str(tmp_path)])
+
+    results = json.loads((tmp_path / "latest.json").read_bytes())
+    assert {path.name for path in tmp_path.iterdir()} == {"latest.json", "latest.svg"}
+    figures = results["figures"]
+    found = {tuple(figure["case"].values()) for figure in figures}
+    assert found == {(c.what, c.transport, c.journal, c.size) for c in measure.cases(measure.QUICK)}
+    for figure in figures:
+        limit = results["limits"][LIMIT_OF[figure["case"]["transport"]]] / figure["case"]["size"]
+        assert figure["ratio"] == pytest.approx(figure["median"] / limit)
+        assert 0 < figure["ratio"] < 1
+    picture = ElementTree.parse(tmp_path / "latest.svg").getroot()
+    bars = [bar.get("class") for bar in picture.iter(f"{SVG}rect")]
+    assert len(bars) - bars.count("bg") == len(figures) + bars.count("limit")
+    assert "WebSocket" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mistake", ["lossy", "twisted", "curt"])
+@pytest.mark.parametrize("transport", SERVERS)
+async def test_a_server_that_loses_or_reorders_is_found_out(tmp_path, transport, mistake):
+    server = SERVERS[transport](f"{FAULTY}:{mistake}", tmp_path / "journal.db")
+    plan = Plan(counts={200: 50})
+    with trio.fail_after(PATIENCE_S):
+        async with server as dialer:
+            with pytest.raises(Lost):
+                await measure.live(dialer, 200, plan)
+            with pytest.raises(Lost):
+                await measure.resume(dialer, 200, plan)
+
+
+async def test_a_message_too_many_at_the_start_is_found_out(tmp_path):
+    with trio.fail_after(PATIENCE_S):
+        async with SERVERS["websocket"](measure.APP, None) as dialer, Client(dialer) as client:
+            async with client.call("fill", {"count": 3, "size": 200}) as call:
+                with pytest.raises(Lost):
+                    await check(call, 3, after=1)
+
+
+@pytest.mark.parametrize("size", [120, 200, 4096])
+def test_every_message_has_the_size_that_it_is_said_to_have(size):
+    text = text_for(size)
+    lines = [notification(METHOD, params(FIRST + number, text)) for number in (0, 9, 999_999_999)]
+    assert [len(line) for line in lines] == [size] * 3
+
+
+def test_a_size_that_no_message_can_have_is_refused():
+    with pytest.raises(ValueError, match="at least"):
+        text_for(50)
+
+
+@pytest.mark.parametrize("kind", raw.LIMITS)
+def test_a_limit_is_a_rate(kind):
+    assert raw.LIMITS[kind](2 * 1024 * 1024) > 0
+
+
+def test_longer_bars_are_larger_values_and_words_are_escaped():
+    bars = [Bar("a < b", 10.0, "ours"), Bar("more", 1000.0, "limit")]
+    picture = ElementTree.fromstring(bar_chart("T & t", "s", {"group": bars}))
+    widths = [
+        float(r.get("width", "")) for r in picture.iter(f"{SVG}rect") if r.get("class") != "bg"
+    ]
+    assert widths[0] < widths[1]
+    assert "a < b" in [text.text for text in picture.iter(f"{SVG}text")]
+
+
+def test_the_table_names_the_limit_that_each_figure_is_held_against(capsys):
+    case = measure.Case("resume", "stdio", "file", 200)
+    figure = measure.Figure(case, [10.0, 30.0, 20.0], 20.0, 200.0, 0.1)
+    results = measure.Results(Plan(rounds=3), {"cpus": "2"}, {"pipe": 40_000.0}, [figure])
+    report.show(results, report.Console(width=80))
+    row = next(line for line in capsys.readouterr().out.splitlines() if "resume" in line)
+    assert row.split() == [
+        "resume",
+        "200",
+        "B",
+        "stdio",
+        "SQLite",
+        "20",
+        "10-30",
+        "pipe",
+        "200",
+        "0.100",
+    ]
