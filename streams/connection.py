@@ -162,6 +162,7 @@ class Connection:
         self._has_work = trio.Event()
         self._moved = trio.Event()
         self._is_writing = False
+        self._write_began_at = 0.0
         self._scope = trio.CancelScope()
         self._seen_at = trio.current_time()
         self._is_silent = False
@@ -241,6 +242,7 @@ class Connection:
             self._has_work = trio.Event()
             while self._outbox or self._ready:
                 self._is_writing = True
+                self._write_began_at = trio.current_time()
                 write = await self._gather()
                 if write.lines:
                     await self.channel.send(b"".join(write.lines))
@@ -382,8 +384,10 @@ class Connection:
                 del self.unconfirmed[stream]
 
     def _check_silence(self, *, is_asked: bool) -> None:
+        # A peer that was given nothing to take and asked nothing is not silent.
+        since = self._seen_at if is_asked else max(self._seen_at, self._write_began_at)
         is_expected = is_asked or self._is_writing
-        if is_expected and trio.current_time() - self._seen_at >= SILENCE_S:
+        if is_expected and trio.current_time() - since >= SILENCE_S:
             self._is_silent = True
             for delivery in self.deliveries.values():
                 delivery.stream.fall_silent(delivery)

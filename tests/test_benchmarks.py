@@ -53,10 +53,13 @@ async def test_a_server_that_loses_or_reorders_is_found_out(tmp_path, transport,
 
 async def test_a_message_too_many_at_the_start_is_found_out(tmp_path):
     with trio.fail_after(PATIENCE_S):
-        async with SERVERS["websocket"](measure.APP, None) as dialer, Client(dialer) as client:
-            async with client.call("fill", {"count": 3, "size": 200}) as call:
-                with pytest.raises(Lost):
-                    await check(call, 3, after=1)
+        async with (
+            SERVERS["websocket"](measure.APP, None) as dialer,
+            Client(dialer) as client,
+            client.call("fill", {"count": 3, "size": 200}) as call,
+        ):
+            with pytest.raises(Lost):
+                await check(call, 3, after=1)
 
 
 @pytest.mark.parametrize("size", [120, 200, 4096])

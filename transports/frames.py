@@ -129,9 +129,9 @@ class _Headers(dict[int, bytes]):
     "The length of the payload data, in bytes: if 0-125, that is the payload length. If 126, the
     following 2 bytes […]. If 127, the following 8 bytes" (RFC 6455, 5.2).
 
-    A server's frames are made with it, past wsproto, which takes 10 µs a frame, this 0.2, and copies
-    every payload three times. It keeps no state for unfragmented frames where no extension was
-    agreed on; the sender sees to it that the connection is open.
+    A server's frames are made with it, past wsproto, which takes 10 µs a frame, this 0.2, and
+    copies every payload three times. It keeps no state for unfragmented frames where no extension
+    was agreed on; the sender sees to it that the connection is open.
     """
 
     def __init__(self, opcode: Opcode) -> None:
