@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +22,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent  # from where this package 
 APP: Final = f"{Path(__file__).resolve().with_name('app.py')}:server"
 START_S: Final = 60.0
 STOP_S: Final = 30.0
+LOOK_EVERY_S: Final = 0.02
+LOG_BYTES_MAX: Final = 64 * 1024  # of what a server says before it listens
 # The owner of a journal stays for as long as the run may take, though nobody is connected.
 LINGER_S: Final = 3600
 _ADDRESS: Final = re.compile(rb"ws://127\.0\.0\.1:\d+")
@@ -46,26 +49,23 @@ async def _end_owner(journal: Path) -> None:
         return  # nobody has connected
     os.kill(int(lock_path(journal).read_text()), signal.SIGTERM)
     while socket_path(journal).exists():
-        await trio.sleep(0.02)
+        await trio.sleep(LOOK_EVERY_S)
 
 
 @asynccontextmanager
 async def websocket_server(app: str, journal: Path | None) -> AsyncIterator[Dialer]:
     """A server that listens on loopback, with our own subprotocol."""
     command = [*_serve(app, journal), "--ws", "127.0.0.1:0"]
-    process = await trio.lowlevel.open_process(command, cwd=ROOT, stderr=subprocess.PIPE)
-    assert process.stderr is not None
-    try:
-        async with process.stderr, trio.open_nursery() as nursery:
+    with tempfile.TemporaryFile() as log:
+        process = await trio.lowlevel.open_process(command, cwd=ROOT, stderr=log)
+        try:
             with trio.fail_after(START_S):
-                url = await _address(process.stderr)
-            nursery.start_soon(_drain, process.stderr)
+                url = await _address(process, log.fileno())
             yield dial(url)
-            nursery.cancel_scope.cancel()
-    finally:
-        with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
-            process.terminate()
-            await process.wait()
+        finally:
+            with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
+                process.terminate()
+                await process.wait()
 
 
 def _serve(app: str, journal: Path | None) -> list[str]:
@@ -73,16 +73,13 @@ def _serve(app: str, journal: Path | None) -> list[str]:
     return command if journal is None else [*command, "--journal", str(journal)]
 
 
-async def _address(log: trio.abc.ReceiveStream) -> str:
-    said = b""
-    while not (found := _ADDRESS.search(said)):
-        more = await log.receive_some()
-        if not more:
+async def _address(process: trio.Process, log: int) -> str:
+    """Where the server listens, as soon as it says so in its log."""
+    while True:
+        is_over = process.poll() is not None
+        said = os.pread(log, LOG_BYTES_MAX, 0)
+        if found := _ADDRESS.search(said):
+            return found[0].decode()
+        if is_over:
             raise RuntimeError(f"the server did not start:\n{said.decode(errors='replace')}")
-        said += more
-    return found[0].decode()
-
-
-async def _drain(log: trio.abc.ReceiveStream) -> None:
-    async for _ in log:
-        pass
+        await trio.sleep(LOOK_EVERY_S)

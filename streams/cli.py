@@ -63,7 +63,7 @@ def serve(
     journal
         The SQLite file that streams are kept in. Without it they live as long as the process.
     linger
-        Seconds for which an owner that has nothing to do waits for the next client.
+        Seconds for which an owner that has nothing to do waits for the next client, 0.5 at least.
     durability
         "power" survives a power cut, "process" (faster) the end of the process only.
     max_message_bytes

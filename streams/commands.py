@@ -78,8 +78,13 @@ def _report(error: BaseException) -> int:
 
 def complain(why: str, code: int) -> int:
     """Say what went wrong; returns the exit code."""
-    print(why.translate(_CONTROLS), file=sys.stderr)
+    say(why)
     return code
+
+
+def say(line: str) -> None:
+    """Say something that is no result."""
+    print(line.translate(_CONTROLS), file=sys.stderr, flush=True)
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
@@ -148,11 +153,10 @@ class Display:
             self._say(f"{message.method}: {_text(params)}")
 
     def _say(self, line: str) -> None:
-        line = line.translate(_CONTROLS)
         if self._bar is None:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
         else:
-            self._bar.console.print(line, soft_wrap=True)
+            self._bar.console.print(line.translate(_CONTROLS), soft_wrap=True)
 
     def _show_progress(self, now: _Progress) -> None:
         if self._bar is None:
@@ -182,7 +186,7 @@ def _text(data: Any) -> str:
 
 async def follow(call: RunningCall, url: str, *, as_json: bool) -> int:
     """Show a call's messages and print its result. The first Ctrl-C detaches, a second cancels."""
-    result: Any = None
+    is_over = False
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
@@ -190,8 +194,9 @@ async def follow(call: RunningCall, url: str, *, as_json: bool) -> int:
                 async for message in call:
                     display.show(message)
             result = await call.result()
+            is_over = True
             nursery.cancel_scope.cancel()
-        if result is None:  # Nothing is read from here on: the ticket stays true.
+        if not is_over:  # Nothing is read from here on: the ticket stays true.
             await _detach(call, url, interrupts, as_json=as_json)
             return DETACHED
     _print_result(result, as_json=as_json)
@@ -208,16 +213,16 @@ async def _detach(
 ) -> None:
     """Say how to come back, and wait a little for a second Ctrl-C."""
     if call.ticket is None:
-        complain("This call cannot be resumed: it is cancelled.", DETACHED)
+        say("This call cannot be resumed: it is cancelled.")
         await _cancel(call)
         return
     command = f"mcp-streams resume {shlex.quote(url)} {call.ticket}"
     if as_json:
-        complain(_json({"detached": {"resume": command, "ticket": str(call.ticket)}}), DETACHED)
+        say(_json({"detached": {"resume": command, "ticket": str(call.ticket)}}))
     else:
-        complain(f"Detached; the call goes on. To come back:\n  {command}", DETACHED)
+        say(f"Detached; the call goes on. To come back:\n  {command}")
     if sys.stdin.isatty():
-        complain("Ctrl-C again cancels it.", DETACHED)
+        say("Ctrl-C again cancels it.")
         with trio.move_on_after(SECOND_THOUGHTS_S) as thinking:
             await anext(interrupts)
         if not thinking.cancelled_caught:
@@ -228,7 +233,7 @@ async def _cancel(call: RunningCall) -> None:
     with trio.move_on_after(CANCEL_S) as trying:
         await call.cancel()
     done = "The server does not answer: it may go on." if trying.cancelled_caught else "Cancelled."
-    complain(done, DETACHED)
+    say(done)
 
 
 def _print_result(result: Any, *, as_json: bool) -> None:
@@ -285,7 +290,7 @@ async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -
     for standing in standings:
         print(_described(standing).translate(_CONTROLS))
     if not standings:
-        print("No stream runs, or waits to be delivered.", file=sys.stderr)
+        say("No stream runs, or waits to be delivered.")
     return DONE
 
 

@@ -4,6 +4,7 @@ While one commit is under way the next batch gathers, so the slower the disk, th
 batches.
 """
 
+import math
 from typing import Final, Protocol
 
 import structlog
@@ -15,9 +16,12 @@ from streams.limits import MIB
 
 log = structlog.get_logger()
 
-# What may wait for one commit: of all streams, and of one, so that a busy one cannot starve others.
-BATCH_BYTES_MAX: Final = 16 * MIB
-STREAM_BATCH_BYTES_MAX: Final = 256 * 1024
+BATCH_BYTES_MAX: Final = 16 * MIB  # what may wait for one commit
+# What one stream may have waiting. Others wait for the commit that its messages are in, so it is
+# little while there are others, and much, which is faster, while there are none.
+ALONE_BYTES_MAX: Final = MIB
+SHARED_BYTES_MAX: Final = 32 * 1024
+SHARED_S: Final = 2.0  # for how long another stream's commit is remembered
 # An ack that is lost costs a repeated delivery, no more, so it may wait for company.
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
@@ -50,6 +54,8 @@ class Committer:
         self._done = trio.Event()
         self._is_committing = False
         self._trouble: Unavailable | None = None
+        self._shared_at = -math.inf
+        self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
 
     def add(self, change: Change) -> None:
@@ -114,6 +120,7 @@ class Committer:
         self._acks.clear()
         sources, self._sources = self._sources, {}
         self.waiting_bytes = 0
+        self._note_sharing(len(sources))
         taken: list[tuple[Source, int]] = []
         for source in sources:
             append = source.take()
@@ -127,6 +134,13 @@ class Committer:
             source.committed(seq)
         self._done.set()
         self._done = trio.Event()
+
+    def _note_sharing(self, sources: int) -> None:
+        now = trio.current_time()
+        if sources > 1:
+            self._shared_at = now
+        is_shared = now - self._shared_at < SHARED_S
+        self.stream_bytes_max = SHARED_BYTES_MAX if is_shared else ALONE_BYTES_MAX
 
     async def _commit(self, changes: list[Change]) -> None:
         delay_s = RETRY_FIRST_S

@@ -206,10 +206,10 @@ class Connection:
     async def drained(self) -> None:
         """Wait until all that is owed is written, or there is nobody to take it."""
         while self.deliveries or self._outbox or self._is_writing:
-            with trio.move_on_after(LOOK_EVERY_S):
-                await self._moved.wait()
             if not self.channel.is_writable():
                 return
+            with trio.move_on_after(LOOK_EVERY_S):
+                await self._moved.wait()
 
     # While it lasts
 

@@ -24,6 +24,7 @@ class Dated(Protocol):
 
 T = TypeVar("T", bound=Dated)
 
+ITEMS_AT_ONCE: Final = 100  # more would keep everybody else waiting
 STALE_MAX: Final = 1_000  # entries of nobody that are never worth a clean-up
 
 
@@ -70,13 +71,15 @@ class Deadlines(Generic[T]):
                 await self._has_earlier.wait()
             self._has_earlier = trio.Event()
             now = trio.current_time()
-            while self._heap and self._heap[0][0] <= now:
+            for looked_at in itertools.count(1):
+                if not (self._heap and self._heap[0][0] <= now):
+                    break
                 item = self._items.pop(heapq.heappop(self._heap)[1], None)
                 if item is not None:
                     del self._watched[item]
                     self._look_at(item, now)
-                # Thousands may be due at once, and everybody else would wait for all of them.
-                await trio.lowlevel.checkpoint()
+                if looked_at % ITEMS_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
 
     def _look_at(self, item: T, now: float) -> None:
         due = item.deadline

@@ -1,5 +1,6 @@
 """The demo's servers, as real child processes, and the cables to them, which can be cut."""
 
+import contextlib
 import os
 import re
 import signal
@@ -13,10 +14,13 @@ from typing import Final, Protocol
 import trio
 
 from streams.messages import Channel
-from streams.ownership import lock_path
+from streams.ownership import lock_path, socket_path
 from transports import stdio, websocket
 
 APP: Final = f"{Path(__file__).with_name('demo_server.py')}:server"
+
+
+STOP_S: Final = 10.0  # an owner ends within 4 s
 
 
 class Rig(Protocol):
@@ -35,16 +39,16 @@ class Rig(Protocol):
         """Kill the server with SIGKILL."""
 
     async def stop(self) -> None:
-        """End the server in good order."""
+        """End the server in good order, if it runs."""
 
 
 class StdioRig:
     """Spawns the server as MCP hosts do; the process is a relay to the journal's owner."""
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, app: str, journal: Path) -> None:
         self._journal = journal
         self._pids: list[int] = []
-        self._command = [sys.executable, "-m", "streams.cli", "serve", APP, "--stdio"]
+        self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
         self._command += ["--journal", str(journal)]
 
     @asynccontextmanager
@@ -69,10 +73,15 @@ class StdioRig:
         os.kill(self._owner, signal.SIGKILL)
 
     async def stop(self) -> None:
-        """End the journal's owner."""
-        os.kill(self._owner, signal.SIGTERM)
-        while lock_path(self._journal).with_suffix(".sock").exists():
-            await trio.sleep(0.05)
+        """End the journal's owner, which takes its socket away with it."""
+        listening = socket_path(self._journal)
+        if not listening.exists():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._owner, signal.SIGTERM)
+        with trio.move_on_after(STOP_S):
+            while listening.exists():
+                await trio.sleep(0.05)
 
     @property
     def _owner(self) -> int:
@@ -82,7 +91,8 @@ class StdioRig:
 class WebSocketRig:
     """A server that listens, and a cable to it through this process."""
 
-    def __init__(self, journal: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, app: str, journal: Path, nursery: trio.Nursery) -> None:
+        self._app = app
         self._journal = journal
         self._nursery = nursery
         self._server: trio.Process | None = None
@@ -98,7 +108,7 @@ class WebSocketRig:
 
     async def start(self) -> None:
         """Start the server, and lay the cable the first time."""
-        command = [sys.executable, "-m", "streams.cli", "serve", APP]
+        command = [sys.executable, "-m", "streams.cli", "serve", self._app]
         command += ["--ws", f"127.0.0.1:{self._port}", "--journal", str(self._journal)]
         self._server = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE)
         assert self._server.stderr is not None

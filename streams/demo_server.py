@@ -1,6 +1,7 @@
 """The demo's server: one tool, which reads every file of a folder."""
 
 import hashlib
+import os
 from pathlib import Path
 from typing import TypedDict
 
@@ -24,9 +25,9 @@ class Digest(TypedDict):
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that are read, in order."""
-    found = [path for path in folder.rglob("*") if not SKIPPED & set(path.parts) and path.is_file()]
-    return sorted(found)
+    """The files that can be read, in order."""
+    inside = (path for path in folder.rglob("*") if not SKIPPED & set(path.parts))
+    return sorted(path for path in inside if path.is_file() and os.access(path, os.R_OK))
 
 
 def digest_of(path: Path) -> str:

@@ -156,7 +156,7 @@ class Engine:
         if stream.state.is_tombstone:
             self._forget(stream)
         else:
-            log.info("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
+            log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
             self._close(stream, Event.ABANDON)
 
     def _close(self, stream: Stream, event: Event) -> None:

@@ -30,6 +30,9 @@ class Outcome(enum.Enum):
     ABANDONED = "abandoned"
     CANCELLED = "cancelled"
 
+    # Members are one of a kind, and Enum's own hash is a call of Python's for every message.
+    __hash__ = object.__hash__
+
 
 class Record(msgspec.Struct, frozen=True):
     """What is known of one stream, its lines apart.

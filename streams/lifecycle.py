@@ -33,6 +33,8 @@ class Event(enum.Enum):
     ABANDON = "nobody came back in time"
     CANCEL = "the client cancelled"
 
+    __hash__ = object.__hash__  # as in Outcome
+
 
 LIVE, COMPLETED = Outcome.LIVE, Outcome.COMPLETED
 
@@ -139,7 +141,8 @@ class StreamState:
         self._move(Event.APPEND)
         if not self.has_room:
             return False
-        self._release_held()
+        if self._held:
+            self._release_held()
         self._number(line)
         return True
 

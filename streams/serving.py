@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -28,6 +28,9 @@ from transports import stdio, unix, websocket
 from transports.origins import names_loopback
 
 log = structlog.get_logger()
+
+# Else an owner could end before the relay that has started it gets through.
+LINGER_MIN_S: Final = 0.5
 
 
 def load(app: str) -> Server:
@@ -133,8 +136,13 @@ async def _serve(server: Server, options: Options, fds: tuple[int, int] | None) 
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if options.ws is None:
             _tell_starter()
-            await running.engine.rest(0.0 if fds is not None else options.linger_s)
+            await running.engine.rest(_linger_s(options))
             nursery.cancel_scope.cancel()
+
+
+def _linger_s(options: Options) -> float:
+    """For how long nothing to do is no reason to end; a client's own process ends with it."""
+    return 0.0 if options.stdio else max(options.linger_s, LINGER_MIN_S)
 
 
 @asynccontextmanager

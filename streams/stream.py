@@ -7,7 +7,7 @@ import trio
 
 from streams import messages
 from streams.clock import wall
-from streams.committer import STREAM_BATCH_BYTES_MAX, Committer
+from streams.committer import Committer
 from streams.errors import refusal
 from streams.journal import Ack, Append, Close, Forget, Record
 from streams.lifecycle import Event, ProgressToken, StreamState
@@ -153,8 +153,9 @@ class Stream:
 
     async def _accepted(self, size_before: int) -> None:
         self._mark(size_before)
-        while self.state.batch_bytes >= STREAM_BATCH_BYTES_MAX or self._committer.is_full:
-            await self._committer.commit_done()
+        committer = self._committer
+        while self.state.batch_bytes >= committer.stream_bytes_max or committer.is_full:
+            await committer.commit_done()
 
     def _mark(self, size_before: int) -> None:
         self._committer.mark(self, self.state.batch_bytes - size_before)

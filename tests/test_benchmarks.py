@@ -51,6 +51,12 @@ async def test_a_server_that_loses_or_reorders_is_found_out(tmp_path, transport,
                 await measure.resume(dialer, 200, plan)
 
 
+async def test_a_run_ends_with_the_first_message_that_is_lost(tmp_path):
+    plan = Plan(rounds=1, counts={200: 50}, limit_bytes=1024 * 1024)
+    with trio.fail_after(PATIENCE_S), pytest.raises(Lost, match="message 25 was expected"):
+        await measure.run(plan, tmp_path, machine={}, app=f"{FAULTY}:lossy")
+
+
 async def test_a_message_too_many_at_the_start_is_found_out(tmp_path):
     with trio.fail_after(PATIENCE_S):
         async with (

@@ -18,6 +18,9 @@ APPLICATION_ID: Final = 0x6D637073  # "mcps", in the header of every journal
 _ROOM_BYTES_MIN: Final = 1024 * 1024  # a disk with less room than this counts as full
 # A full disk comes as one of these as well. Never a failed fsync: what it took with it is unknown.
 _OUT_OF_ROOM: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+# The commit that fills the WAL pays for the checkpoint. A quarter of what SQLite has, 1,000, halves
+# the longest pauses and costs no throughput that could be measured.
+_CHECKPOINT_PAGES: Final = 250
 _WAL_BYTES_KEPT: Final = 64 * 1024 * 1024  # one huge commit must not leave a huge file for ever
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"power": "FULL", "process": "NORMAL"}
 
@@ -138,6 +141,7 @@ def configure(
     connection.execute("PRAGMA fullfsync = ON")  # macOS: an fsync that reaches the disk
     connection.execute(f"PRAGMA secure_delete = {secure_delete:d}")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_KEPT}")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     if file_bytes_max is not None:
         pages = file_bytes_max // _pragma(connection, "page_size")
         connection.execute(f"PRAGMA max_page_count = {pages}")

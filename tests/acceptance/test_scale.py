@@ -184,7 +184,9 @@ def _senseless(dice: random.Random, number: int) -> tuple[bytes, int | None]:
         case 2:
             return request(f"method-{number}", [dice.random()])
         case 3:
-            junk = dice.choice([[], {}, 7, None, "x", [{}], {"id": None}, {"jsonrpc": "2.0"}])
+            junk: object = dice.choice(
+                [[], {}, 7, None, "x", [{}], {"id": None}, {"jsonrpc": "2.0"}]
+            )
             return json.dumps(junk).encode(), None
         case _:
             text = "".join(dice.choices('abc{}[]"\\:,\u1234 ', k=dice.randint(1, 80)))

@@ -62,6 +62,12 @@ class Host:
         return int(self._exit_code.read_text()) if self._exit_code.exists() else None
 
 
+def text_of(result: types.CallToolResult) -> str:
+    content = result.content[0]
+    assert isinstance(content, types.TextContent)
+    return content.text
+
+
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "journal.db"
@@ -102,7 +108,7 @@ def test_progress_and_logs_reach_their_callbacks(host: Host) -> None:
     async def talk(client: Client) -> None:
         result = await client.call_tool("work", {"steps": 20}, progress_callback=progress)
         assert not result.is_error
-        assert result.content[0].text == "20 steps"
+        assert text_of(result) == "20 steps"
 
     host.talk(talk)
     assert reported == [(step, 20, f"step {step}") for step in range(1, 21)]
@@ -123,10 +129,10 @@ def test_failures_are_results_that_say_why(host: Host) -> None:
     async def talk(client: Client) -> None:
         failed = await client.call_tool("fail", {})
         assert failed.is_error
-        assert failed.content[0].text == "the tool says no"
+        assert text_of(failed) == "the tool says no"
         misused = await client.call_tool("work", {"steps": "many"})
         assert misused.is_error
-        assert "steps" in misused.content[0].text
+        assert "steps" in text_of(misused)
         with pytest.raises(MCPError, match="nobody") as unknown:
             await client.call_tool("nobody", {})
         assert unknown.value.code == -32602
@@ -146,7 +152,7 @@ def test_structured_content_fits_its_schema(host: Host) -> None:
 def test_many_calls_at_once_are_told_apart(host: Host) -> None:
     async def talk(client: Client) -> None:
         calls = [client.call_tool("work", {"steps": steps}) for steps in range(40)]
-        texts = [result.content[0].text for result in await asyncio.gather(*calls)]
+        texts = [text_of(result) for result in await asyncio.gather(*calls)]
         assert texts == [f"{steps} steps" for steps in range(40)]
 
     host.talk(talk)

@@ -1,0 +1,119 @@
+"""The command as a child process, off a terminal and on one."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+from typing import Final, Self
+
+from tests.wire.process import CLI
+from tests.wire.raw import DEADLINE_S
+
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Done(subprocess.CompletedProcess[str]):
+    """What came of a command."""
+
+    @property
+    def shown(self) -> list[str]:
+        """The lines on standard error."""
+        return self.stderr.splitlines()
+
+
+def run(*words: str, command: tuple[str, ...] = CLI) -> Done:
+    """Run the command to its end, off a terminal."""
+    ended = subprocess.run(
+        [*command, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return Done(ended.args, ended.returncode, ended.stdout, ended.stderr)
+
+
+def run_as_printed(line: str) -> Done:
+    """Run a line that the command has printed for its user to type, as a shell would."""
+    name, *words = shlex.split(line)
+    assert name == "mcp-streams"
+    return run(*words)
+
+
+class Following:
+    """The command while it runs; what it says on standard error is there to be waited for.
+
+    On a terminal, standard input and error are the terminal's.
+    """
+
+    def __init__(self, *words: str, on_terminal: bool = False) -> None:
+        self.said = ""
+        if on_terminal:
+            self._ear, theirs = pty.openpty()
+        else:
+            self._ear, theirs = os.pipe()
+        self.process = subprocess.Popen(
+            [*CLI, *words],
+            stdin=theirs if on_terminal else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.close(theirs)
+
+    def wait_for(self, what: str) -> str:
+        """Wait until something was said that matches, and return that."""
+        while not (found := re.search(what, self.said)):
+            assert select.select([self._ear], [], [], DEADLINE_S)[0], f"not {what!r}: {self.said}"
+            assert self._hear(), f"ended without {what!r}: {self.said}"
+        return found[0]
+
+    def _hear(self) -> bool:
+        try:
+            data = os.read(self._ear, 1 << 16)
+        except OSError:  # the other end of a terminal is gone
+            data = b""
+        self.said = _ESCAPES.sub("", self.said + data.decode().replace("\r\n", "\n"))
+        return bool(data)
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self.process.send_signal(signal.SIGINT)
+
+    def end(self) -> tuple[int, str]:
+        """Wait for the end; the exit code, and what is on standard output."""
+        out, _ = self.process.communicate(timeout=DEADLINE_S)
+        while self._hear():
+            pass
+        assert "Traceback" not in self.said, self.said
+        return self.process.returncode, out
+
+    @property
+    def way_back(self) -> str:
+        """The command that it has told its user to type."""
+        return self.wait_for(r"mcp-streams resume [^\n]+(?=\n)")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        os.close(self._ear)
+
+
+def stdio_url(app: str, *options: str) -> str:
+    """The URL that starts a server for one client."""
+    return "stdio:" + shlex.join([sys.executable, "-m", "streams.cli", "serve", app, *options])
