@@ -24,7 +24,7 @@ app: Final = cyclopts.App(
 )
 
 DONE, USAGE = 0, 2
-BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
+BROKEN_PIPE: Final = 141  # as in `streams.commands`, which is not loaded for every command
 
 
 @app.command

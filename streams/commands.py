@@ -29,7 +29,7 @@ from streams.ticket import Ticket
 from transports import dial
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
-BROKEN_PIPE: Final = 141
+BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
 CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any more
@@ -144,7 +144,8 @@ class Display:
         """Show one message of the call."""
         params = messages.decode(message.params, Any)
         if self._as_json:
-            self._say(_json({"method": message.method, "params": params}))
+            shown = {"method": message.method, "params": params}
+            print(_json(shown), file=sys.stderr, flush=True)
         elif message.method == "notifications/progress" and (progress := _progress(params)):
             self._show_progress(progress)
         elif message.method == "notifications/message" and isinstance(params, dict):
@@ -196,7 +197,8 @@ async def follow(call: RunningCall, url: str, *, as_json: bool) -> int:
             result = await call.result()
             is_over = True
             nursery.cancel_scope.cancel()
-        if not is_over:  # Nothing is read from here on: the ticket stays true.
+        if not is_over:
+            # Nothing more is read, so nothing more is confirmed: the ticket stays true.
             await _detach(call, url, interrupts, as_json=as_json)
             return DETACHED
     _print_result(result, as_json=as_json)
@@ -230,10 +232,13 @@ async def _detach(
 
 
 async def _cancel(call: RunningCall) -> None:
+    if call.is_complete:
+        say("It is done already.")
+        return
     with trio.move_on_after(CANCEL_S) as trying:
         await call.cancel()
-    done = "The server does not answer: it may go on." if trying.cancelled_caught else "Cancelled."
-    say(done)
+    is_heard = not trying.cancelled_caught
+    say("Cancelled." if is_heard else "The server does not answer: the call may go on.")
 
 
 def _print_result(result: Any, *, as_json: bool) -> None:

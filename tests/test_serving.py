@@ -119,7 +119,8 @@ def test_an_owner_rests_for_the_next_client_and_then_ends(tmp_path: Path) -> Non
     journal = tmp_path / "journal.db"
     with Spawned(journal, "--linger", "1") as peer:
         peer.initialize(STREAMS)
-        assert owners(journal) == [owner := owner_pid(journal)]
+        owner = owner_pid(journal)
+        assert owners(journal) == [owner]
         leaving_at = time.monotonic()
         assert peer.end_as_sdks_do(grace_s=DEADLINE_S) == 0
     wait_for_end(owner)
