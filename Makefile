@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
-SLOW := tests/wire tests/acceptance tests/sdk
+SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_demo.py \
+	tests/test_serving.py tests/test_benchmarks.py
 
 .PHONY: demo test check bench lock clean
 

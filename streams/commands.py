@@ -287,15 +287,14 @@ async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -
     else:
         standings = await client.poll_all()
         if not standings and url.startswith(("ws:", "wss:")):
-            anonymous = "This connection is anonymous and no stream is its own: name a ticket."
-            return complain(anonymous, USAGE)
+            say("This connection is anonymous and no stream is its own: poll with a ticket.")
+        elif not standings:
+            say("No stream runs, or waits to be delivered.")
     if as_json:
         print(_json(standings))
         return DONE
     for standing in standings:
         print(_described(standing).translate(_CONTROLS))
-    if not standings:
-        say("No stream runs, or waits to be delivered.")
     return DONE
 
 
