@@ -126,4 +126,5 @@ def test_documented_exit_codes_are_those_of_the_commands() -> None:
         commands.CANNOT_CONNECT,
         commands.GONE,
         commands.DETACHED,
+        commands.BROKEN_PIPE,
     }
