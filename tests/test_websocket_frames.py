@@ -135,15 +135,20 @@ MASK = bytes(4)
 async def test_a_violation_is_answered_with_its_close_code(
     subprotocol: str, wire: bytes, code: int
 ) -> None:
-    async with bare(echo, subprotocol) as (stream, connection):
+    received: list[Incoming] = []
+
+    async def collect(channel: Channel) -> None:
+        with contextlib.suppress(trio.EndOfChannel):
+            while True:
+                received.extend(await channel.receive())
+        with pytest.raises(trio.BrokenResourceError):
+            await channel.send(b"{}\n")
+
+    async with bare(collect, subprotocol) as (stream, connection):
         await stream.send_all(connection.send(TextMessage(data='"before"')) + wire)
         events = await events_to_the_end(stream, connection)
     assert close_code(events) == code
-    assert b"before" in b"".join(
-        event.data.encode() if isinstance(event.data, str) else event.data
-        for event in events
-        if isinstance(event, Message)
-    )
+    assert received == [b'"before"']
 
 
 @pytest.mark.parametrize("subprotocol", [MCP, MCP_STREAMS])
@@ -161,6 +166,50 @@ async def test_a_message_above_the_limit_in_bytes_closes_with_1009(
             nursery.start_soon(send)
             events = await events_to_the_end(stream, connection)
         assert close_code(events) == 1009
+
+
+async def test_fragments_without_end_close_with_1009_however_small() -> None:
+    """Empty ones never reach a limit of characters, but each of them takes memory."""
+    first, more = b"\x01\x80" + MASK, b"\x00\x80" + MASK
+    async with bare(echo, message_bytes_max=1000) as (stream, connection):
+
+        async def send() -> None:
+            with contextlib.suppress(trio.BrokenResourceError):
+                await stream.send_all(first + more * 100_000)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            assert close_code(await events_to_the_end(stream, connection)) == 1009
+
+
+async def test_what_came_whole_before_a_message_above_the_limit_is_received() -> None:
+    received: list[Incoming] = []
+
+    async def collect(channel: Channel) -> None:
+        with contextlib.suppress(trio.EndOfChannel):
+            while True:
+                received.extend(await channel.receive())
+                await trio.testing.wait_all_tasks_blocked()  # the reader is always ahead
+
+    for data in ("x" * (LIMIT + 3), "é" * (LIMIT // 2) + "x"):
+        received.clear()
+        sent = [TextMessage(data=text) for text in ("1", "2", data, "3")]
+        async with bare(collect) as (stream, connection):
+            await stream.send_all(b"".join(map(connection.send, sent)))
+            assert close_code(await events_to_the_end(stream, connection)) == 1009
+        assert received == [b"1", b"2"]
+
+
+async def test_a_ping_may_cross_our_close_frame() -> None:
+    async def done(channel: Channel) -> None:
+        await channel.send(b"1\n")
+
+    async with bare(done) as (stream, connection):
+        while not any(isinstance(event, CloseConnection) for event in connection.events()):
+            connection.receive_data(bytes(await stream.receive_some()))
+        ping, close = b"\x89\x80" + MASK, b"\x88\x82" + MASK + b"\x03\xe8"
+        await stream.send_all(ping + close)
+        assert await stream.receive_some() == b""
 
 
 async def test_a_server_that_goes_away_says_1001() -> None:
@@ -185,14 +234,15 @@ async def test_a_handler_that_is_done_closes_with_1000() -> None:
 
 async def test_who_receives_while_another_task_closes_sees_the_end_at_once() -> None:
     ended: list[str] = []
-    has_ended = trio.Event()
+    both_have_ended = trio.Event()
 
     async def handler(channel: Channel) -> None:
         async def expect_the_end(name: str) -> None:
             with pytest.raises(trio.EndOfChannel):
                 await channel.receive()
             ended.append(name)
-            has_ended.set()
+            if len(ended) == 2:
+                both_have_ended.set()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(expect_the_end, "before")
@@ -204,12 +254,12 @@ async def test_who_receives_while_another_task_closes_sees_the_end_at_once() -> 
     async with bare(handler) as (stream, connection):
         connection.receive_data(bytes(await stream.receive_some()))
         (close,) = connection.events()
-        await has_ended.wait()
+        await both_have_ended.wait()  # and the peer has not answered
         assert isinstance(close, CloseConnection)
         late = b"\x81\x81" + MASK + b"1"  # what still comes is for nobody
         await stream.send_all(late + connection.send(close.response()))
         assert await stream.receive_some() == b""
-    assert ended == ["during", "before"]
+    assert sorted(ended) == ["before", "during"]
 
 
 async def test_a_handler_that_crashes_closes_with_1011() -> None:

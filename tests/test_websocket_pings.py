@@ -1,5 +1,7 @@
 """Pings over a WebSocket: what they prove, and that nobody waits for one for ever."""
 
+import contextlib
+
 import pytest
 import trio
 import trio.testing
@@ -8,7 +10,7 @@ from wsproto.events import (
     Pong,
 )
 
-from streams.messages import Channel
+from streams.messages import Channel, Incoming
 from tests.bare_websocket import (
     bare,
     close_code,
@@ -19,16 +21,25 @@ from tests.bare_websocket import (
 from transports import websocket, wschannel
 
 
-async def test_a_ping_comes_after_all_that_was_sent_before_it() -> None:
+async def test_a_pong_means_that_all_that_was_sent_before_was_read() -> None:
+    read: list[Incoming] = []
+
+    async def collect(channel: Channel) -> None:
+        with contextlib.suppress(trio.EndOfChannel):
+            while True:
+                read.extend(await channel.receive())
+
     async with (
-        server() as port,
+        server(collect) as port,
         websocket.connect(f"ws://127.0.0.1:{port}") as channel,
-        listening(channel) as received,
+        listening(channel),
     ):
         await channel.send(b"1\n" * 1000)
         assert await channel.ping()
-        assert await channel.ping()  # the first may overtake the echo, which was sent before this
-        assert received == [b"1"] * 1000
+        assert read == [b"1"] * 1000
+        await channel.send(b"2\n" * 1000)
+        assert await channel.ping()
+        assert read[1000:] == [b"2"] * 1000
 
 
 async def test_each_of_many_pings_is_answered() -> None:

@@ -1,6 +1,9 @@
 """The opening handshake of a WebSocket (RFC 6455, section 4), from either side.
 
-The server's refusals are written by hand: each is one HTTP response with a JSON-RPC error in it.
+trio-websocket makes every handshake that succeeds. What a server refuses is refused before
+trio-websocket sees it: its public API does not tell the `Host`, it answers what is no handshake
+without a word and then waits for ever, a header that is not ASCII ends its reader, and nothing
+bounds the request. Each refusal is one HTTP response with a JSON-RPC error in it.
 """
 
 import http
@@ -8,19 +11,19 @@ import json
 import re
 import ssl
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import trio
+from trio_websocket import WebSocketConnection, wrap_client_stream
 from wsproto import ConnectionType, WSConnection
-from wsproto.connection import ConnectionState
-from wsproto.events import AcceptConnection, RejectConnection, RejectData, Request
+from wsproto.events import RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
 from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal
-from transports.lines import CLOSE_S
-from transports.wschannel import linger
+from transports.lines import CLOSE_S, READ_BYTES
+from transports.wire import Wire, linger
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
 
@@ -66,7 +69,7 @@ async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
     return request + end, early
 
 
-def parse_head(head: bytes) -> tuple[WSConnection, Request]:
+def parse_head(head: bytes) -> Request:
     """The request to open a WebSocket. Raises `Refused` when it is none."""
     protocol = WSConnection(ConnectionType.SERVER)
     try:
@@ -81,7 +84,7 @@ def parse_head(head: bytes) -> tuple[WSConnection, Request]:
         raise Refused(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
         raise Refused(400, "This is no HTTP request.")
-    return protocol, request
+    return request
 
 
 async def turn_away(stream: trio.SocketStream, refused: Refused) -> None:
@@ -130,36 +133,55 @@ async def secure(
 
 
 async def ask(
-    stream: ClientStream, address: Address, subprotocols: Sequence[str]
-) -> tuple[WSConnection, AcceptConnection]:
-    """Ask for a WebSocket. Raises `OSError` when refused, `trio.BrokenResourceError` when cut off,
-    `RemoteProtocolError` or `ValueError` when the answer is none.
-    """
+    stream: Wire,
+    nursery: trio.Nursery,
+    address: Address,
+    subprotocols: Sequence[str],
+    *,
+    message_size_max: int,
+    deadline: float,
+) -> WebSocketConnection:
+    """Ask for a WebSocket. Raises `OSError` when refused, cut off, or late."""
+    with stream.until_ended(deadline):
+        return await wrap_client_stream(
+            nursery,
+            cast(trio.SocketStream, stream),  # any stream will do, says its documentation
+            address.host_header,
+            address.target,
+            subprotocols=subprotocols,
+            message_queue_size=0,
+            max_message_size=message_size_max,
+            receive_buffer_size=READ_BYTES,
+        )
+    if stream.is_open:
+        raise too_late(address)
+    raise _refusal(address, stream) from stream.failure
+
+
+def too_late(address: Address) -> TimeoutError:
+    return TimeoutError(f"{address.url}: no answer in time")
+
+
+def _refusal(address: Address, stream: Wire) -> OSError:
+    """Why there is no WebSocket: trio-websocket tells only of a body whose length was announced."""
+    if not stream.answer:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
     protocol = WSConnection(ConnectionType.CLIENT)
-    request = Request(
-        host=address.host_header, target=address.target, subprotocols=list(subprotocols)
-    )
-    await stream.send_all(protocol.send(request))
-    rejected: RejectConnection | None = None
+    protocol.send(Request(host=address.host_header, target=address.target))
     body = b""
-    while True:
-        data = await stream.receive_some(HEAD_BYTES_MAX)
-        if not data and rejected is None:
-            raise trio.BrokenResourceError
-        if data:
-            protocol.receive_data(bytes(data))
-        for event in protocol.events():
-            match event:
-                case AcceptConnection():
-                    return protocol, event
-                case RejectConnection():
-                    rejected = event
-                case RejectData():
-                    body += event.data
-        is_over = protocol.state is ConnectionState.CLOSED or len(body) > HEAD_BYTES_MAX
-        if rejected and (is_over or not data):
-            why = _reason(body)
-            raise ConnectionRefusedError(f"{address.url}: HTTP {rejected.status_code}{why}")
+    rejected: RejectConnection | None = None
+    try:
+        protocol.receive_data(stream.answer)
+    except (RemoteProtocolError, ValueError) as error:
+        return ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}")
+    for event in protocol.events():
+        if isinstance(event, RejectConnection):
+            rejected = event
+        elif isinstance(event, RejectData):
+            body += event.data
+    if rejected is None:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
+    return ConnectionRefusedError(f"{address.url}: HTTP {rejected.status_code}{_reason(body)}")
 
 
 def _reason(body: bytes) -> str:

@@ -1,7 +1,8 @@
 """WebSocket (RFC 6455): `serve` and `connect`, and the opening handshake between them.
 
-wsproto speaks the protocol, this opens the sockets. Two subprotocols are known
-(`transports.frames`), none is taken for `mcp`; extensions, and so compression, are never agreed on.
+trio-websocket speaks the protocol, over a stream of ours (`transports.wire`). Two subprotocols are
+known (`transports.frames`), none is taken for `mcp`; extensions, and so compression, are never
+agreed on.
 """
 
 import math
@@ -12,13 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
-from wsproto import WSConnection
-from wsproto.events import (
-    AcceptConnection,
-    Request,
-)
+from trio_websocket import wrap_server_stream
+from wsproto.events import Request
 from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import RemoteProtocolError
 
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Channel
@@ -31,9 +28,12 @@ from transports.handshake import (
     parse_head,
     read_head,
     secure,
+    too_late,
     turn_away,
 )
+from transports.lines import READ_BYTES
 from transports.origins import Origins, names_loopback
+from transports.wire import open_wire
 from transports.wschannel import WebSocketChannel
 
 # How many connections may be open, handshakes included; whoever comes after them gets a 503.
@@ -130,48 +130,60 @@ class _Server:
         """Serve one connection from its handshake to its end."""
         self._connections += 1
         try:
-            channel = None
+            admitted = None
             with trio.move_on_after(HANDSHAKE_S):
-                channel = await self._shake_hands(stream)
-            if channel is not None:
-                await self._run(channel)
+                admitted = await self._listen_to(stream)
+            if admitted is not None:
+                await self._serve(stream, *admitted)
         finally:
             self._connections -= 1
             with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
                 await trio.aclose_forcefully(stream)
 
-    async def _run(self, channel: WebSocketChannel) -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(channel.write_control)
-            code = CloseReason.INTERNAL_ERROR
-            try:
-                await self._handler(channel)
-                code = CloseReason.NORMAL_CLOSURE
-            finally:
-                if trio.current_effective_deadline() == -math.inf:
-                    code = CloseReason.GOING_AWAY  # cancelled
-                with trio.CancelScope(shield=True):
-                    await channel.aclose(code)
-
-    async def _shake_hands(self, stream: trio.SocketStream) -> WebSocketChannel | None:
+    async def _listen_to(self, stream: trio.SocketStream) -> tuple[bytes, bytes, str | None] | None:
+        """A request that may come in, what came after it, and the subprotocol to speak."""
         try:
             _keep_alive(stream)
             head, early = await read_head(stream)
-            protocol, request = parse_head(head)
-            subprotocol = self._admit(request)
-            await stream.send_all(protocol.send(AcceptConnection(subprotocol=subprotocol)))
+            return head, early, self._admit(parse_head(head))
         except Refused as refused:
             await turn_away(stream, refused)
-            return None
         except (trio.BrokenResourceError, OSError):
-            return None  # gone before it was in
-        assert protocol.connection is not None  # it is there once the handshake is accepted
-        protocol.connection.receive_data(early)
-        framing = framing_of(subprotocol, protocol.connection, self._message_bytes_max)
-        principal = f"conn({new_id()})"
-        return WebSocketChannel(
-            stream, protocol.connection, framing, principal=principal, socket=stream
-        )
+            pass  # gone before it was in
+        return None
+
+    async def _serve(
+        self, stream: trio.SocketStream, head: bytes, early: bytes, subprotocol: str | None
+    ) -> None:
+        framing = framing_of(subprotocol, self._message_bytes_max)
+        async with open_wire(stream, head, early) as (wire, nursery):
+            request = await wrap_server_stream(
+                nursery,
+                wire,
+                message_queue_size=0,
+                max_message_size=framing.message_size_max,
+                receive_buffer_size=READ_BYTES,
+            )
+            connection = await request.accept(subprotocol=subprotocol)
+            try:
+                await wire.flush()
+            except trio.BrokenResourceError:
+                return  # gone before it was in
+            principal = f"conn({new_id()})"
+            await self._run(
+                WebSocketChannel(wire, connection, framing, principal=principal, socket=stream)
+            )
+
+    async def _run(self, channel: WebSocketChannel) -> None:
+        code = CloseReason.INTERNAL_ERROR
+        try:
+            await self._handler(channel)
+            code = CloseReason.NORMAL_CLOSURE
+        finally:
+            if trio.current_effective_deadline() == -math.inf:
+                code = CloseReason.GOING_AWAY  # cancelled
+            with trio.CancelScope(shield=True):
+                await channel.aclose(code)
 
     def _admit(self, request: Request) -> str | None:
         """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
@@ -204,51 +216,46 @@ async def connect(
     is none.
     """
     address = Address(url)
-    stream, protocol, subprotocol = await _knock(address, subprotocols, ssl_context)
-    assert protocol.connection is not None  # it is there once the handshake is accepted
-    tcp = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    channel = WebSocketChannel(
-        stream,
-        protocol.connection,
-        framing_of(subprotocol, protocol.connection, message_bytes_max),
-        principal=f"server({address.host}:{address.port})",
-        socket=tcp,
-    )
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(channel.write_control)
+    deadline = trio.current_time() + HANDSHAKE_S
+    tcp, stream = await _reach(address, ssl_context, deadline)
+    # What was agreed on decides what a message may be; until then the larger of the two.
+    message_size_max = framing_of(MCP_STREAMS, message_bytes_max).message_size_max
+    async with open_wire(stream) as (wire, nursery):
+        connection = await ask(
+            wire,
+            nursery,
+            address,
+            subprotocols,
+            message_size_max=message_size_max,
+            deadline=deadline,
+        )
+        channel = WebSocketChannel(
+            wire,
+            connection,
+            framing_of(connection.subprotocol, message_bytes_max),
+            principal=f"server({address.host}:{address.port})",
+            socket=tcp,
+        )
         try:
             yield channel
-        except BaseException as error:
-            failure = error  # is raised below, where no nursery makes a group of it
-        with trio.CancelScope(shield=True):
-            await channel.aclose()
-    if failure is not None:
-        try:
-            raise failure
         finally:
-            del failure  # it refers to this frame, and would keep it alive
+            with trio.CancelScope(shield=True):
+                await channel.aclose()
 
 
-async def _knock(
-    address: Address, subprotocols: Sequence[str], ssl_context: ssl.SSLContext | None
-) -> tuple[ClientStream, WSConnection, str | None]:
-    """Connect and shake hands. Whatever goes wrong becomes an `OSError` with a sentence."""
-    try:
-        with trio.fail_after(HANDSHAKE_S):
-            tcp = await trio.open_tcp_stream(address.host, address.port)
-            try:
-                _keep_alive(tcp)
-                stream = await secure(tcp, address, ssl_context) if address.is_tls else tcp
-                protocol, accepted = await ask(stream, address, subprotocols)
-            except BaseException:
-                await trio.aclose_forcefully(tcp)
+async def _reach(
+    address: Address, ssl_context: ssl.SSLContext | None, deadline: float
+) -> tuple[trio.SocketStream, ClientStream]:
+    """Connect, as far as TLS. Whatever goes wrong becomes an `OSError` with a sentence."""
+    with trio.CancelScope(deadline=deadline):
+        tcp = await trio.open_tcp_stream(address.host, address.port)
+        try:
+            _keep_alive(tcp)
+            return tcp, await secure(tcp, address, ssl_context) if address.is_tls else tcp
+        except BaseException as error:
+            await trio.aclose_forcefully(tcp)
+            if not isinstance(error, trio.BrokenResourceError):
                 raise
-            return stream, protocol, accepted.subprotocol
-    except trio.TooSlowError:
-        raise TimeoutError(f"{address.url}: no answer within {HANDSHAKE_S:g} s") from None
-    except trio.BrokenResourceError as error:
-        why = error.__cause__ or "the server hung up during the handshake"
-        raise ConnectionResetError(f"{address.url}: {why}") from error
-    except (RemoteProtocolError, ValueError) as error:
-        raise ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}") from error
+            why = error.__cause__ or "the server hung up during the handshake"
+            raise ConnectionResetError(f"{address.url}: {why}") from error
+    raise too_late(address)
