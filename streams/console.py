@@ -18,7 +18,6 @@ def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
     )
 
 

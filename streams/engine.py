@@ -33,6 +33,7 @@ log = structlog.get_logger()
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
 
 FENCE_FIRST: Final = 1  # a claim gives a record the next one
+RESTORE_S: Final = 5.0  # a journal that takes nothing does not keep the server from starting
 # The steps of a shutdown: 4 s together with the channels' own farewells.
 COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
@@ -237,6 +238,9 @@ class Engine:
             self._restore(record)
         nursery.start_soon(self._commit)
         nursery.start_soon(self._deadlines.run)
+        # Whoever asks first shall hear how it ended, not that it still runs.
+        with trio.move_on_after(RESTORE_S):
+            await self._committer.settle()
 
     async def _commit(self) -> None:
         with self._committing:

@@ -151,6 +151,38 @@ async def test_a_violation_is_answered_with_its_close_code(
     assert received == [b'"before"']
 
 
+async def test_a_violation_is_named_whatever_the_sender_is_doing() -> None:
+    async def talk_and_listen(channel: Channel) -> None:
+        async def talk() -> None:
+            while True:
+                await channel.send(b"{}\n")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            with contextlib.suppress(trio.EndOfChannel):
+                while True:
+                    await channel.receive()
+            nursery.cancel_scope.cancel()
+
+    for _ in range(20):
+        async with bare(talk_and_listen) as (stream, connection):
+            await stream.send_all(b"\x81\x82" + MASK + b"\xff\xfe")
+            assert close_code(await events_to_the_end(stream, connection)) == 1007
+
+
+async def test_a_cancelled_send_is_followed_by_a_farewell_alone() -> None:
+    async def give_up(channel: Channel) -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await channel.send(b"{}\n")
+        assert not channel.is_writable()
+        with pytest.raises(trio.BrokenResourceError):
+            await channel.send(b"{}\n")
+
+    async with bare(give_up) as (stream, connection):
+        assert close_code(await events_to_the_end(stream, connection)) == 1001
+
+
 @pytest.mark.parametrize("subprotocol", [MCP, MCP_STREAMS])
 @pytest.mark.parametrize("data", ["x" * 50 * LIMIT, "é" * (LIMIT // 2) + "x"])
 async def test_a_message_above_the_limit_in_bytes_closes_with_1009(

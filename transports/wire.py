@@ -184,6 +184,11 @@ class Wire(trio.abc.Stream):
             self.put(Connection(role).send(CloseConnection(code=code, reason=reason)))
         self.end()
 
+    def cut_short(self) -> None:
+        """Nothing may follow what has been put but a Close frame, which says whose fault it is."""
+        self._look_for_a_violation()
+        self.fail(CloseReason.GOING_AWAY, "interrupted")
+
     async def flush(self) -> None:
         """Write all that is pending; when this returns it is the operating system's.
 
@@ -193,6 +198,7 @@ class Wire(trio.abc.Stream):
         async with self._writing:
             if self._is_torn:
                 raise trio.BrokenResourceError("the peer is gone")
+            await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
             data = b"".join(self._pending) + self._pong
             self._pending.clear()
             self._pong = b""

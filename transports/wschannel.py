@@ -80,7 +80,7 @@ class WebSocketChannel:
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
         except BaseException:
-            await self._wire.hang_up()  # perhaps some of the lines are out
+            self._wire.cut_short()  # perhaps some of the lines are out
             raise
 
     async def ping(self) -> bool:
