@@ -1,0 +1,53 @@
+"""One HTTP request and its response, as the endpoint sees them: no socket and no framework.
+
+A listener (`transports.http`) reads the request, body and all, and hands it over with a `Responder`.
+An ASGI application could do the same.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A whole request. Names of `headers` are lower-case; what came twice is joined by ", "."""
+
+    method: str
+    path: str  # without the query
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Responder(Protocol):
+    """Where the response goes: either `respond` once, or `start`, any number of `write`, `finish`.
+
+    All but the last two properties raise `trio.BrokenResourceError` when the peer is gone. One
+    caller at a time; a cancelled call leaves half a response, so the connection closes.
+    """
+
+    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        """Send a whole response; the length of `body` is announced here."""
+
+    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+        """Begin a response whose length nobody knows; head and `first` go out in one write."""
+
+    async def write(self, data: bytes) -> None:
+        """Send more of it; when this returns it is the operating system's."""
+
+    async def finish(self) -> None:
+        """End it; the connection may be used again."""
+
+    async def gone(self) -> None:
+        """Wait until the peer has hung up, which counts however politely it does so."""
+
+    def is_open(self) -> bool:
+        """Whether the peer may still read; once False, always False."""
+
+    def unsent_bytes(self) -> int | None:
+        """Bytes that were written but not yet taken by the peer; None where nobody can tell."""
+
+
+Endpoint = Callable[[Request, Responder], Awaitable[None]]
