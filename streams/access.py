@@ -12,12 +12,14 @@ from typing import Final
 import structlog
 import trio
 
-from streams.connection import Connection, Delivery
+from streams.connection import Connection
+from streams.delivery import Delivery
 from streams.dialects import Announcement, Dialect, Poll, PollAll, Resume, Standing
 from streams.errors import INVALID_PARAMS, Refusal, refusal
 from streams.keys import Keyring
 from streams.messages import Message, RequestId
 from streams.registry import Registry
+from streams.session import Session
 from streams.stream import Answer, Stream
 
 log = structlog.get_logger()
@@ -68,21 +70,23 @@ class Access:
 
         Raises `Refusal` where the stream is not there for this client, or not from this cursor on.
         """
-        stream = self._find(connection, intent.stream, intent.token)
+        session = connection.session
+        stream = self._find(session, intent.stream, intent.token)
         state = stream.state
-        _check_cursor(stream, intent.after)
-        if {stream.request_id, reply_id} & connection.taken or stream.request_id == reply_id:
+        given = connection.cursor_of(stream.id) if intent.after is None else intent.after
+        _check_cursor(stream, given)
+        if {stream.request_id, reply_id} & session.taken or stream.request_id == reply_id:
             raise refusal("id_in_use")
         self._check_early(stream)
         if stream.delivery is not None:
             stream.delivery.end("superseded")
-        if intent.after is not None:
-            stream.deliver(intent.after)
-        after = state.delivered if intent.after is None else intent.after
+        if given is not None:
+            stream.deliver(given)
+        after = state.delivered if given is None else given
         preamble = self.announcements(stream, speaks) if after == 0 else []
         # An answer is still wanted, whatever the cursor says.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.note_asked(connection, after)
+        stream.note_asked(session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -94,23 +98,21 @@ class Access:
             )
         )
 
-    def poll(self, connection: Connection, intent: Poll) -> Standing:
+    def poll(self, session: Session, intent: Poll) -> Standing:
         """How a stream stands. Raises `Refusal` as `resume` does."""
-        stream = self._find(connection, intent.stream, intent.token)
+        stream = self._find(session, intent.stream, intent.token)
         _check_cursor(stream, intent.after)
         self._check_early(stream)
         return self._stand(stream, intent.after)
 
-    def poll_all(
-        self, connection: Connection, intent: PollAll
-    ) -> tuple[list[Standing], str | None]:
+    def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Standing], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
         cursor = _CURSOR.fullmatch("after-0" if intent.cursor is None else intent.cursor)
         if cursor is None:
             raise Refusal(
                 INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
             )
-        streams, more = self._streams.page(connection.principal, int(cursor[1]), PAGE)
+        streams, more = self._streams.page(session.principal, int(cursor[1]), PAGE)
         next_cursor = f"after-{streams[-1].number}" if more else None
         return [self._stand(stream) for stream in streams], next_cursor
 
@@ -125,10 +127,10 @@ class Access:
             has_error=flags.has_error,
         )
 
-    def _find(self, connection: Connection, stream_id: str, token: str | None) -> Stream:
+    def _find(self, session: Session, stream_id: str, token: str | None) -> Stream:
         stream = self._streams.get(stream_id)
         if token is None:
-            is_theirs = stream is not None and stream.record.principal == connection.principal
+            is_theirs = stream is not None and stream.record.principal == session.principal
         else:
             # "Servers should validate that clients have appropriate permissions to resume streams"
             is_theirs = self._keyring.is_token_of(stream_id, token)
@@ -144,13 +146,13 @@ class Access:
         if early_s > 0 and self._enforce_min:
             raise refusal("too_early", retryAfter=math.ceil(early_s))
 
-    def ack(self, connection: Connection, stream_id: str, seq: int) -> None:
+    def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has; what is not its to confirm is dropped."""
         stream = self._streams.get(stream_id)
-        if stream is None or not connection.confirm(stream, seq):
+        if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
-    def answer(self, connection: Connection, message: Message) -> None:
+    def answer(self, session: Session, message: Message) -> None:
         """A response of the client to a request of ours: the first one counts."""
         request_id = message.id if isinstance(message.id, str) else ""
         answer = self._answers.get(request_id)
@@ -159,18 +161,18 @@ class Access:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
-        if stream.record.principal != connection.principal and connection not in answer.asked:
+        if stream.record.principal != session.principal and session not in answer.asked:
             log.warning("an answer from a stranger was dropped", stream=stream.id[:8])
             return
         # At once, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]
-        if not connection.settings.positions:
+        if not session.settings.positions:
             stream.deliver(question.seq)
         answer.give(message)
 
-    def cancel(self, connection: Connection, request_id: RequestId) -> None:
+    def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
-        deliveries = list(connection.deliveries.values())
+        deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
                 delivery.drop()

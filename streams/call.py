@@ -1,6 +1,6 @@
 """What a tool is given besides its arguments: the call, to talk to the client meanwhile."""
 
-from typing import Any, Final, Literal, get_args
+from typing import Any
 
 import msgspec
 import trio
@@ -10,20 +10,8 @@ from streams.errors import CallFailed
 from streams.keys import new_request_id
 from streams.lifecycle import ProgressToken
 from streams.messages import RequestId
+from streams.session import LEVELS, LogLevel, Session
 from streams.stream import Stream
-
-LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
-LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
-
-
-class Audience:
-    """What the connection that made a call has said of itself; it may change any time."""
-
-    __slots__ = ("capabilities", "level")
-
-    def __init__(self) -> None:
-        self.capabilities: dict[str, Any] = {}
-        self.level: str = LEVELS[0]
 
 
 class _ErrorBody(msgspec.Struct):
@@ -45,12 +33,12 @@ class Call:
         stream: Stream,
         *,
         tool: str,
-        audience: Audience,
+        session: Session,
         progress_token: ProgressToken | None,
     ) -> None:
         self._stream = stream
         self._tool = tool
-        self._audience = audience
+        self._session = session
         self._progress_token = progress_token
 
     @property
@@ -81,7 +69,7 @@ class Call:
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""
-        if LEVELS.index(level) < LEVELS.index(self._audience.level):
+        if LEVELS.index(level) < LEVELS.index(self._session.level):
             await trio.lowlevel.checkpoint()
             return
         params = {"level": level, "logger": logger or self._tool, "data": data}

@@ -7,20 +7,19 @@ switch-over, so there is no gap.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Final
 
-import structlog
 import trio
 
-from streams import dialects, messages
-from streams.dialects import Dialect, Settings
-from streams.errors import Refusal, Unavailable, refusal
+from streams import dialects
+from streams.delivery import Delivery
+from streams.errors import Unavailable
+from streams.framing import NUMBERED, PLAIN, Framing
 from streams.journal import Journal
-from streams.messages import Channel, RequestId, Run
+from streams.messages import Channel, Run
+from streams.session import Session
 from streams.stream import Stream
-
-log = structlog.get_logger()
 
 WRITE_BYTES: Final = 256 * 1024  # more in one write gains nothing, and delays other streams
 RUNS_BYTES_MAX: Final = WRITE_BYTES - 4096  # of them all, so that there is room for the headers
@@ -38,95 +37,12 @@ SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this ti
 BELIEF_S: Final = 120.0
 
 
-class Delivery:
-    """One stream on its way over one connection."""
+CursorOf = Callable[[str], int | None]
 
-    __slots__ = (
-        "connection",
-        "dialects",
-        "is_over",
-        "position",
-        "preamble",
-        "reply_id",
-        "stream",
-        "written",
-    )
 
-    def __init__(
-        self,
-        stream: Stream,
-        connection: "Connection",
-        *,
-        after: int,
-        preamble: Sequence[bytes],
-        speaks: tuple[Dialect, ...],
-        reply_id: RequestId | None = None,
-    ) -> None:
-        self.stream = stream
-        self.connection = connection
-        self.position = after  # handed to the sender
-        self.written = after
-        self.preamble = b"".join(preamble)
-        self.dialects = speaks
-        self.reply_id = reply_id  # of the resume; None for the originating request's own delivery
-        self.is_over = False
-
-    @property
-    def taken_ids(self) -> set[RequestId]:
-        """The request ids that stand for something else on this connection until this is over."""
-        taken: set[RequestId] = set()
-        if self.reply_id is not None:
-            taken.add(self.reply_id)
-        if self.reply_id is None or not self.connection.settings.positions:
-            taken.add(self.stream.request_id)
-        return taken
-
-    def coda(self) -> bytes:
-        """What follows the final response."""
-        lines = [dialect.end(self.stream.id) for dialect in self.dialects]
-        if self.reply_id is not None:
-            lines.append(dialects.resumed(self.reply_id, "completed"))
-        return b"".join(lines)
-
-    def end(self, reason: str) -> None:
-        """Let go of the stream and tell the client why: `superseded` or `released`."""
-        if self.reply_id is not None:
-            self._close(dialects.resumed(self.reply_id, reason))
-        elif reason == "superseded":
-            self._close(messages.error(self.stream.request_id, refusal(reason)))
-        else:
-            self._close(b"")
-
-    def fail(self, refused: Refusal) -> None:
-        """Let go of the stream with an error for whoever waits for it."""
-        waiting = self.stream.request_id if self.reply_id is None else self.reply_id
-        self._close(messages.error(waiting, refused))
-
-    def let_go(self) -> bool:
-        """Let the client come back for this stream when it likes; False where that would cost
-        others.
-
-        A resume can be told so; an original call is let go with its whole connection.
-        """
-        if self.reply_id is not None:
-            self.end("released")
-            return True
-        everyone = self.connection.deliveries.values()
-        if not all(delivery.stream.record.is_announced for delivery in everyone):
-            return False
-        self.connection.hang_up()
-        return True
-
-    def drop(self) -> None:
-        """Let go of the stream and say nothing."""
-        self._close(b"")
-
-    def _close(self, farewell: bytes) -> None:
-        if not self.is_over:
-            self.connection.forget(self)
-            if farewell:
-                self.connection.reply(farewell)
-        self.stream.detach(self)
+def no_cursor(stream_id: str) -> int | None:
+    """Where nothing but a request's own params says up to where the client has a stream."""
+    return None
 
 
 class _Write:
@@ -140,20 +56,34 @@ class _Write:
         self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
 
     def add(self, line: bytes) -> None:
-        self.lines.append(line)
+        if line:
+            self.lines.append(line)
         self.size += len(line)
 
 
 class Connection:
     """Everything that is on its way to one peer. `run` it for as long as the connection lasts."""
 
-    def __init__(self, channel: Channel, journal: Journal) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        journal: Journal,
+        session: Session | None = None,
+        *,
+        framing: Framing | None = None,
+        cursor_of: CursorOf = no_cursor,
+    ) -> None:
+        """With a `session` this is the response to one of its requests, `framing` what it is
+        written in, and `cursor_of` what the request's headers say of a stream.
+        """
         self.channel = channel
-        self.principal = channel.principal
-        self.settings = Settings()
+        self.session = session or Session(channel.principal)
+        self.is_response = session is not None
+        self.cursor_of = cursor_of
         self.deliveries: dict[str, Delivery] = {}
-        self.taken: set[RequestId] = set()
-        self.unconfirmed: dict[Stream, int] = {}  # what was written of announced streams
+        # What was written of streams whose client confirms nothing, and may be proved to be read.
+        self.unproved: dict[Stream, int] = {}
+        self._framing_given = framing
         self._journal = journal
         self._ready: dict[Delivery, None] = {}
         self._finishing: list[Delivery] = []  # all of it is in the write that is under way
@@ -169,18 +99,31 @@ class Connection:
         # (when its queue was seen empty, what had been written by then), where nothing can be asked
         self._emptied: deque[tuple[float, dict[Stream, int]]] = deque()
 
+    @property
+    def has_event_ids(self) -> bool:
+        """Whether whoever reads this can come back for what follows, announced or not."""
+        return self._framing.has_ids
+
+    @property
+    def _framing(self) -> Framing:
+        if self._framing_given is not None:
+            return self._framing_given
+        return NUMBERED if self.session.settings.positions else PLAIN
+
     # What goes out
 
     def reply(self, line: bytes) -> None:
         """Send a line that belongs to no stream."""
-        self._outbox.append(line)
-        self._outbox_bytes += len(line)
+        framed = self._framing.line(line)
+        self._outbox.append(framed)
+        self._outbox_bytes += len(framed)
         self._has_work.set()
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
         self.deliveries[delivery.stream.id] = delivery
-        self.taken |= delivery.taken_ids
+        self.session.attach(delivery)
+        self._framing.attached(delivery)
         delivery.stream.attach(delivery)
         self.wake(delivery)
 
@@ -194,7 +137,7 @@ class Connection:
         """Stop delivering; what is being written is written."""
         delivery.is_over = True
         self.deliveries.pop(delivery.stream.id, None)
-        self.taken -= delivery.taken_ids
+        self.session.detach(delivery)
         self._ready.pop(delivery, None)
         self._stir()
 
@@ -203,12 +146,12 @@ class Connection:
         while self._outbox_bytes > OUTBOX_BYTES_MAX:
             await self._moved.wait()
 
-    async def drained(self) -> None:
+    async def drained(self, *, look_every_s: float = LOOK_EVERY_S) -> None:
         """Wait until all that is owed is written, or there is nobody to take it."""
         while self.deliveries or self._outbox or self._is_writing:
             if not self.channel.is_writable():
                 return
-            with trio.move_on_after(LOOK_EVERY_S):
+            with trio.move_on_after(look_every_s):
                 await self._moved.wait()
 
     # While it lasts
@@ -233,7 +176,7 @@ class Connection:
         for delivery in list(self.deliveries.values()):
             delivery.drop()
         self._finish()
-        self.unconfirmed.clear()
+        self.unproved.clear()
         self._emptied.clear()
 
     async def _send_forever(self) -> None:
@@ -266,42 +209,60 @@ class Connection:
         return write
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
-        stream = delivery.stream
-        if delivery.preamble and stream.is_recorded:
-            write.add(delivery.preamble)
-            delivery.preamble = b""
+        state = delivery.stream.state
         run = None
-        if delivery.position < stream.state.durable:
-            run = await self._journal.read(stream.id, delivery.position, bytes_max=share)
-        if delivery.is_over:
+        if delivery.position < state.durable:
+            run = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
+        if delivery.is_over or not delivery.may_open:
             return
+        if not delivery.is_open:
+            self._open(delivery, run, write)
+        response = None
         if run is not None:
-            if self.settings.positions:
-                write.add(dialects.position(stream.id, run))
-            write.add(run.body)
-            write.runs.append((delivery, run.last))
-            self._hand_over(delivery, run)
-        if stream.state.is_finished(delivery.position):
-            write.add(delivery.coda())
-            self._finishing.append(delivery)
-            self.forget(delivery)
-        elif delivery.position < stream.state.durable:
+            response = self._hand_over(delivery, run, write)
+        if state.is_finished(delivery.position):
+            self._conclude(delivery, response, write)
+        elif delivery.position < state.durable:
             self._ready[delivery] = None
 
-    def _hand_over(self, delivery: Delivery, run: Run) -> None:
-        """The run goes into the next write; an ack of it may come before that has returned."""
+    def _open(self, delivery: Delivery, run: Run | None, write: _Write) -> None:
+        delivery.is_open = True
+        is_lone = run is not None and delivery.is_lone(run)
+        write.add(self._framing.opening(delivery, is_lone=is_lone))
+        stream = delivery.stream
+        is_told = bool(delivery.dialects) or self.has_event_ids
+        stream.is_reachable = stream.record.is_announced and is_told
+
+    def _hand_over(self, delivery: Delivery, run: Run, write: _Write) -> bytes | None:
+        """Put the run into the write, but for a final response that is to be embedded."""
+        stream, shown, response = delivery.stream, run, None
+        if delivery.embeds_response and stream.state.is_finished(run.last):
+            shown, response = run.without_last()
+        if shown.count:
+            for part in self._framing.run(delivery, shown):
+                write.add(part)
+        write.runs.append((delivery, run.last))
         delivery.position = run.last
-        if self.settings.positions:
-            self.unconfirmed[delivery.stream] = run.last
-        delivery.stream.wrote(run)
-        delivery.stream.note_asked(self, run.last)
+        # An ack of it may come before the write has returned.
+        stream.wrote(run)
+        stream.note_asked(self.session, run.last)
+        return response
+
+    def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
+        for dialect in delivery.dialects:
+            write.add(self._framing.line(dialect.end(delivery.stream.id)))
+        if delivery.reply_id is not None:
+            reply = dialects.resumed(delivery.reply_id, "completed", response)
+            write.add(self._framing.reply(delivery, reply))
+        self._finishing.append(delivery)
+        self.forget(delivery)
 
     def _note(self, write: _Write) -> None:
         """The write is out. Only now may a pong be taken for a proof that it was read."""
         for delivery, seq in write.runs:
             delivery.written = seq
-            if delivery.stream.record.is_announced and not self.settings.positions:
-                self.unconfirmed[delivery.stream] = seq
+            if delivery.stream.record.is_announced and self._may_prove:
+                self.unproved[delivery.stream] = seq
             delivery.stream.notify()
         self._finish()
         self._stir()
@@ -316,18 +277,6 @@ class Connection:
         self._moved = trio.Event()
 
     # What comes back
-
-    def confirm(self, stream: Stream, seq: int) -> bool:
-        """An ack of a client that counts; False where it is not for this connection to give."""
-        follower = stream.delivery
-        is_ours = follower is None or follower.connection is self
-        is_written = seq <= self.unconfirmed.get(stream, -1)
-        if not (self.settings.positions and is_ours and is_written):
-            return False
-        stream.deliver(seq)
-        if stream.state.is_drained:
-            self.unconfirmed.pop(stream, None)
-        return True
 
     def heard(self) -> None:
         """The peer sent something."""
@@ -349,8 +298,8 @@ class Connection:
 
     async def _watch_forever(self) -> None:
         while True:
-            await trio.sleep(SETTLE_S if self._wants_proof else PING_EVERY_S)
-            marks = {} if self.settings.positions else dict(self.unconfirmed)
+            await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
+            marks = dict(self.unproved)
             has_pong = None
             with trio.move_on_after(SILENCE_S):
                 has_pong = await self.channel.ping()
@@ -363,8 +312,12 @@ class Connection:
             self._check_silence(is_asked=has_pong is None)
 
     @property
-    def _wants_proof(self) -> bool:
-        return bool(self.unconfirmed) and not self.settings.positions
+    def _may_prove(self) -> bool:
+        """Whether signs of life on this connection tell what was read.
+
+        A client with positions says so itself. An HTTP response is followed by none.
+        """
+        return not (self.session.settings.positions or self.is_response)
 
     def _look_at_queue(self, marks: dict[Stream, int]) -> None:
         if not marks or self.channel.unsent_bytes() != 0:
@@ -380,8 +333,8 @@ class Connection:
 
     def _forget_marks(self, marks: dict[Stream, int]) -> None:
         for stream, seq in marks.items():
-            if self.unconfirmed.get(stream) == seq:  # else more was written since
-                del self.unconfirmed[stream]
+            if self.unproved.get(stream) == seq:  # else more was written since
+                del self.unproved[stream]
 
     def _check_silence(self, *, is_asked: bool) -> None:
         # A peer that was given nothing to take and asked nothing is not silent.

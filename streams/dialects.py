@@ -56,9 +56,6 @@ class Ack(msgspec.Struct, frozen=True):
     seq: int
 
 
-Intent = Resume | Poll | PollAll
-
-
 class Announcement(msgspec.Struct, frozen=True):
     """What a client needs to come back to a stream."""
 
@@ -83,7 +80,8 @@ class Dialect(msgspec.Struct, frozen=True):
     """One proposal: how its words are read and written."""
 
     capability: str
-    intents: Mapping[str, Callable[[msgspec.Raw], Intent]]
+    resumes: Mapping[str, Callable[[msgspec.Raw], Resume]]
+    questions: Mapping[str, Callable[[msgspec.Raw], Poll | PollAll]]
     announce: Callable[[Announcement], bytes]
     end: Callable[[str], bytes]
 
@@ -152,26 +150,36 @@ def _end(stream: str) -> bytes:
 
 STREAMS: Final = Dialect(
     capability="streams",
-    intents={RESUME: _resume, POLL: _poll, POLL_ALL: _poll_all},
+    resumes={RESUME: _resume},
+    questions={POLL: _poll, POLL_ALL: _poll_all},
     announce=_announce,
     end=_end,
 )
 
 DIALECTS: Final[dict[str, Dialect]] = {"streams": STREAMS}
 
-INTENTS: Final[dict[str, Callable[[msgspec.Raw], Intent]]] = {
-    method: read for dialect in DIALECTS.values() for method, read in dialect.intents.items()
+RESUMES: Final[dict[str, Callable[[msgspec.Raw], Resume]]] = {
+    method: read for dialect in DIALECTS.values() for method, read in dialect.resumes.items()
+}
+QUESTIONS: Final[dict[str, Callable[[msgspec.Raw], Poll | PollAll]]] = {
+    method: read for dialect in DIALECTS.values() for method, read in dialect.questions.items()
 }
 
 
 def speakers_of(method: str) -> tuple[Dialect, ...]:
-    """The dialects that have this method: who uses it speaks them, declared or not."""
-    return tuple(dialect for dialect in DIALECTS.values() if method in dialect.intents)
+    """The dialects that resume by this method: who uses it speaks them, declared or not."""
+    return tuple(dialect for dialect in DIALECTS.values() if method in dialect.resumes)
 
 
-def resumed(request_id: RequestId, ended: str) -> bytes:
-    """The reply to a resume, which says why this delivery is over."""
-    return messages.result(request_id, {"_meta": {"mcp-streams/ended": ended}})
+def resumed(request_id: RequestId, ended: str, response: bytes | None = None) -> bytes:
+    """The reply to a resume, which says why this delivery is over.
+
+    `response` is the stream's final response, where that is not sent on its own.
+    """
+    meta: dict[str, Any] = {"mcp-streams/ended": ended}
+    if response is not None:
+        meta["mcp-streams/response"] = msgspec.Raw(response.rstrip(b"\n"))
+    return messages.result(request_id, {"_meta": meta})
 
 
 # Our own extension
@@ -182,17 +190,19 @@ class Settings(msgspec.Struct, frozen=True):
 
     dialects: tuple[Dialect, ...] = ()
     positions: bool = False
+    replay_response: bool = False
 
 
-class _Extension(msgspec.Struct):
+class _Extension(msgspec.Struct, rename="camel"):
     dialects: tuple[str, ...] = ("streams",)
     positions: bool = False
+    replay_response: bool = False
 
 
 def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
     names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
-    positions = False
+    positions = replay_response = False
     for place in ("experimental", "extensions"):
         extensions = capabilities.get(place)
         if isinstance(extensions, dict) and EXTENSION in extensions:
@@ -203,9 +213,10 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
                 raise Refusal(INVALID_PARAMS, f"Bad settings in {where}: {error}.") from None
             names += chosen.dialects
             positions |= chosen.positions
+            replay_response |= chosen.replay_response
     # A dialect that this server does not speak is not an error: the client sees what is announced.
     known = tuple(dialect for name, dialect in DIALECTS.items() if name in names)
-    return Settings(known, positions)
+    return Settings(known, positions, replay_response)
 
 
 def advertisement() -> dict[str, Any]:

@@ -16,15 +16,18 @@ from streams import messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
-from streams.connection import Connection, Delivery
+from streams.connection import Connection, CursorOf, no_cursor
 from streams.deadlines import Deadlines
+from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.framing import Framing
 from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
 from streams.lifecycle import Event
 from streams.limits import Limits
 from streams.messages import Channel, RequestId
 from streams.registry import Registry
+from streams.session import Session
 from streams.stream import Answer, Overflow, Stream
 
 log = structlog.get_logger()
@@ -88,19 +91,20 @@ class Engine:
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check()
-        for forgotten in self._streams.make_room(connection.principal):
+        principal = connection.session.principal
+        for forgotten in self._streams.make_room(principal):
             self._forget(forgotten)
         # "max: 0" is not resumable, so there is nothing to announce.
-        dialects = connection.settings.dialects if max_s > 0 else ()
+        dialects = connection.session.settings.dialects if max_s > 0 else ()
         record = Record(
             stream=new_id(),
-            principal=connection.principal,
+            principal=principal,
             origin=request,
             min_s=min_s,
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=bool(dialects),
+            is_announced=max_s > 0 and (bool(dialects) or connection.has_event_ids),
         )
         stream = self._hold(record, overflow)
         self._committer.add(Create(record))
@@ -144,7 +148,7 @@ class Engine:
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its connection, or its client has all of it."""
-        if stream.delivery is None and not stream.record.is_announced:
+        if stream.delivery is None and not stream.is_reachable:
             self._drop(stream)
         else:
             if stream.state.is_drained:
@@ -195,12 +199,21 @@ class Engine:
     # The engine's own life
 
     @asynccontextmanager
-    async def connect(self, channel: Channel) -> AsyncIterator[Connection]:
+    async def connect(
+        self,
+        channel: Channel,
+        session: Session | None = None,
+        *,
+        framing: Framing | None = None,
+        cursor_of: CursorOf = no_cursor,
+    ) -> AsyncIterator[Connection]:
         """A connection, for the length of a block; then what is owed is written, and it is closed.
 
-        The block is cancelled when the connection fails.
+        The block is cancelled when the connection fails. `Connection` says what the rest is for.
         """
-        connection = Connection(channel, self._journal)
+        connection = Connection(
+            channel, self._journal, session, framing=framing, cursor_of=cursor_of
+        )
         self._connections.add(connection)
         self._stir()
         try:

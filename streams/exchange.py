@@ -1,7 +1,7 @@
 """One HTTP request and its response, as the endpoint sees them: no socket and no framework.
 
-A listener (`transports.http`) reads the request, body and all, and hands it over with a `Responder`.
-An ASGI application could do the same.
+A listener (`transports.http`) reads the request, body and all, and hands it over with a
+`Responder`. An ASGI application could do the same.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

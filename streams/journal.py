@@ -1,21 +1,23 @@
 """What the engine needs from storage, and the rules that every storage shares.
 
-A journal keeps a `Record` for each stream and its lines as `Run`s. All writing is one verb,
-`commit`: many changes to many streams in one durable step. What a change does to a record is
-decided here, in `apply`, so that no backend repeats it; a backend stores records and bodies.
-Repeating a commit whose outcome is unknown is always safe.
+A journal keeps a `Record` for each stream and its lines as `Run`s, and for each session over HTTP,
+which outlives connections and the server, a `SessionRecord` and the `Grant`s of the session. All
+writing is one verb, `commit`: many changes in one durable step. What a change does is decided here,
+in `apply` and `apply_to_sessions`, so that no backend repeats it; a backend stores records, bodies
+and grants. Repeating a commit whose outcome is unknown is always safe.
 
-Only the process that holds a stream's lease (its record's `fence`) may change it.
+Only the process that holds a stream's lease (its record's `fence`) may change it. Sessions have no
+lease: they belong to the process that owns the journal.
 """
 
 import enum
-from collections.abc import Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Final, Protocol
 
 import msgspec
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
-from streams.messages import Run
+from streams.messages import RequestId, Run
 
 # Runs are stored in pieces of this size, so that it costs little to read from the middle of one.
 # Four of them, and the header ahead of them, make one write of 256 KiB.
@@ -60,6 +62,30 @@ class Record(msgspec.Struct, frozen=True):
     def is_tombstone(self) -> bool:
         """Whether all that is left is the memory of how it ended."""
         return self.outcome in (Outcome.ABANDONED, Outcome.CANCELLED)
+
+
+class SessionRecord(msgspec.Struct, frozen=True):
+    """What is known of one session over HTTP."""
+
+    key: str  # a hash of the session's id, which is a secret and never stored
+    principal: str
+    revision: str  # of MCP
+    capabilities: bytes  # JSON, from the client's `initialize`
+    level: str  # the least severe log messages that the client wants
+    seen_at: float  # wall time, seconds since 1970
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """That a session may continue a delivery of a stream, by the event ids of that delivery.
+
+    `delivery` tells it from the others of its session. It is the response to the resume whose id is
+    `reply_id`, and keeps that id's JSON type: `"1"` is not `1`.
+    """
+
+    session: str  # the key of the session's record
+    delivery: str
+    stream: str
+    reply_id: RequestId
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -107,11 +133,53 @@ class Forget(msgspec.Struct, frozen=True):
     fence: int
 
 
-Change = Create | Append | Ack | Close | Forget
+class _OfSession(msgspec.Struct, frozen=True):
+    """What tells changes of sessions from those of streams, at the cost of one look: `isinstance`
+    would slow down every append.
+    """
+
+    stream: ClassVar[None] = None
+
+
+class SaveSession(_OfSession, frozen=True):
+    """A new session, or the record that takes the place of its former one; its grants stay."""
+
+    record: SessionRecord
+
+
+class DropSession(_OfSession, frozen=True):
+    """Nothing of the session is kept, nor are its grants."""
+
+    key: str
+
+
+class SaveGrant(_OfSession, frozen=True):
+    """A new grant, or what takes the place of the session's former grant of that delivery.
+
+    Nothing is kept where the session or the stream is not there: nobody could use it, and nothing
+    would ever drop it. A tombstone is there: who comes for its delivery is told how it ended.
+    """
+
+    grant: Grant
+
+
+class DropGrant(_OfSession, frozen=True):
+    """The session has no such delivery to continue any more."""
+
+    session: str
+    delivery: str
+
+
+StreamChange = Create | Append | Ack | Close | Forget
+SessionChange = SaveSession | DropSession | SaveGrant | DropGrant
+Change = StreamChange | SessionChange
 
 
 class Journal(Protocol):
-    """Storage for streams. All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal)."""
+    """Storage for streams and sessions.
+
+    All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal).
+    """
 
     async def claim(self) -> Sequence[Record]:
         """Take over every stream: each record is given a new fence, older leases are void.
@@ -123,8 +191,12 @@ class Journal(Protocol):
         """Apply the changes in order and make them durable, all in one step.
 
         A change that its stream's record does not allow changes nothing and is answered with its
-        error (`Gone`, `Fenced`, `Ended`, `Conflict`); the others are applied.
+        error (`Gone`, `Fenced`, `Ended`, `Conflict`); the others are applied. A change of a session
+        is answered with None, always.
         """
+
+    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        """Every session and every grant, each in the order in which they were last saved."""
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """The durable lines that follow `after`, as one run; None where there are none.
@@ -137,7 +209,7 @@ class Journal(Protocol):
         """Finish what was begun and let go of the storage."""
 
 
-def apply(record: Record | None, change: Change) -> Record | None:
+def apply(record: Record | None, change: StreamChange) -> Record | None:
     """What `change` makes of `record`; None where nothing is left. A repeated change changes
     nothing.
 
@@ -185,6 +257,49 @@ def _appended(record: Record, change: Append) -> Record:
         outcome=Outcome.COMPLETED if change.ends_at else Outcome.LIVE,
         ended_at=change.ends_at,
     )
+
+
+class SessionRows(Protocol):
+    """Where a backend keeps sessions and grants. It has no rules: they are `apply_to_sessions` and,
+    for a forgotten stream, `drop_grants_of_stream`.
+    """
+
+    def has_session(self, key: str) -> bool: ...
+
+    def put_session(self, record: SessionRecord) -> None:
+        """Put it last; the one of the same key goes."""
+
+    def drop_session(self, key: str) -> None: ...
+
+    def put_grant(self, grant: Grant) -> None:
+        """Put it last; the one of the same session and delivery goes."""
+
+    def drop_grant(self, session: str, delivery: str) -> None: ...
+
+    def drop_grants_of_session(self, key: str) -> None: ...
+
+    def drop_grants_of_stream(self, stream: str) -> None: ...
+
+
+def apply_to_sessions(
+    rows: SessionRows, change: SessionChange, has_stream: Callable[[str], bool]
+) -> None:
+    """Do to `rows` what `change` says. To drop what is not there changes nothing.
+
+    `has_stream` tells whether there is a record of a stream, at this point of the commit.
+    """
+    match change:
+        case SaveSession():
+            rows.put_session(change.record)
+        case DropSession():
+            rows.drop_grants_of_session(change.key)
+            rows.drop_session(change.key)
+        case SaveGrant():
+            grant = change.grant
+            if rows.has_session(grant.session) and has_stream(grant.stream):
+                rows.put_grant(grant)
+        case DropGrant():
+            rows.drop_grant(change.session, change.delivery)
 
 
 def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Run | None:

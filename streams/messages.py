@@ -42,6 +42,11 @@ class Run(msgspec.Struct, frozen=True):
             start = self.body.index(b"\n", start) + 1
         return Run(seq + 1, self.count - skipped, self.body[start:])
 
+    def without_last(self) -> tuple["Run", bytes]:
+        """This run without its last line, which may leave none, and that line."""
+        start = self.body.rfind(b"\n", 0, -1) + 1
+        return Run(self.seq, self.count - 1, self.body[:start]), self.body[start:]
+
     def split(self, bytes_max: int) -> Iterator["Run"]:
         """This run in pieces of at most `bytes_max` bytes; a longer line is a piece of its own."""
         if len(self.body) <= bytes_max:

@@ -1,4 +1,4 @@
-"""What an MCP peer sees of a server: one connection's conversation.
+"""What an MCP peer sees of a server: one session's conversation.
 
 Nothing here waits for a handler: every message is dealt with at once, and what takes time goes on
 in the engine.
@@ -12,9 +12,8 @@ import structlog
 import trio
 
 from streams import dialects, messages
-from streams.call import LEVELS, Audience
 from streams.connection import Connection
-from streams.dialects import Poll, PollAll, Resume
+from streams.dialects import Poll, Standing
 from streams.engine import Engine, Handler
 from streams.errors import (
     INVALID_PARAMS,
@@ -25,6 +24,7 @@ from streams.errors import (
 )
 from streams.lifecycle import ProgressToken
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.session import LEVELS, Session
 from streams.tools import Tool, error_result
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ log = structlog.get_logger()
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
-MakeHandler = Callable[[Tool, Mapping[str, Any], Audience, ProgressToken | None], Handler]
+MakeHandler = Callable[[Tool, Mapping[str, Any], Session, ProgressToken | None], Handler]
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -66,36 +66,38 @@ class _CallTool(msgspec.Struct):
 
 
 class Peer:
-    """The conversation with one client."""
+    """The conversation with one client, over one connection or one after another."""
 
     def __init__(
-        self, server: "Server", engine: Engine, connection: Connection, handler: MakeHandler
+        self, server: "Server", engine: Engine, session: Session, handler: MakeHandler
     ) -> None:
+        self.session = session
         self._server = server
         self._engine = engine
-        self._connection = connection
         self._handler = handler
-        self._audience = Audience()
-        self._is_initialized = False
         self._requests: dict[str, Callable[[Message], Any]] = {
             "initialize": self._initialize,
             "ping": lambda _: {},
             "tools/list": self._list_tools,
             "logging/setLevel": self._set_level,
+            **dict.fromkeys(dialects.QUESTIONS, self._poll),
         }
         # These answer when they are done, and need the message as it came.
-        self._deliveries: dict[str, Callable[[Message, bytes], None]] = {
+        self._deliveries: dict[str, Callable[[Message, bytes, Connection], None]] = {
             "tools/call": self._call_tool,
-            **dict.fromkeys(dialects.INTENTS, self._serve_intent),
+            **dict.fromkeys(dialects.RESUMES, self._resume),
         }
         self._notifications: dict[str, Callable[[Message], None]] = {
             "notifications/cancelled": self._cancelled,
             dialects.ACK: self._ack,
         }
 
-    async def run(self) -> None:
-        """Listen until the client will send no more."""
-        connection = self._connection
+    def delivers(self, method: str) -> bool:
+        """Whether the answer to a request is a delivery: messages, and the response last."""
+        return method in self._deliveries
+
+    async def run(self, connection: Connection) -> None:
+        """Listen until the client will send no more over this connection."""
         while True:
             try:
                 received = await connection.channel.receive()
@@ -103,78 +105,84 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
-                self._take(incoming)
+                self._hear(incoming, connection)
             await connection.has_room()
 
-    def _take(self, incoming: Incoming) -> None:
+    def _hear(self, incoming: Incoming, connection: Connection) -> None:
+        reply = self._answer(incoming, connection)
+        if reply is not None:
+            connection.reply(reply)
+
+    def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
-            self._refuse(None, refusal("too_large", limit=incoming.limit))
-            return
+            return refused_line(None, refusal("too_large", limit=incoming.limit))
         try:
             message = messages.parse(incoming)
         except Refusal as refused:
-            self._refuse(messages.salvage_id(incoming), refused)
-            return
-        match message.kind:
-            case Kind.REQUEST:
-                self._request(message, incoming)
-            case Kind.NOTIFICATION:
-                self._notification(message)
-            case Kind.RESULT | Kind.ERROR:
-                self._engine.access.answer(self._connection, message)
+            return refused_line(messages.salvage_id(incoming), refused)
+        return self.take(message, incoming, connection)
 
-    def _request(self, message: Message, line: bytes) -> None:
-        request_id = message.id
-        assert isinstance(request_id, int | str)
+    def take(
+        self, message: Message, line: bytes, connection: Connection | None = None
+    ) -> bytes | None:
+        """Deal with a message; the reply to it, where that is here at once.
+
+        `line` is the message as it came. A request that `delivers` needs a connection for it.
+        """
         try:
-            self._serve(request_id, str(message.method), message, line)
+            match message.kind:
+                case Kind.REQUEST:
+                    return self._request(message, line, connection)
+                case Kind.NOTIFICATION:
+                    self._notification(message)
+                case Kind.RESULT | Kind.ERROR:
+                    self._engine.access.answer(self.session, message)
         except Refusal as refused:
-            self._refuse(request_id, refused)
+            request_id = message.id if isinstance(message.id, int | str) else None
+            return refused_line(request_id, refused)
+        return None
 
-    def _serve(self, request_id: RequestId, method: str, message: Message, line: bytes) -> None:
-        if request_id in self._connection.taken:
+    def _request(
+        self, message: Message, line: bytes, connection: Connection | None
+    ) -> bytes | None:
+        request_id, method = message.id, str(message.method)
+        assert isinstance(request_id, int | str)
+        if request_id in self.session.taken:
             raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
         if method in self._deliveries:
-            self._deliveries[method](message, line)
-        elif method in self._requests:
-            self._reply(request_id, self._requests[method](message))
-        else:
-            known = ", ".join(sorted([*self._requests, *self._deliveries]))
-            raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
+            assert connection is not None
+            self._deliveries[method](message, line, connection)
+            return None
+        if method in self._requests:
+            return messages.result(request_id, self._requests[method](message))
+        known = ", ".join(sorted([*self._requests, *self._deliveries]))
+        raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
         if method in self._deliveries or method in self._requests:
-            misplaced = Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
-            self._refuse(None, misplaced)
-        elif method in self._notifications:
+            raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
+        if method in self._notifications:
             try:
                 self._notifications[method](message)
             except Refusal as refused:  # nobody waits for an answer to a notification
                 log.info("a notification was dropped", method=method, why=refused.message[:200])
 
-    def _reply(self, request_id: RequestId, value: Any) -> None:
-        self._connection.reply(messages.result(request_id, value))
-
-    def _refuse(self, request_id: RequestId | None, refused: Refusal) -> None:
-        log.info("refused", code=refused.code, why=refused.message[:200])
-        self._connection.reply(messages.error(request_id, refused))
-
     # Plain MCP
 
     def _initialize(self, message: Message) -> dict[str, Any]:
-        if self._is_initialized:
+        session = self.session
+        if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
         params = _params(message, _Initialize)
-        self._connection.settings = dialects.settings_of(params.capabilities)
-        self._audience.capabilities = params.capabilities
-        self._is_initialized = True
+        session.settings = dialects.settings_of(params.capabilities)
+        session.capabilities = params.capabilities
+        is_known = params.protocol_version in REVISIONS
+        session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = dialects.advertisement()
         server = self._server
         answer = {
-            "protocolVersion": params.protocol_version
-            if params.protocol_version in REVISIONS
-            else REVISIONS[0],
+            "protocolVersion": session.revision,
             "capabilities": {
                 "tools": {"listChanged": False},
                 "logging": {},
@@ -202,10 +210,10 @@ class Peer:
             raise Refusal(
                 INVALID_PARAMS, f"No level {level[:40]!r}: there are {', '.join(LEVELS)}."
             )
-        self._audience.level = level
+        self.session.level = level
         return {}
 
-    def _call_tool(self, message: Message, line: bytes) -> None:
+    def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, _CallTool)
         assert isinstance(message.id, int | str)
         tool = self._server.tools.get(params.name)
@@ -215,45 +223,50 @@ class Peer:
             arguments = tool.bind(_object(params.arguments))
         except ValueError as error:
             # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
-            self._reply(message.id, error_result(f"Bad arguments for {tool.name}: {error}"))
+            result = error_result(f"Bad arguments for {tool.name}: {error}")
+            connection.reply(messages.result(message.id, result))
             return
         server = self._server
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         self._engine.begin(
-            self._connection,
+            connection,
             line,
-            self._handler(tool, arguments, self._audience, params.meta.progress_token),
+            self._handler(tool, arguments, self.session, params.meta.progress_token),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
         )
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.access.cancel(self._connection, _params(message, _Cancelled).request_id)
+        self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
 
     # The proposals
 
-    def _serve_intent(self, message: Message, _: bytes) -> None:
+    def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        intent = dialects.INTENTS[method](message.params)
-        match intent:
-            case Resume():
-                speaks = self._connection.settings.dialects or dialects.speakers_of(method)
-                self._engine.access.resume(
-                    self._connection, intent, reply_id=request_id, speaks=speaks
-                )
-            case Poll():
-                self._reply(request_id, self._engine.access.poll(self._connection, intent))
-            case PollAll():
-                standings, cursor = self._engine.access.poll_all(self._connection, intent)
-                page: dict[str, Any] = {"statuses": standings}
-                self._reply(request_id, page if cursor is None else page | {"nextCursor": cursor})
+        intent = dialects.RESUMES[method](message.params)
+        speaks = self.session.settings.dialects or dialects.speakers_of(method)
+        self._engine.access.resume(connection, intent, reply_id=request_id, speaks=speaks)
+
+    def _poll(self, message: Message) -> Standing | dict[str, Any]:
+        intent = dialects.QUESTIONS[str(message.method)](message.params)
+        if isinstance(intent, Poll):
+            return self._engine.access.poll(self.session, intent)
+        standings, cursor = self._engine.access.poll_all(self.session, intent)
+        page: dict[str, Any] = {"statuses": standings}
+        return page if cursor is None else page | {"nextCursor": cursor}
 
     def _ack(self, message: Message) -> None:
         acked = dialects.ack(message.params)
-        self._engine.access.ack(self._connection, acked.stream, acked.seq)
+        self._engine.access.ack(self.session, acked.stream, acked.seq)
+
+
+def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
+    """The error that answers a request."""
+    log.info("refused", code=refused.code, why=refused.message[:200])
+    return messages.error(request_id, refused)
 
 
 def _object(arguments: msgspec.Raw) -> bytes:

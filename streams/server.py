@@ -9,7 +9,7 @@ import structlog
 import trio
 
 from streams import messages
-from streams.call import Audience, Call, SyncCall
+from streams.call import Call, SyncCall
 from streams.engine import Engine, Handler, open_engine
 from streams.errors import JournalUnusable, StreamsError
 from streams.journal import Journal
@@ -18,6 +18,7 @@ from streams.lifecycle import ProgressToken
 from streams.limits import Limits
 from streams.messages import Channel
 from streams.peer import Peer
+from streams.session import Session
 from streams.stream import Overflow, Stream
 from streams.tools import Tool, ToolAnnotations, Tools, error_result, make_tool, to_result
 
@@ -117,24 +118,27 @@ class RunningServer:
         """Serve one connection until it is over."""
         try:
             async with self.engine.connect(channel) as connection:
-                await Peer(self.server, self.engine, connection, self.handler).run()
+                await self.peer(connection.session).run(connection)
         except* JournalUnusable:
             raise  # nobody can be served any more
         except* Exception:
             # Whatever it was, it is this connection's alone.
             log.exception("a connection failed", principal=channel.principal[:12])
 
-    def handler(
+    def peer(self, session: Session) -> Peer:
+        """What talks to one client."""
+        return Peer(self.server, self.engine, session, self._handler)
+
+    def _handler(
         self,
         tool: Tool,
         arguments: Mapping[str, Any],
-        audience: Audience,
+        session: Session,
         progress_token: ProgressToken | None,
     ) -> Handler:
-        """What runs one call."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
-            call = Call(stream, tool=tool.name, audience=audience, progress_token=progress_token)
+            call = Call(stream, tool=tool.name, session=session, progress_token=progress_token)
             result = await self._invoke(tool, arguments, call)
             return messages.result(stream.request_id, result), bool(result.get("isError"))
 

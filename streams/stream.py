@@ -15,7 +15,8 @@ from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
 
 if TYPE_CHECKING:
-    from streams.connection import Connection, Delivery
+    from streams.delivery import Delivery
+    from streams.session import Session
 
 Overflow = Literal["block", "fail"]
 
@@ -27,7 +28,7 @@ class Answer:
 
     def __init__(self, stream: "Stream") -> None:
         self.stream = stream
-        self.asked: set[Connection] = set()  # the connections that the request went to
+        self.asked: set[Session] = set()  # whom the request went to
         self._is_here = trio.Event()
         self._message: Message | None = None
 
@@ -51,8 +52,11 @@ class Stream:
         "_changed",
         "_committer",
         "_limits",
+        "_offered",
         "_on_settled",
+        "_reader",
         "delivery",
+        "is_reachable",
         "is_recorded",
         "number",
         "overflow",
@@ -81,6 +85,7 @@ class Stream:
         self.request_id = request_id
         self.overflow = overflow
         self.delivery: Delivery | None = None
+        self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
@@ -88,6 +93,8 @@ class Stream:
         self._answers = answers  # of all streams
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
+        self._reader: Session | None = None  # to whom it was last delivered
+        self._offered = 0  # up to which seq
 
     @property
     def id(self) -> str:
@@ -194,15 +201,16 @@ class Stream:
 
     def wrote(self, run: Run) -> None:
         """The run was written to the attached connection."""
+        self._offered = run.last
         if self.state.wrote(run):
             self._delivered()
         self._make_use_of_room()
 
-    def note_asked(self, connection: "Connection", seq: int) -> None:
-        """The unanswered requests up to `seq` went to this connection: it may answer them."""
+    def note_asked(self, session: "Session", seq: int) -> None:
+        """The unanswered requests up to `seq` went to this client: it may answer them."""
         for request_id, question in self.state.questions.items():
             if question.seq <= seq:
-                self._answers[request_id].asked.add(connection)
+                self._answers[request_id].asked.add(session)
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
@@ -220,10 +228,20 @@ class Stream:
             self._delivered()
             self._make_use_of_room()
 
+    def confirm(self, session: "Session", seq: int) -> bool:
+        """An ack of a client that counts; False where it is not for this one to give."""
+        if session is not self._reader or seq > self._offered:
+            return False
+        self.deliver(seq)
+        return True
+
     def attach(self, delivery: "Delivery") -> None:
         """From now on the delivery follows this stream."""
+        session = delivery.connection.session
+        if session is not self._reader:
+            self._reader, self._offered = session, 0
         self.delivery = delivery
-        self.state.attach(confirms=delivery.connection.settings.positions)
+        self.state.attach(confirms=session.settings.positions)
 
     def detach(self, delivery: "Delivery") -> None:
         """The delivery is over; nothing changes where another one has taken its place."""

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-from streams.journal import (
-    Append,
-    Record,
-)
-from streams.messages import Run
+from streams.journal import Append, Grant, Record, SessionRecord
+from streams.messages import RequestId, Run
 
 PLENTY = 1024 * 1024
 
@@ -38,3 +35,20 @@ def append(first: int, last: int, *, stream: str = "s", fence: int = 1, **more: 
         last_error=more.get("last_error", 0),
         ends_at=more.get("ends_at", 0.0),
     )
+
+
+def session(key: str = "k", seen_at: float = 1_750_000_000.25) -> SessionRecord:
+    return SessionRecord(
+        key=key,
+        principal=f"session({key})",
+        revision="2025-11-25",
+        capabilities=b'{"streams":{}}',
+        level="warning",
+        seen_at=seen_at,
+    )
+
+
+def grant(
+    session: str = "k", delivery: str = "d", stream: str = "s", reply_id: RequestId = 1
+) -> Grant:
+    return Grant(session, delivery, stream, reply_id)

@@ -9,7 +9,8 @@ import pytest
 from streams import dialects
 from streams.dialects import (
     DIALECTS,
-    INTENTS,
+    QUESTIONS,
+    RESUMES,
     STREAMS,
     Announcement,
     Poll,
@@ -49,7 +50,7 @@ def read(line: bytes) -> Any:
 def test_what_a_client_asks_becomes_an_intent(
     method: str, params: Mapping[str, Any], intent: Any
 ) -> None:
-    assert INTENTS[method](raw(params)) == intent
+    assert (RESUMES | QUESTIONS)[method](raw(params)) == intent
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_what_a_client_asks_becomes_an_intent(
 )
 def test_bad_params_are_refused_with_what_is_wrong(method: str, params: Any, what: str) -> None:
     with pytest.raises(Refusal, match=what) as refused:
-        INTENTS[method](raw(params))
+        (RESUMES | QUESTIONS)[method](raw(params))
     assert refused.value.code == -32602
 
 

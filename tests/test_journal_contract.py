@@ -15,36 +15,56 @@ from streams.journal import (
     Change,
     Close,
     Create,
+    DropGrant,
+    DropSession,
     Forget,
+    Grant,
     Journal,
     Outcome,
     Record,
+    SaveGrant,
+    SaveSession,
+    SessionRecord,
     joined,
 )
 from streams.memory import MemoryJournal
-from streams.messages import Run
+from streams.messages import RequestId, Run
 from streams.sqlite import open_sqlite_journal
-from tests.journals import PLENTY, append, lines, record
+from tests.journals import PLENTY, append, grant, lines, record, session
 
 OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
 
 
-@asynccontextmanager
-async def open_memory_journal(name: str) -> AsyncIterator[Journal]:
-    journal = MemoryJournal()
-    yield journal
-    await journal.aclose()
+def memory_journals() -> OpenJournal:
+    """What is closed can be opened again, as long as the process lives."""
+    journals: dict[str, MemoryJournal] = {}
+
+    @asynccontextmanager
+    async def open_memory_journal(name: str) -> AsyncIterator[Journal]:
+        journal = journals.setdefault(name, MemoryJournal())
+        yield journal
+        await journal.aclose()
+
+    return open_memory_journal
 
 
 @pytest.fixture(params=["memory", "sqlite"])
 def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
     if request.param == "memory":
-        return open_memory_journal
+        return memory_journals()
     return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
 
 
 async def applied(journal: Journal, *changes: Change) -> None:
     assert list(await journal.commit(changes)) == [None] * len(changes)
+
+
+Stored = tuple[list[SessionRecord], list[Grant]]
+
+
+async def stored(journal: Journal) -> Stored:
+    sessions, grants = await journal.sessions()
+    return list(sessions), list(grants)
 
 
 async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
@@ -114,12 +134,21 @@ CHANGES: dict[str, list[Change]] = {
     "ack": [Ack("s", 1, 2)],
     "close": [Close("s", 1, Outcome.ABANDONED, 9.0)],
     "forget": [Forget("s", 1)],
+    "save a session": [SaveSession(session("l"))],
+    "drop a session": [DropSession("k")],
+    "save a grant": [SaveGrant(grant(delivery="e"))],
+    "drop a grant": [DropGrant("k", "d")],
     "all of them": [
+        SaveSession(session("l")),
+        SaveGrant(grant("l")),
+        DropGrant("k", "d"),
         append(4, 6),
         Ack("s", 1, 5),
         Create(record("t")),
         append(1, 1, stream="t"),
+        SaveGrant(grant("l", "e", stream="t")),
         Forget("t", 1),
+        DropSession("k"),
     ],
 }
 
@@ -128,12 +157,14 @@ CHANGES: dict[str, list[Change]] = {
 async def test_a_repeated_commit_changes_nothing(
     open_journal: OpenJournal, changes: list[Change]
 ) -> None:
-    async def state(journal: Journal, times: int) -> tuple[Sequence[Record], bytes]:
+    async def state(journal: Journal, times: int) -> tuple[Sequence[Record], bytes, Stored]:
         await applied(journal, Create(record()), append(1, 3))
+        await applied(journal, SaveSession(session()), SaveGrant(grant()))
         for _ in range(times):
             await applied(journal, *changes)
         records = await journal.claim()
-        return records, await read_all(journal, sum(r.acked for r in records if r.stream == "s"))
+        acked = sum(r.acked for r in records if r.stream == "s")
+        return records, await read_all(journal, acked), await stored(journal)
 
     async with open_journal("once") as once, open_journal("twice") as twice:
         assert await state(twice, 2) == await state(once, 1)
@@ -272,6 +303,105 @@ async def test_an_ended_stream_can_be_read(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), append(1, 4, ends_at=5.0))
         assert await read_all(journal) == lines(1, 4).body
+
+
+async def test_sessions_and_grants_outlive_the_server(open_journal: OpenJournal) -> None:
+    strange = replace(session("ü\U0001f600"), principal="", capabilities=b"\x00\xff", seen_at=0.0)
+    async with open_journal("one") as journal:
+        assert await stored(journal) == ([], [])
+        await applied(journal, SaveSession(session()), SaveSession(strange), Create(record()))
+        await applied(journal, SaveGrant(grant()), SaveGrant(grant(strange.key, "")))
+    async with open_journal("one") as journal:
+        await journal.claim()
+        expected = [session(), strange], [grant(), grant(strange.key, "")]
+        assert await stored(journal) == expected
+        await applied(journal, Ack("s", 2, 0))
+        assert await stored(journal) == expected
+
+
+@pytest.mark.parametrize("reply_id", [1, "1", 0, -7, "", '"', "ü\x00", 2**64, -(2**70), "null"])
+async def test_a_reply_id_keeps_its_json_type(
+    open_journal: OpenJournal, reply_id: RequestId
+) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), SaveSession(session()))
+        await applied(journal, SaveGrant(grant(reply_id=reply_id)))
+    async with open_journal("one") as journal:
+        _, [found] = await journal.sessions()
+        assert (found.reply_id, type(found.reply_id)) == (reply_id, type(reply_id))
+
+
+async def test_what_is_saved_again_replaces_what_was_there(open_journal: OpenJournal) -> None:
+    later = replace(session(seen_at=1.8e9), principal="bearer", level="debug", capabilities=b"{}")
+    moved = grant(stream="t", reply_id="2")
+    async with open_journal("one") as journal:
+        await applied(journal, *(Create(record(name)) for name in "st"))
+        await applied(journal, *(SaveSession(session(key)) for key in "kl"))
+        await applied(
+            journal, SaveGrant(grant()), SaveGrant(grant("l")), SaveGrant(grant("l", "e"))
+        )
+        await applied(journal, SaveSession(later), SaveGrant(moved))
+        kept = [grant("l"), grant("l", "e"), moved]
+        assert await stored(journal) == ([session("l"), later], kept)
+        await applied(journal, Forget("s", 1))
+        assert await stored(journal) == ([session("l"), later], [moved])
+
+
+async def test_a_grant_goes_alone_or_with_its_session(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, Create(record()), *(SaveSession(session(key)) for key in "kl"))
+        await applied(journal, *(SaveGrant(grant(key, name)) for key in "kl" for name in "de"))
+        await applied(journal, DropGrant("l", "e"), DropGrant("nobody's", "d"), DropGrant("k", "x"))
+        assert (await stored(journal))[1] == [grant("k", "d"), grant("k", "e"), grant("l", "d")]
+        await applied(journal, DropSession("k"), DropSession("nobody's"))
+        assert await stored(journal) == ([session("l")], [grant("l", "d")])
+        await applied(journal, SaveSession(session("k")))
+        assert (await stored(journal))[1] == [grant("l", "d")]
+
+
+async def test_grants_go_with_the_stream_but_stay_with_its_tombstone(
+    open_journal: OpenJournal,
+) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, *(Create(record(name)) for name in "stu"))
+        await applied(journal, *(SaveSession(session(key)) for key in "kl"))
+        pairs = [(key, stream) for key in "kl" for stream in "stu"]
+        await applied(journal, *(SaveGrant(grant(key, stream, stream)) for key, stream in pairs))
+        await applied(journal, Close("t", 1, Outcome.ABANDONED, 9.0), Forget("s", 1))
+        left = [grant(key, stream, stream) for key, stream in pairs if stream != "s"]
+        assert (await stored(journal))[1] == left
+        await applied(journal, Create(record("s")), Forget("t", 1), SaveGrant(grant("k", "t", "u")))
+        left = [grant("k", "u", "u"), grant("l", "u", "u"), grant("k", "t", "u")]
+        assert (await stored(journal))[1] == left
+
+
+async def test_a_grant_needs_its_session_and_its_stream(open_journal: OpenJournal) -> None:
+    async with open_journal("one") as journal:
+        await applied(journal, SaveSession(session()), SaveGrant(grant()), Create(record()))
+        await applied(journal, SaveGrant(grant("l")), SaveSession(session("l")))
+        await applied(journal, Forget("s", 1), SaveGrant(grant()), Create(record()))
+        assert await stored(journal) == ([session("k"), session("l")], [])
+        await applied(journal, SaveGrant(grant()), SaveGrant(grant(stream="nobody's", reply_id=2)))
+        assert (await stored(journal))[1] == [grant()]
+
+
+async def test_sessions_change_in_order_with_streams(open_journal: OpenJournal) -> None:
+    changes: list[tuple[Change, type[JournalError] | None]] = [
+        (SaveSession(session()), None),
+        (Create(record()), None),
+        (SaveGrant(grant()), None),
+        (append(1, 2), None),
+        (append(9, 9), Conflict),
+        (SaveGrant(grant(delivery="e")), None),
+        (append(3, 3, stream="nobody's"), Gone),
+        (DropGrant("k", "d"), None),
+        (append(3, 4), None),
+    ]
+    async with open_journal("one") as journal:
+        answers = await journal.commit([change for change, _ in changes])
+        assert [None if a is None else type(a) for a in answers] == [e for _, e in changes]
+        assert await read_all(journal) == lines(1, 4).body
+        assert await stored(journal) == ([session()], [grant(delivery="e")])
 
 
 async def test_an_empty_commit_is_one(open_journal: OpenJournal) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal import Ack, Create, Forget
+from streams.journal import Ack, Create, Forget, SaveGrant, SaveSession
 from streams.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -25,6 +25,7 @@ from streams.sqlite import (
     open_sqlite_journal,
     store,
 )
+from tests.journals import grant, session
 from tests.sqlite_rig import APPENDING, PLENTY, append, last_of, make_journal, record, running
 
 
@@ -214,6 +215,7 @@ async def test_a_closed_journal_refuses_instead_of_waiting(path: Path) -> None:
         calls: list[Callable[[SQLiteJournal], Awaitable[object]]] = [
             lambda j: j.commit([]),
             lambda j: j.claim(),
+            lambda j: j.sessions(),
             lambda j: j.read("s", 0, bytes_max=1),
         ]
         for call in calls:
@@ -294,18 +296,21 @@ def test_a_commit_that_breaks_off_leaves_nothing_behind(made: Path) -> None:
     beyond_sqlite = replace(record("t"), last=2**64)
     with closing(SQLiteStore(made)) as opened:
         with pytest.raises(OverflowError):
-            opened.commit([append(501, 502), Create(beyond_sqlite)])
+            opened.commit([SaveSession(session()), append(501, 502), Create(beyond_sqlite)])
         assert opened.commit([append(501, 501)]) == [None]
         assert last_of(opened) == 501
         assert [r.stream for r in opened.claim()] == ["s"]
+        assert opened.sessions() == ([], [])
 
 
 def test_nothing_is_left_of_a_forgotten_stream_in_any_table(made: Path) -> None:
     with closing(SQLiteStore(made)) as opened:
-        opened.commit([Forget("s", 1), Create(record()), append(1, 9), Forget("s", 1)])
+        opened.commit([SaveSession(session()), SaveGrant(grant()), Forget("s", 1)])
+        opened.commit([Create(record()), SaveGrant(grant()), append(1, 9), Forget("s", 1)])
     db = Database(made)
     with closing(db):
-        assert [db.table(name).count for name in ("streams", "progress", "runs")] == [0, 0, 0]
+        tables = ("streams", "progress", "runs", "grants")
+        assert [db.table(name).count for name in tables] == [0, 0, 0, 0]
 
 
 def test_more_streams_than_are_kept_in_memory_are_no_trouble(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import trio
 
 from streams.errors import JournalError
-from streams.journal import Change, Record
+from streams.journal import Change, Grant, Record, SessionRecord
 from streams.memory import MemoryJournal
 from streams.messages import Run
 
@@ -40,6 +40,9 @@ class Troubled:
             raise self.trouble
         self.commits.append(list(changes))
         return await self.memory.commit(changes)
+
+    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        return await self.memory.sessions()
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         if self.read_trouble is not None:

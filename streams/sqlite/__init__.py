@@ -11,6 +11,8 @@ Rules of the file:
   may be long, and an update rewrites its whole row. Ids are given in the order of creation.
 - Lines are in `runs`, many a row, under the seq of the last of them. Nothing is clustered by
   stream: with a thousand streams writing, every commit would touch a thousand places.
+- Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
+  seldom, and each is a row of text that is found by its keys.
 - `commit` is one transaction, whatever the number of changes.
 - Readers leave no transaction open behind them, else the WAL could never start over. Automatic
   checkpoints bound it; closing empties it.
@@ -28,7 +30,7 @@ from pathlib import Path
 import trio
 
 from streams.errors import JournalError, JournalUnusable
-from streams.journal import Change, Record
+from streams.journal import Change, Grant, Record, SessionRecord
 from streams.messages import Run
 from streams.sqlite.file import APPLICATION_ID, SCHEMA_VERSION, Durability
 from streams.sqlite.store import SQLiteStore
@@ -60,6 +62,10 @@ class SQLiteJournal:
         """See `Journal.commit`. Cancelled in flight, it is finished all the same: repeat it."""
         self._check_open()
         return await self._thread.run(lambda: self._store.commit(changes))
+
+    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        self._check_open()
+        return await self._thread.run(self._store.sessions)
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         await trio.lowlevel.checkpoint()

@@ -67,7 +67,24 @@ def initial(db: Database) -> None:
     db.table("runs").create_index(["stream", "last"])
 
 
-SCHEMA_VERSION: Final = 1  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def sessions(db: Database) -> None:
+    """Schema 2."""
+    session = {
+        "key": str,
+        "principal": str,
+        "revision": str,
+        "capabilities": bytes,
+        "level": str,
+        "seen_at": float,
+    }
+    db.table("sessions").create(session, pk="key", not_null=session)
+    grant = {"session": str, "delivery": str, "stream": str, "reply_id": bytes}
+    db.table("grants").create(grant, pk=("session", "delivery"), not_null=grant)
+    db.table("grants").create_index(["stream"])
+
+
+SCHEMA_VERSION: Final = 2  # the number of migrations; in the header of the file as `user_version`
 
 
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:

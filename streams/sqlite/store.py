@@ -1,4 +1,4 @@
-"""Records and lines in tables: the whole of the journal, synchronous."""
+"""Records and lines in tables, and sessions beside them: the whole of the journal, synchronous."""
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +15,18 @@ from streams.journal import (
     Change,
     Create,
     Forget,
+    Grant,
     Outcome,
     Record,
+    SessionRecord,
     apply,
+    apply_to_sessions,
     joined,
 )
 from streams.messages import Run
 from streams.ownership import OwnerLock
 from streams.sqlite.file import Durability, configure, connect, create_file, prepare, translated
+from streams.sqlite.sessions import SessionTables
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
@@ -99,6 +103,11 @@ class SQLiteStore:
         self._remember(batch)
         return answers
 
+    def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        """See `Journal.sessions`."""
+        with translated(self._path):
+            return SessionTables(self._writer).read()
+
     def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
         with translated(self._path), closing(self._reader.cursor()) as cursor:
@@ -153,7 +162,9 @@ class _Entry:
 
 
 class _Batch:
-    """The changes of one commit: worked out against the stored records, then written at once."""
+    """The changes of one commit: those of streams are worked out against the stored records, then
+    written at once.
+    """
 
     def __init__(
         self, connection: sqlite3.Connection, known: Mapping[str, tuple[int, Record]], next_id: int
@@ -161,14 +172,18 @@ class _Batch:
         self.next_id = next_id
         self.entries: dict[str, _Entry] = {}
         self._connection = connection
+        self._sessions = SessionTables(connection)
         self._known = known
         self._forgotten: list[int] = []
 
     def apply(self, change: Change) -> JournalError | None:
         """Apply one change in memory; the error is the answer to a change that is not allowed."""
+        if change.stream is None:
+            apply_to_sessions(self._sessions, change, self._has_stream)
+            return None
         entry = self.entries.get(change.stream)
         if entry is None:
-            entry = self.entries[change.stream] = self._load(change.stream)
+            entry = self._load(change.stream)
         before = entry.now
         try:
             entry.now = apply(before, change)
@@ -185,9 +200,18 @@ class _Batch:
             if entry.stored is not None:
                 self._forgotten.append(entry.id)
             self.entries[change.stream] = _Entry(0, None)
+            self._sessions.drop_grants_of_stream(change.stream)
         return None
 
+    def _has_stream(self, stream: str) -> bool:
+        entry = self.entries.get(stream) or self._load(stream)
+        return entry.now is not None
+
     def _load(self, stream: str) -> _Entry:
+        entry = self.entries[stream] = self._stored(stream)
+        return entry
+
+    def _stored(self, stream: str) -> _Entry:
         known = self._known.get(stream)
         if known is not None:
             return _Entry(*known)

@@ -9,9 +9,8 @@ import pytest
 
 from tests.wire.process import Gate, ServerProcess, gate_in
 from tests.wire.raw import Peer
-from tests.wire.verbs import PLAIN, POSITIONS, STREAMS
-
-KINDS = ("ws-mcp", "ws-streams", "stdio")
+from tests.wire.rawhttp import BOTH, HttpClient
+from tests.wire.verbs import KINDS, PLAIN, POSITIONS, STREAMS, opting_in
 
 
 class Wire:
@@ -26,7 +25,8 @@ class Wire:
     def is_one_principal(self) -> bool:
         """Whether all connections are one principal's.
 
-        WIRE §10: "`os(uid)` over stdio […]; `conn(256 random bits)` for an anonymous WebSocket".
+        WIRE §10: "`session(hash)` over HTTP; `os(uid)` over stdio […]; `conn(256 random bits)` for
+        an anonymous WebSocket".
         """
         return self.kind == "stdio"
 
@@ -43,10 +43,10 @@ class Wire:
         return self.opened(PLAIN)
 
     def streams(self) -> Peer:
-        return self.opened(STREAMS)
+        return self.opened(opting_in(self.kind, STREAMS))
 
     def positions(self) -> Peer:
-        return self.opened(POSITIONS)
+        return self.opened(opting_in(self.kind, POSITIONS))
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,47 @@ def wire(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Wire
         yield Wire(request.param, server, stack)
 
 
-@pytest.fixture(params=("ws-mcp", "ws-streams"))
-def websocket(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Wire]:
+@pytest.fixture(params=[kind for kind in KINDS if kind != "stdio"])
+def anonymous(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Wire]:
     with ExitStack() as stack:
         yield Wire(request.param, server, stack)
+
+
+class Http:
+    """Sessions of one server, each as the test wants it; closed when the test is over."""
+
+    def __init__(self, server: ServerProcess, stack: ExitStack) -> None:
+        self.server = server
+        self._stack = stack
+
+    def unopened(self, accept: str = BOTH) -> HttpClient:
+        """A client that has not said anything yet."""
+        return self._stack.enter_context(HttpClient(self.server.http_port, accept))
+
+    def opened(
+        self,
+        capabilities: dict[str, Any] | None = None,
+        *,
+        accept: str = BOTH,
+        revision: str = "2025-11-25",
+    ) -> HttpClient:
+        """A client that knows nothing of streams, unless its capabilities say so."""
+        client = self.unopened(accept)
+        client.initialize(PLAIN if capabilities is None else capabilities, revision=revision)
+        return client
+
+
+@pytest.fixture
+def http(server: ServerProcess) -> Iterator[Http]:
+    with ExitStack() as stack:
+        yield Http(server, stack)
+
+
+@pytest.fixture
+def fresh_http(fresh: ServerProcess) -> Iterator[Http]:
+    """Sessions of a server of this test's own."""
+    with ExitStack() as stack:
+        yield Http(fresh, stack)
 
 
 @pytest.fixture

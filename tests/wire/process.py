@@ -13,17 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.wire.httppeer import ACCEPTS, HttpPeer
 from tests.wire.raw import DEADLINE_S, Peer, PipePeer, WebSocketPeer
 
 APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
 CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
 _END: Final = "(end of standard error)"
-_ADDRESS: Final = re.compile(r"ws://127\.0\.0\.1:(\d+)")
+_WS_ADDRESS: Final = re.compile(r"ws://127\.0\.0\.1:(\d+)")
+_HTTP_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/mcp")
 
 
 class ServerProcess:
-    """`mcp-streams serve` on one journal; restarted, it is on the same journal and port again.
+    """`mcp-streams serve` on one journal; restarted, it is on the same journal and ports again.
 
     Standard error is read by a thread, so that the server never waits for us.
     """
@@ -31,6 +33,7 @@ class ServerProcess:
     def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
         self.journal = folder / "journal.db"
         self.port = 0
+        self.http_port = 0
         self.log: list[str] = []
         self._app = app
         self._options = options
@@ -55,9 +58,9 @@ class ServerProcess:
         """Start, and wait until it says where it listens."""
         assert self._process is None
         heard_before = len(self.log)
-        where = f"127.0.0.1:{self.port}"
+        where = ("--ws", f"127.0.0.1:{self.port}", "--http", f"127.0.0.1:{self.http_port}")
         self._process = subprocess.Popen(
-            [*CLI, "serve", self._app, "--ws", where, "--journal", self.journal, *self._options],
+            [*CLI, "serve", self._app, *where, "--journal", self.journal, *self._options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -66,7 +69,8 @@ class ServerProcess:
         self._reader = threading.Thread(target=self._read_log, args=[self._process])
         self._reader.start()
         try:
-            self.port = self._listening_port(heard_before)
+            self.port = self._listening_port(_WS_ADDRESS, heard_before)
+            self.http_port = self._listening_port(_HTTP_ADDRESS, heard_before)
         except BaseException:
             self._reap(self._process)
             raise
@@ -82,9 +86,9 @@ class ServerProcess:
             self.log.append(_END)
             self._heard.notify_all()
 
-    def _listening_port(self, start: int) -> int:
+    def _listening_port(self, address: re.Pattern[str], start: int) -> int:
         def found() -> re.Match[str] | None:
-            return next(filter(None, map(_ADDRESS.search, self.log[start:])), None)
+            return next(filter(None, map(address.search, self.log[start:])), None)
 
         with self._heard:
             self._heard.wait_for(lambda: found() or _END in self.log[start:], timeout=DEADLINE_S)
@@ -129,6 +133,8 @@ class ServerProcess:
         """A new connection; on stdio a new relay process to this owner of the journal."""
         if kind == "stdio":
             return PipePeer([*CLI, "serve", self._app, "--stdio", "--journal", str(self.journal)])
+        if kind in ACCEPTS:
+            return HttpPeer(self.http_port, kind)
         return WebSocketPeer(self.url, OFFERS[kind])
 
     def exchange(self, sent: bytes, then: bytes | None = None) -> bytes:

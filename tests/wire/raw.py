@@ -176,8 +176,19 @@ class Peer:
                 "clientInfo": {"name": "raw", "version": "0"},
             },
         )
+        if "result" in response:
+            self.negotiated(response.result["protocolVersion"])
         self.notify("notifications/initialized")
         return response
+
+    def negotiated(self, revision: str) -> None:
+        """What follows is said in this revision of MCP; most transports do not repeat it."""
+
+    def arrived(self) -> None:
+        """Wait until the server has begun with every request that was sent.
+
+        On one connection it takes them in their order anyway.
+        """
 
     def call(self, tool: str, id: Id | None = None, **arguments: object) -> Id:
         """Send a `tools/call` and return its id."""

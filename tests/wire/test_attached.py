@@ -203,6 +203,7 @@ def test_a_new_request_may_not_take_a_resumed_streams_id(
     maker.cut()
     peer = wire.positions() if positions else wire.streams()
     resume_id = peer.request("stream/resume", {**started.with_token, "after": 5})
+    peer.arrived()
     peer.request("ping", id=7)
     answer = peer.response(7)
     if positions:

@@ -148,15 +148,15 @@ def test_two_connections_answer_once(wire: Wire) -> None:
     assert answer_that_counted(reader.response(started.id)) == ACCEPT
 
 
-def test_somebody_elses_answer_is_ignored(websocket: Wire) -> None:
+def test_somebody_elses_answer_is_ignored(anonymous: Wire) -> None:
     """W§5: "An answer counts from the stream's owner or from the connection that it was delivered
     to"; W§10: another anonymous connection is neither."""
-    maker = websocket.positions()
+    maker = anonymous.positions()
     started, reader, request = asked(maker)
-    stranger = websocket.positions()
+    stranger = anonymous.positions()
     stranger.answer(request["id"], DECLINE)
     assert stranger.settle() == []
-    assert websocket.plain().ask("stream/poll", started.with_token).result["hasRequest"] is True
+    assert anonymous.plain().ask("stream/poll", started.with_token).result["hasRequest"] is True
     maker.answer(request["id"], ACCEPT)
     assert answer_that_counted(reader.response(started.id)) == ACCEPT
 

@@ -90,10 +90,11 @@ def test_a_frame_may_hold_many_messages(server: ServerProcess) -> None:
 @pytest.mark.parametrize(
     "data", [b"\xff\xfe", b'{"jsonrpc":"2.0","id":7,"method":"pi\xc3"}', b"\x80"]
 )
-@pytest.mark.parametrize("kind", ["ws-streams", "stdio"])
+@pytest.mark.parametrize("kind", ["ws-streams", "stdio", "http-sse", "http-lines"])
 def test_bad_utf8_in_a_line_is_a_parse_error(server: ServerProcess, kind: str, data: bytes) -> None:
     """W§7: "Bad UTF-8 or JSON in a line: -32700, and on with the next"; in a binary frame nothing
-    but its lines can be wrong, so the same holds (W§9: never ends a connection)."""
+    but its lines can be wrong, so the same holds (W§9: never ends a connection), and so it does for
+    the body of a POST."""
     with server.connect(kind) as peer:
         peer.initialize(STREAMS)
         peer.send_raw(data)

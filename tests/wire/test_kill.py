@@ -14,11 +14,13 @@ from tests.wire.raw import Message, method_is
 from tests.wire.verbs import (
     COMPLETED,
     END,
+    KINDS,
     POSITIONS,
     Reader,
     Started,
     ack,
     counted,
+    opting_in,
     read_stream,
     refused,
     resume,
@@ -36,7 +38,7 @@ class Run:
     def __init__(self, folder: Path, seed: int) -> None:
         (folder / "server").mkdir()
         self.dice = random.Random(seed)
-        self.kind = self.dice.choice(["ws-mcp", "ws-streams", "stdio"])
+        self.kind = self.dice.choice(KINDS)
         self.flush_every = self.dice.randint(1, 30)
         self.server = ServerProcess(folder / "server")
         self.acked = 0
@@ -45,7 +47,7 @@ class Run:
     def work_until_killed(self, gate: Gate) -> tuple[Started, Reader]:
         """Call, go on up to a moment chosen by the dice, kill; what the client had got by then."""
         with self.server.connect(self.kind) as peer:
-            peer.initialize(POSITIONS)
+            peer.initialize(opting_in(self.kind, POSITIONS))
             started = start(
                 peer, "killed", n=MESSAGES, flush_every=self.flush_every, gate=gate.path
             )
@@ -94,7 +96,7 @@ def test_nothing_that_was_told_is_taken_back(tmp_path: Path, seed: int) -> None:
         if run.dice.random() < 0.3:
             kill_again_while_resuming(run, started, cursor)
         with run.server.connect(run.kind) as peer:
-            peer.initialize(POSITIONS)
+            peer.initialize(opting_in(run.kind, POSITIONS))
             after, reply = read_stream(peer, started.with_token, after=cursor)
     entries = after.entries[started.stream]
     last = max(entries)
@@ -112,25 +114,25 @@ def test_nothing_that_was_told_is_taken_back(tmp_path: Path, seed: int) -> None:
 def kill_again_while_resuming(run: Run, started: Started, cursor: int) -> None:
     """The first delivery after the restart is cut by another SIGKILL."""
     with run.server.connect(run.kind) as peer:
-        peer.initialize(POSITIONS)
+        peer.initialize(opting_in(run.kind, POSITIONS))
         peer.request("stream/resume", {**started.with_token, "after": cursor})
         Reader(peer).until_seq(started.stream, cursor + 1)
         run.server.restart()
 
 
-@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_call_stays_finished(fresh: ServerProcess, gate: Gate, kind: str) -> None:
     """W§1: stored "before they are sent": who has read the final response finds the same one again
     after the kill, and no `interrupted`."""
     with fresh.connect(kind) as peer:
-        peer.initialize(POSITIONS)
+        peer.initialize(opting_in(kind, POSITIONS))
         gate.release()
         started = start(peer, "killed", n=MESSAGES, flush_every=7, gate=gate.path)
         before = Reader(peer)
         before.until(method_is(END))
         fresh.restart()
     with fresh.connect(kind) as peer:
-        peer.initialize(POSITIONS)
+        peer.initialize(opting_in(kind, POSITIONS))
         after, reply = read_stream(peer, started.with_token, after=0)
     assert after.seqs(started.stream) == up_to(MESSAGES + 1)
     of_both = [reader.entries[started.stream] for reader in (before, after)]
@@ -138,19 +140,19 @@ def test_a_finished_call_stays_finished(fresh: ServerProcess, gate: Gate, kind: 
     assert reply.result == COMPLETED
 
 
-@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_client_without_positions_misses_nothing(
     fresh: ServerProcess, gate: Gate, kind: str
 ) -> None:
     """W§4: "a plain client may see a message twice, never miss one", across a kill too."""
     with fresh.connect(kind) as peer:
-        peer.initialize({"streams": {}})
+        peer.initialize(opting_in(kind, {"streams": {}}))
         started = start(peer, "killed", n=MESSAGES, flush_every=10, gate=gate.path)
         gate.wait_for("flushed 50")
         fresh.kill()
     fresh.start()
     with fresh.connect(kind) as peer:
-        peer.initialize({"streams": {}})
+        peer.initialize(opting_in(kind, {"streams": {}}))
         messages = resume(peer, started.with_token)
     numbers = counted(messages)
     assert numbers == up_to(len(numbers))

@@ -17,10 +17,12 @@ from tests.wire.raw import DEADLINE_S, PeerGone, PipePeer, WebSocketPeer, answer
 from tests.wire.verbs import (
     COMPLETED,
     END,
+    KINDS,
     POSITIONS,
     STREAMS,
     Reader,
     counted,
+    opting_in,
     read_stream,
     refused,
     resume,
@@ -135,7 +137,7 @@ def test_a_level_that_is_none_is_refused(wire: Wire, params: object) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_signal_ends_the_server_in_good_order(
     fresh: ServerProcess, gate: Gate, number: int, kind: str
 ) -> None:
@@ -143,8 +145,8 @@ def test_a_signal_ends_the_server_in_good_order(
     W§5: "A server that lets go (drain, shutdown) ends `stream/resume` with `released`", unless what
     is over by then has been delivered to its end. Exit code 0 within 5 s."""
     with fresh.connect(kind) as maker, fresh.connect(kind) as peer:
-        maker.initialize(POSITIONS)
-        peer.initialize(POSITIONS)
+        maker.initialize(opting_in(kind, POSITIONS))
+        peer.initialize(opting_in(kind, POSITIONS))
         started = start(maker, "count", n=3, gate=gate.path)
         resume_id = peer.request("stream/resume", {**started.with_token, "after": 0})
         reader = Reader(peer)
@@ -156,7 +158,7 @@ def test_a_signal_ends_the_server_in_good_order(
             peer.ask("ping")
     fresh.start()
     with fresh.connect(kind) as peer:
-        peer.initialize(POSITIONS)
+        peer.initialize(opting_in(kind, POSITIONS))
         after, reply = read_stream(peer, started.with_token, after=0)
     assert after.seqs(started.stream) == up_to(4)
     assert after.entries[started.stream][4].answers(started.id)

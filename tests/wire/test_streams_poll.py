@@ -7,7 +7,7 @@ import pytest
 from tests.wire.conftest import Wire
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer, method_is
-from tests.wire.verbs import END, POSITIONS, STREAMS, Reader, Started, ack, start, up_to
+from tests.wire.verbs import END, KINDS, POSITIONS, STREAMS, Reader, Started, ack, start, up_to
 
 
 def poll(peer: Peer, params: dict[str, Any], **more: object) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_a_listing_holds_no_token(wire: Wire, gate: Gate) -> None:
     gate.release()
 
 
-@pytest.mark.parametrize("kind", ["ws-mcp", "ws-streams", "stdio"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("capabilities", [STREAMS, POSITIONS], ids=["streams", "positions"])
 def test_many_streams_are_listed_in_pages(
     fresh: ServerProcess, kind: str, capabilities: dict[str, Any]

@@ -17,9 +17,25 @@ POSITIONS: Final[dict[str, Any]] = {
     **PLAIN,
     "experimental": {"mcp-streams/v1": {"positions": True}},
 }
+# Every transport that a journal is served over, and what each of a run of tests goes over.
+KINDS: Final = ("ws-mcp", "ws-streams", "stdio", "http-sse", "http-lines")
+
 UNKNOWN: Final = "x" * 43
 COMPLETED: Final = {"_meta": {"mcp-streams/ended": "completed"}}
 SUPERSEDED: Final = {"_meta": {"mcp-streams/ended": "superseded"}}
+
+
+def opting_in(kind: str, capabilities: dict[str, Any]) -> dict[str, Any]:
+    """These capabilities, and over HTTP the wish to be sent an original response as it was.
+
+    WIRE §2: "over HTTP it travels inside the reply […] unless the client set `replayResponse`": with
+    it set, the Streams proposal reads the same over every transport.
+    """
+    if not kind.startswith("http"):
+        return capabilities
+    places = capabilities.get("experimental", {})
+    settings = {**places.get("mcp-streams/v1", {}), "replayResponse": True}
+    return {**capabilities, "experimental": {**places, "mcp-streams/v1": settings}}
 
 
 @dataclass(frozen=True)

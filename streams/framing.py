@@ -1,0 +1,137 @@
+"""How what is sent becomes bytes: plain lines, numbered lines, or server-sent events.
+
+Stored runs go out as they are, or are re-framed as a whole; nothing here looks into a message.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from streams import dialects
+from streams.messages import Run
+
+if TYPE_CHECKING:
+    from streams.delivery import Delivery
+
+RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer is taken for a dead one
+
+
+class Framing(Protocol):
+    """One way to write what belongs to a delivery, and what belongs to none."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether messages have ids by which any client can come back for the next."""
+
+    def attached(self, delivery: "Delivery") -> None:
+        """The delivery's messages will be written in this framing."""
+
+    def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
+        """What goes ahead of a delivery's messages, or of the lone one that there will ever be."""
+
+    def line(self, line: bytes) -> bytes:
+        """A message that has no number."""
+
+    def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
+        """Some messages of a delivery's stream."""
+
+    def reply(self, delivery: "Delivery", line: bytes) -> bytes:
+        """The last message of a delivery, which says that it is over."""
+
+
+class Plain:
+    """Lines, as every MCP client reads them."""
+
+    has_ids = False
+
+    def attached(self, delivery: "Delivery") -> None:
+        pass  # lines are the same for all
+
+    def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
+        return b"".join(delivery.preamble)
+
+    def line(self, line: bytes) -> bytes:
+        return line
+
+    def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
+        return (run.body,)
+
+    def reply(self, delivery: "Delivery", line: bytes) -> bytes:
+        return line
+
+
+class Numbered(Plain):
+    """Lines, with a header ahead of each run that tells its numbers."""
+
+    def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
+        return dialects.position(delivery.stream.id, run), run.body
+
+
+class Events:
+    """Server-sent events of one HTTP response, or plain JSON where it is one message alone.
+
+    `name` gives what the ids of a delivery's events begin and end with. A revision before
+    2025-11-25 knows no priming event.
+    """
+
+    def __init__(
+        self,
+        name: Callable[["Delivery"], tuple[str, str]],
+        *,
+        is_priming: bool = True,
+        may_be_json: bool = True,
+    ) -> None:
+        self.has_ids = True
+        self.is_json = False
+        self._name = name
+        self._is_priming = is_priming
+        self._may_be_json = may_be_json  # nothing is written yet, and events are not called for
+        self._prefix = self._suffix = b""
+
+    def attached(self, delivery: "Delivery") -> None:
+        self.has_ids = delivery.stream.record.is_announced
+        prefix, suffix = self._name(delivery)
+        self._prefix = f"id: {prefix}_".encode()
+        self._suffix = f"_{suffix}".encode() if suffix else b""
+
+    def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
+        if is_lone and self._may_be_json:
+            self._be_json()
+            return b""
+        self._may_be_json = False
+        prime = b":\n\n"  # a comment, since something has to bring the head of the response
+        if self._is_priming and self.has_ids:
+            retry_ms = min(int(delivery.stream.record.min_s * 1000), RETRY_MS_MAX)
+            prime = self._id(delivery.position) + b"retry: %d\ndata: \n\n" % retry_ms
+        return prime + b"".join(self.line(line) for line in delivery.preamble)
+
+    def line(self, line: bytes) -> bytes:
+        if self._may_be_json:  # a refusal: nothing follows it
+            self._be_json()
+        return line if self.is_json else b"data: %b\n" % line
+
+    def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
+        if self.is_json:
+            return (run.body,)
+        lines = run.body.split(b"\n")
+        lines.pop()
+        if not self.has_ids:
+            return [b"data: %b\n\n" % line for line in lines]
+        prefix, suffix = self._prefix, self._suffix + b"\ndata: "
+        return [
+            b"%b%d%b%b\n\n" % (prefix, seq, suffix, line) for seq, line in enumerate(lines, run.seq)
+        ]
+
+    def reply(self, delivery: "Delivery", line: bytes) -> bytes:
+        if not delivery.embeds_response:  # the final response has that id
+            return self.line(line)
+        return self._id(delivery.position) + self.line(line)
+
+    def _be_json(self) -> None:
+        self.is_json, self.has_ids, self._may_be_json = True, False, False
+
+    def _id(self, seq: int) -> bytes:
+        return b"%b%d%b\n" % (self._prefix, seq, self._suffix)
+
+
+PLAIN: Final = Plain()
+NUMBERED: Final = Numbered()

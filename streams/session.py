@@ -1,0 +1,39 @@
+"""What one client has said of itself, and what it has under way with this server.
+
+On stdio and a WebSocket that lasts as long as the connection; over HTTP it goes on through any
+number of requests (`streams.sessions`).
+"""
+
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from streams.dialects import Settings
+from streams.messages import RequestId
+
+if TYPE_CHECKING:
+    from streams.delivery import Delivery
+
+LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
+
+
+class Session:
+    """One client's, whoever else has the same principal."""
+
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+        self.revision: str | None = None  # of MCP; None before `initialize`
+        self.capabilities: dict[str, Any] = {}
+        self.settings = Settings()
+        self.level: str = LEVELS[0]  # of log messages, and above
+        self.deliveries: dict[Delivery, None] = {}
+        self.taken: set[RequestId] = set()  # the ids that stand for something now
+
+    def attach(self, delivery: "Delivery") -> None:
+        """A stream is delivered to this client from now on."""
+        self.deliveries[delivery] = None
+        self.taken |= delivery.taken_ids
+
+    def detach(self, delivery: "Delivery") -> None:
+        """It no longer is. Twice is as good as once."""
+        if self.deliveries.pop(delivery, delivery) is None:
+            self.taken -= delivery.taken_ids

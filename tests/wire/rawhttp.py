@@ -1,0 +1,396 @@
+"""HTTP by hand: one request on a bare socket, and its response byte by byte as it comes.
+
+No library in between, so that a test sees what any client may be given: which bytes came first, how
+a body ended, what an event stream says between its events. Nothing is read before it is asked for.
+Every wait ends after `DEADLINE_S` without a byte.
+"""
+
+import contextlib
+import json
+import re
+import select
+import socket
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from tests.wire.raw import DEADLINE_S, Id, Message, PeerGone
+
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
+JSON: Final = "application/json"
+BOTH: Final = f"{JSON}, {EVENTS}"
+PATH: Final = "/mcp"
+
+Headers = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event of an event stream; `data` is empty in one that primes."""
+
+    id: str | None
+    data: str
+    retry: int | None
+
+    @property
+    def message(self) -> Message:
+        return Message(self.data.encode())
+
+
+class Exchange:
+    """A request that was sent, and what has come of its response so far.
+
+    `first` is what the first reading brought: what the server wrote at once came at once.
+    """
+
+    def __init__(self, connection: socket.socket, *, is_head: bool = False) -> None:
+        self.connection = connection
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.first = b""
+        self.comments = 0  # and the empty lines of newline framing: what keeps a proxy awake
+        self.is_whole = False
+        self.is_cut = False
+        self.rest = b""  # what came after the end of the response
+        self._is_head = is_head
+        self._wire = bytearray()
+        self._body = bytearray()
+        self._fields: list[tuple[str, str]] = []
+        self._length: int | None = None
+        self._is_chunked = False
+        self._moved = 0
+
+    # Sending.
+
+    def send(self, data: bytes) -> None:
+        """Send bytes; a peer that hangs up meanwhile may have said why, so that is no error."""
+        with contextlib.suppress(ConnectionError):
+            self.connection.sendall(data)
+
+    def half_close(self) -> None:
+        """No more will be sent."""
+        self.connection.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        """Hang up, whatever is still under way."""
+        self.is_cut = self.is_cut or not self.is_whole
+        self.connection.close()
+
+    # Reading.
+
+    @property
+    def is_over(self) -> bool:
+        return self.is_whole or self.is_cut
+
+    @property
+    def media_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip()
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the connection may carry another request."""
+        is_framed = self._is_chunked or self._length is not None
+        asked_to_close = "close" in self.headers.get("connection", "").lower()
+        return self.is_whole and is_framed and not asked_to_close
+
+    def pump(self, within_s: float = DEADLINE_S) -> None:
+        """Read once, whatever is there. Raises `TimeoutError` after `within_s` without a byte."""
+        if not select.select([self.connection], [], [], within_s)[0]:
+            raise TimeoutError(f"nothing came after {bytes(self._wire[-200:])!r}")
+        try:
+            chunk = self.connection.recv(1 << 20)
+        except ConnectionError:
+            chunk = b""
+        self.first = self.first or chunk
+        if chunk:
+            self._feed(chunk)
+        elif self.status and self._length is None and not self._is_chunked:
+            self.is_whole = True  # HTTP/1.0: the end of the connection is the end of the body
+        else:
+            self.is_cut = True
+
+    def head(self) -> Self:
+        """Wait for the status and the headers."""
+        while not self.status:
+            self._pump_or_gone()
+        return self
+
+    def body(self) -> bytes:
+        """Wait for the end of the response; what nobody has taken of it. Raises `PeerGone`."""
+        while not self.is_whole:
+            self._pump_or_gone()
+        return bytes(self._body)
+
+    def message(self) -> Message:
+        """The one message that the response consists of."""
+        return Message(self.body())
+
+    def next_event(self) -> Event:
+        """The next event. Raises `PeerGone` when there will be none."""
+        while (event := self.take_event()) is None:
+            self._pump_or_gone()
+        return event
+
+    def events(self) -> list[Event]:
+        """All events to the end of the stream, which is well-formed."""
+        taken = []
+        while not self.is_over or b"\n" in self._body:
+            event = self.take_event()
+            if event is not None:
+                taken.append(event)
+            elif not self.is_over:
+                self.pump()
+        assert self.is_whole, "the response was cut off"
+        return taken
+
+    def next_line(self) -> bytes:
+        """The next message in newline framing. Raises `PeerGone` when there will be none."""
+        while (line := self.take_line()) is None:
+            self._pump_or_gone()
+        return line
+
+    def take_event(self) -> Event | None:
+        """An event that is there already (WHATWG HTML, 9.2.6)."""
+        while (line := self._take_raw_line()) is not None:
+            if line.startswith(b":"):
+                self.comments += 1
+            elif line:
+                name, _, value = line.decode().partition(":")
+                self._fields.append((name, value.removeprefix(" ")))
+            elif self._fields:
+                return self._dispatch()
+        return None
+
+    def take_line(self) -> bytes | None:
+        """A message in newline framing that is there already."""
+        while (line := self._take_raw_line()) is not None:
+            if line:
+                return line
+            self.comments += 1
+        return None
+
+    def _dispatch(self) -> Event:
+        fields, self._fields = self._fields, []
+        assert {name for name, _ in fields} <= {"id", "data", "event", "retry"}, fields
+        of: dict[str, list[str]] = {}
+        for name, value in fields:
+            of.setdefault(name, []).append(value)
+        assert of.get("event", ["message"]) == ["message"], "MCP knows no other kind of event"
+        retry = of.get("retry")
+        return Event(
+            id=of["id"][-1] if "id" in of else None,
+            data="\n".join(of.get("data", [])),
+            retry=int(retry[-1]) if retry else None,
+        )
+
+    def _take_raw_line(self) -> bytes | None:
+        end = self._body.find(b"\n")
+        if end < 0:
+            return None
+        line = bytes(self._body[:end])
+        del self._body[: end + 1]
+        return line.removesuffix(b"\r")
+
+    def _pump_or_gone(self) -> None:
+        if self.is_over:
+            raise PeerGone(f"the response is over: {self.status} {bytes(self._body)!r}")
+        self.pump()
+
+    # HTTP/1.1, RFC 9112.
+
+    def _feed(self, chunk: bytes) -> None:
+        self._wire += chunk
+        while not self.status and b"\r\n\r\n" in self._wire:
+            self._take_head()
+        if not self.status or self.is_whole:
+            self.rest = bytes(self._wire) if self.is_whole else b""
+        elif self._is_chunked:
+            self._take_chunks()
+        elif self._length is not None:
+            self._take_length(self._length)
+        else:
+            self._move(len(self._wire))
+
+    def _take_head(self) -> None:
+        head, _, rest = bytes(self._wire).partition(b"\r\n\r\n")
+        self._wire = bytearray(rest)
+        start, *lines = head.decode("latin-1").split("\r\n")
+        match = re.fullmatch(r"HTTP/1\.1 (\d{3}) ?(.*)", start)
+        assert match is not None, f"no status line: {start!r}"
+        if match[1].startswith("1"):  # 100 Continue: the response itself is still to come
+            return
+        self.status = int(match[1])
+        for line in lines:
+            name, colon, value = line.partition(":")
+            assert colon, f"no header: {line!r}"
+            self.headers[name.lower()] = value.strip()
+        self._is_chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        if self._is_head or self.status in (204, 304):
+            self._length = 0
+        elif "content-length" in self.headers:
+            assert not self._is_chunked, "RFC 9112, 6.2: never both"
+            self._length = int(self.headers["content-length"])
+
+    def _take_length(self, length: int) -> None:
+        self._move(min(len(self._wire), length - self._moved))
+        self._end_if(self._moved == length)
+
+    def _take_chunks(self) -> None:
+        while (end := self._wire.find(b"\r\n")) >= 0:
+            size = int(self._wire[:end].partition(b";")[0], 16)
+            whole = end + 2 + size + 2
+            if len(self._wire) < whole:
+                return
+            assert self._wire[whole - 2 : whole] == b"\r\n", "a chunk, or the last, without its end"
+            del self._wire[: end + 2]
+            self._move(size)
+            del self._wire[:2]
+            if size == 0:
+                self._end_if(True)
+                return
+
+    def _move(self, size: int) -> None:
+        self._body += self._wire[:size]
+        self._moved += size
+        del self._wire[:size]
+
+    def _end_if(self, is_end: bool) -> None:
+        if is_end:
+            self.is_whole = True
+            self.rest = bytes(self._wire)
+
+
+class HttpClient:
+    """What a client keeps between its requests: the address, a session, and what it accepts.
+
+    A connection is used again where the server leaves it open. `close` cuts all that are left.
+    """
+
+    def __init__(self, port: int, accept: str = BOTH) -> None:
+        self.port = port
+        self.accept = accept
+        self.session: str | None = None
+        self.revision: str | None = None
+        self._idle: deque[socket.socket] = deque()
+        self._open: list[Exchange] = []
+
+    def head(self, method: str, more: Headers | None = None, *, path: str = PATH) -> bytes:
+        """A request's head; `more` adds and replaces headers, None takes one away."""
+        headers: dict[str, str | None] = {
+            "Host": f"127.0.0.1:{self.port}",
+            "Accept": self.accept,
+            "Mcp-Session-Id": self.session,
+            "MCP-Protocol-Version": self.revision,
+            **(more or {}),
+        }
+        lines = [f"{name}: {value}" for name, value in headers.items() if value is not None]
+        return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
+
+    def post_bytes(self, body: bytes, more: Headers | None = None) -> bytes:
+        length = {"Content-Type": JSON, "Content-Length": str(len(body))}
+        return self.head("POST", {**length, **(more or {})}) + body
+
+    def start(self, *, is_head: bool = False) -> Exchange:
+        """A connection on which a request may be sent."""
+        for exchange in [one for one in self._open if one.is_over]:
+            self._open.remove(exchange)
+            if exchange.can_go_on:
+                self._idle.append(exchange.connection)
+            else:
+                exchange.connection.close()
+        exchange = Exchange(self._connection(), is_head=is_head)
+        self._open.append(exchange)
+        return exchange
+
+    def _connection(self) -> socket.socket:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.fileno() >= 0 and not select.select([connection], [], [], 0)[0]:
+                return connection
+            connection.close()  # the server has closed it
+        try:
+            return socket.create_connection(("127.0.0.1", self.port), DEADLINE_S)
+        except ConnectionError as gone:
+            raise PeerGone(str(gone)) from gone
+
+    def send(self, data: bytes) -> Exchange:
+        """Send a request, or what is none."""
+        exchange = self.start(is_head=data.startswith(b"HEAD "))
+        exchange.send(data)
+        return exchange
+
+    def post(self, message: object, more: Headers | None = None) -> Exchange:
+        """POST a message, or bytes as they are."""
+        body = message if isinstance(message, bytes) else json.dumps(message).encode()
+        return self.send(self.post_bytes(body, more))
+
+    def request(
+        self, method: str, params: object = None, *, id: Id = 1, more: Headers | None = None
+    ) -> Exchange:
+        body = {"jsonrpc": "2.0", "id": id, "method": method}
+        return self.post(body if params is None else {**body, "params": params}, more)
+
+    def ask(self, method: str, params: object = None, *, id: Id = 1) -> Message:
+        """Send a request whose answer comes alone; any JSON-RPC answer is a 200."""
+        exchange = self.request(method, params, id=id).head()
+        assert exchange.status == 200, exchange.body()
+        return exchange.message()
+
+    def call(
+        self, tool: str, id: Id = 1, *, more: Headers | None = None, **arguments: object
+    ) -> Exchange:
+        return self.request("tools/call", {"name": tool, "arguments": arguments}, id=id, more=more)
+
+    def notify(self, method: str, params: object = None) -> Exchange:
+        """Send a notification, which is accepted."""
+        body = {"jsonrpc": "2.0", "method": method}
+        exchange = self.post(body if params is None else {**body, "params": params}).head()
+        assert exchange.status == 202, exchange.body()
+        return exchange
+
+    def get(self, last_event_id: str | None = None, more: Headers | None = None) -> Exchange:
+        return self.send(self.head("GET", {"Last-Event-ID": last_event_id, **(more or {})}))
+
+    def delete(self) -> Exchange:
+        return self.send(self.head("DELETE"))
+
+    def initialize(self, capabilities: dict[str, Any], *, revision: str = "2025-11-25") -> Message:
+        """Open a session; from then on every request names it and its revision."""
+        params = {
+            "protocolVersion": revision,
+            "capabilities": capabilities,
+            "clientInfo": {"name": "raw", "version": "0"},
+        }
+        exchange = self.request("initialize", params, id="initialize").head()
+        assert exchange.status == 200, exchange.body()
+        response = self.read_one(exchange)
+        self.session = exchange.headers["mcp-session-id"]
+        self.revision = response.result["protocolVersion"]
+        self.notify("notifications/initialized")
+        return response
+
+    @staticmethod
+    def read_one(exchange: Exchange) -> Message:
+        """The first message of a response, whichever of the three forms it has."""
+        exchange.head()
+        if exchange.media_type == EVENTS:
+            while not (event := exchange.next_event()).data:
+                pass
+            return event.message
+        return Message(exchange.body())
+
+    def close(self) -> None:
+        for exchange in self._open:
+            exchange.connection.close()
+        for connection in self._idle:
+            connection.close()
+        self._open.clear()
+        self._idle.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
