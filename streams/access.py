@@ -20,6 +20,7 @@ from streams.keys import Keyring
 from streams.messages import Message, RequestId
 from streams.registry import Registry
 from streams.session import Session
+from streams.sessions import EventId, HttpSession
 from streams.stream import Answer, Stream
 
 log = structlog.get_logger()
@@ -97,6 +98,57 @@ class Access:
                 reply_id=reply_id,
             )
         )
+
+    def go_on(self, connection: Connection, session: HttpSession, told: EventId) -> None:
+        """Deliver more of a response, from the event on that the client had last.
+
+        Nothing is deleted, and no request to the client is sent again. Raises `Refusal` where the
+        stream or the messages are gone.
+        """
+        stream = self._streams.get(told.stream)
+        if stream is None:
+            raise refusal("stream_not_found")
+        if stream.state.is_tombstone:
+            raise refusal(stream.state.outcome.value)
+        _check_cursor(stream, told.seq)
+        current = stream.delivery
+        if current is not None:
+            is_same = current.connection.session is session and current.grant == told.grant
+            # The response goes on over here: whoever waits for it must not hear that it failed.
+            current.drop() if is_same else current.end("superseded")
+        speaks = session.settings.dialects
+        delivery = Delivery(
+            stream,
+            connection,
+            after=told.seq,
+            preamble=self.announcements(stream, speaks) if told.seq == 0 else [],
+            speaks=speaks,
+            reply_id=told.reply_id,
+            grant=told.grant,
+        )
+        connection.attach(delivery)
+
+    def has_more(self, session: HttpSession, told: EventId) -> bool:
+        """Whether there is, or will be, anything to say after this event.
+
+        Raises `Refusal` where there never was such an event.
+        """
+        stream = self._streams.get(told.stream)
+        if stream is None:
+            raise refusal("stream_not_found")
+        if told.seq > stream.state.durable:
+            raise refusal("cursor_ahead", lastSeq=stream.state.durable)
+        if stream.state.is_tombstone or not stream.state.is_finished(told.seq):
+            return True
+        # A reply that follows a response of its own has no event id, and may not have come.
+        return told.reply_id is not None and session.settings.replay_response
+
+    def request_id(self, told: EventId) -> RequestId | None:
+        """Under which id the client waits for the end of this response."""
+        if told.reply_id is not None:
+            return told.reply_id
+        stream = self._streams.get(told.stream)
+        return None if stream is None else stream.request_id
 
     def poll(self, session: Session, intent: Poll) -> Standing:
         """How a stream stands. Raises `Refusal` as `resume` does."""

@@ -35,6 +35,10 @@ def serve(
     stdio: bool = False,
     foreground: bool = False,
     ws: str | None = None,
+    http: str | None = None,
+    http_path: str = "/mcp",
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
     journal: Path | None = None,
     linger: float = 5.0,
     durability: Durability = "power",
@@ -45,7 +49,7 @@ def serve(
     allowed_origin: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Serve a server's tools over stdio, WebSocket, or both.
+    """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
 
     With --stdio and a journal, the process that a client spawns is only a relay to the journal's
     owner, which is started where there is none and goes on when the client has gone.
@@ -55,11 +59,20 @@ def serve(
     app
         file.py:server or package.module:server.
     stdio
-        Serve one client over standard input and output. The default where --ws is not given.
+        Serve one client over standard input and output. The default where neither --ws nor
+        --http is given.
     foreground
         Do the work in this process, also with --stdio and a journal.
     ws
         Serve WebSocket clients at HOST:PORT; port 0 takes a free one and says which.
+    http
+        Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
+    http_path
+        The path of the one endpoint for --http.
+    tls_cert
+        A file with the certificate, and those that vouch for it, to serve --http with TLS.
+    tls_key
+        The file with its key, where that is not in the same file.
     journal
         The SQLite file that streams are kept in. Without it they live as long as the process.
     linger
@@ -71,7 +84,7 @@ def serve(
     limit
         NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
     insecure_anonymous
-        Let --ws be reached from other machines though nobody is asked who they are.
+        Let --ws and --http be reached from other machines though nobody is asked who they are.
     allowed_host
         A Host header to accept, besides those of this machine.
     allowed_origin
@@ -87,12 +100,20 @@ def serve(
         return _complain(f"--limit: {error}.")
     if not linger >= 0:
         return _complain("--linger: write seconds, 0 or more.")
+    if not http_path.startswith("/"):
+        return _complain("--http-path: begin it with a slash.")
+    if tls_key is not None and tls_cert is None:
+        return _complain("--tls-key: name the certificate too, with --tls-cert.")
     options = Options(
         app=app,
         journal=journal,
-        stdio=stdio or ws is None,
+        stdio=stdio or (ws is None and http is None),
         foreground=foreground,
         ws=ws,
+        http=http,
+        http_path=http_path,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
         linger_s=linger,
         durability=durability,
         insecure_anonymous=insecure_anonymous,
@@ -138,7 +159,7 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
     Parameters
     ----------
     url
-        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
     tool
         The tool's name.
     arguments
@@ -164,7 +185,7 @@ def resume(url: str, ticket: str, /, *, json: bool = False) -> int:
     Parameters
     ----------
     url
-        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
     ticket
         What was printed when the call was left.
     json
@@ -194,7 +215,7 @@ def poll(
     Parameters
     ----------
     url
-        ws://HOST:PORT, wss://HOST, or stdio:COMMAND.
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
     stream
         A ticket, or a stream's id where the stream is yours.
     all_

@@ -151,8 +151,8 @@ class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
 
 def hello(name: str, version: str, answered: Iterable[str]) -> dict[str, Any]:
     """The params of `initialize`; `answered` are the methods that the client has handlers for."""
-    extension = {EXTENSION: {"dialects": ["streams"], "positions": True}}
-    capabilities: dict[str, Any] = {"streams": {}, "experimental": extension}
+    settings = {"dialects": ["streams"], "positions": True, "replayResponse": True}
+    capabilities: dict[str, Any] = {"streams": {}, "experimental": {EXTENSION: settings}}
     capabilities |= {_CAPABILITIES[method]: {} for method in answered if method in _CAPABILITIES}
     return {
         "protocolVersion": PROTOCOL_VERSION,

@@ -29,17 +29,24 @@ RETRY_LAST_S: Final = 2.0
 
 
 class Source(Protocol):
-    """A stream that has something to be made durable."""
-
-    @property
-    def id(self) -> str:
-        """Its streamId."""
+    """What has something to be made durable, such as a stream, or waits for what was added."""
 
     def take(self) -> Append | None:
         """What is new since the last time."""
 
     def committed(self, seq: int) -> None:
         """Hear that what was added for it and everything up to `seq` are durable."""
+
+
+class _Waiter:
+    def __init__(self) -> None:
+        self.is_durable = trio.Event()
+
+    def take(self) -> None:
+        return None
+
+    def committed(self, seq: int) -> None:
+        self.is_durable.set()
 
 
 class Committer:
@@ -77,6 +84,13 @@ class Committer:
         self._sources[source] = None
         self.waiting_bytes += size
         self._wanted.set()
+
+    async def settled(self, change: Change) -> None:
+        """Make a change durable, and wait until it is."""
+        waiter = _Waiter()
+        self.add(change)
+        self.mark(waiter, 0)
+        await waiter.is_durable.wait()
 
     def check(self) -> None:
         """Raise `Refusal` while the journal takes nothing, for who would begin something new."""

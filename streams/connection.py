@@ -124,6 +124,8 @@ class Connection:
         self.deliveries[delivery.stream.id] = delivery
         self.session.attach(delivery)
         self._framing.attached(delivery)
+        if not self._framing.announces:
+            delivery.preamble, delivery.dialects = (), ()
         delivery.stream.attach(delivery)
         self.wake(delivery)
 

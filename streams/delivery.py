@@ -19,6 +19,7 @@ class Delivery:
     __slots__ = (
         "connection",
         "dialects",
+        "grant",
         "is_granted",
         "is_open",
         "is_over",
@@ -38,6 +39,7 @@ class Delivery:
         preamble: Sequence[bytes],
         speaks: tuple[Dialect, ...],
         reply_id: RequestId | None = None,
+        grant: str = "",
     ) -> None:
         self.stream = stream
         self.connection = connection
@@ -46,7 +48,8 @@ class Delivery:
         self.preamble = preamble  # lines that have no number
         self.dialects = speaks
         self.reply_id = reply_id  # of the resume; None for the originating request's own delivery
-        self.is_granted = True  # whether the client may be told how to continue this very delivery
+        self.grant = grant  # under which name it may be continued by event ids
+        self.is_granted = True  # the grant, if there is one, is durable
         self.is_open = False  # the preamble is out
         self.is_over = False
 
@@ -93,6 +96,14 @@ class Delivery:
         """Let go of the stream with an error for whoever waits for it."""
         waiting = self.stream.request_id if self.reply_id is None else self.reply_id
         self._close(messages.error(waiting, refused))
+
+    def take(self) -> None:
+        """For the committer: what this waits for is a change of its own."""
+
+    def committed(self, seq: int) -> None:
+        """The grant is durable: the client may be told of it."""
+        self.is_granted = True
+        self.connection.wake(self)
 
     def let_go(self) -> bool:
         """Let the client come back for this stream when it likes; False where that would cost

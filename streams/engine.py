@@ -28,6 +28,7 @@ from streams.limits import Limits
 from streams.messages import Channel, RequestId
 from streams.registry import Registry
 from streams.session import Session
+from streams.sessions import HttpSession, Sessions
 from streams.stream import Answer, Overflow, Stream
 
 log = structlog.get_logger()
@@ -58,6 +59,7 @@ class Engine:
         self._committing = trio.CancelScope(shield=True)
         self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
         self._streams = Registry(limits)
+        self.sessions = Sessions(self._committer, keyring, limits)
         self._answers: dict[RequestId, Answer] = {}
         self.access = Access(
             self._streams,
@@ -194,7 +196,15 @@ class Engine:
         if self._streams.get(stream.id) is stream:
             self._streams.remove(stream)
             self._deadlines.forget(stream)
+            self.sessions.forget(stream)
             self._committer.add(stream.forget())
+
+    def end_session(self, session: HttpSession) -> None:
+        """The client is done; streams whose tokens it was told may be resumed from elsewhere."""
+        self.sessions.end(session)
+        if not session.settings.dialects:
+            for stream in self._streams.wanted(session.principal):
+                self._drop(stream)
 
     # The engine's own life
 
@@ -249,6 +259,7 @@ class Engine:
         self._nursery = nursery
         for record in await self._journal.claim():
             self._restore(record)
+        self.sessions.restore(*await self._journal.sessions(), self._streams)
         nursery.start_soon(self._commit)
         nursery.start_soon(self._deadlines.run)
         # Whoever asks first shall hear how it ended, not that it still runs.

@@ -19,6 +19,14 @@ class Framing(Protocol):
     """One way to write what belongs to a delivery, and what belongs to none."""
 
     @property
+    def announces(self) -> bool:
+        """Whether there is room for what is said about a stream, besides its messages."""
+
+    @property
+    def is_json(self) -> bool:
+        """Whether what is written is one JSON message and nothing else."""
+
+    @property
     def has_ids(self) -> bool:
         """Whether messages have ids by which any client can come back for the next."""
 
@@ -39,15 +47,20 @@ class Framing(Protocol):
 
 
 class Plain:
-    """Lines, as every MCP client reads them."""
+    """Lines, as every MCP client reads them. `opener` stands where nothing else would open."""
 
+    announces = True
     has_ids = False
+    is_json = False
+
+    def __init__(self, opener: bytes = b"") -> None:
+        self._opener = opener
 
     def attached(self, delivery: "Delivery") -> None:
         pass  # lines are the same for all
 
     def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
-        return b"".join(delivery.preamble)
+        return b"".join(delivery.preamble) or self._opener
 
     def line(self, line: bytes) -> bytes:
         return line
@@ -66,12 +79,28 @@ class Numbered(Plain):
         return dialects.position(delivery.stream.id, run), run.body
 
 
+class Lone(Plain):
+    """The final response and nothing before it, for who reads one message of JSON."""
+
+    announces = False
+    is_json = True
+
+    def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
+        return b""
+
+    def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
+        is_last = delivery.stream.state.is_finished(run.last) and delivery.reply_id is None
+        return (run.without_last()[1],) if is_last else ()
+
+
 class Events:
     """Server-sent events of one HTTP response, or plain JSON where it is one message alone.
 
     `name` gives what the ids of a delivery's events begin and end with. A revision before
     2025-11-25 knows no priming event.
     """
+
+    announces = True
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ first: tokens are made under the first and honoured under all. To change the key
 """
 
 import base64
+import hashlib
 import hmac
 import os
 import re
@@ -27,6 +28,11 @@ _FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is somethin
 def new_id() -> str:
     """256 random bits, url-safe: a stream's id, or anything else that must not be guessed."""
     return secrets.token_urlsafe(32)
+
+
+def hashed(secret: str) -> str:
+    """What may be stored of an id that nobody may guess."""
+    return hashlib.sha256(_bytes(secret)).hexdigest()
 
 
 def new_request_id() -> str:
@@ -63,6 +69,14 @@ class Keyring:
         """The resume token of a stream: url-safe base64 of 256 bits, without padding."""
         return _hash(self._keys[0], stream_id).decode()
 
+    def event_key(self, stream_id: str) -> str:
+        """What the ids of a stream's events begin with: 128 bits in hex, and no secret."""
+        return _event_key(self._keys[0], stream_id)
+
+    def is_event_key_of(self, stream_id: str, event_key: str) -> bool:
+        """Whether `event_key` is the stream's, under any of the keys."""
+        return any(_event_key(key, stream_id) == event_key for key in self._keys)
+
     def is_token_of(self, stream_id: str, token: str) -> bool:
         """Whether `token` is the stream's, under any of the keys.
 
@@ -73,6 +87,10 @@ class Keyring:
         for key in self._keys:
             is_match |= hmac.compare_digest(_hash(key, stream_id), given)
         return is_match
+
+
+def _event_key(key: bytes, stream_id: str) -> str:
+    return hmac.digest(key, b"event:" + _bytes(stream_id), "sha256")[:16].hex()
 
 
 def _hash(key: bytes, stream_id: str) -> bytes:

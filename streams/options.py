@@ -27,6 +27,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     stdio: bool = False
     foreground: bool = False
     ws: str | None = None
+    http: str | None = None
+    http_path: str = "/mcp"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     linger_s: float = 5.0
     durability: Durability = "power"
     insecure_anonymous: bool = False
@@ -38,7 +42,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_relay(self) -> bool:
         """Whether this process only brings a client to the journal's owner."""
-        return self.stdio and self.journal is not None and not (self.foreground or self.ws)
+        is_server = self.foreground or self.is_listening
+        return self.stdio and self.journal is not None and not is_server
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether clients reach this process by the network."""
+        return self.ws is not None or self.http is not None
 
     def of_owner(self) -> str:
         """The options of the owner that a relay with these starts, as text."""

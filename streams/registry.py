@@ -54,6 +54,10 @@ class Registry:
         if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
             del self._wanted[principal]
 
+    def wanted(self, principal: str) -> list[Stream]:
+        """A principal's streams that run, or are not known to be delivered."""
+        return list(self._wanted.get(principal, {}).values())
+
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
         """A principal's wanted streams that it was told of, above a number; whether more follow."""
         # In order of creation, since numbers only grow: the page is found by skipping.

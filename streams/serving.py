@@ -4,9 +4,10 @@ import importlib
 import importlib.util
 import os
 import signal
+import ssl
 import sys
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 import structlog
 import trio
 
+from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable
 from streams.journal import Journal
 from streams.keys import Keyring
@@ -24,7 +26,7 @@ from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.ownership import key_path, socket_path
 from streams.server import RunningServer, Server
 from streams.sqlite import open_sqlite_journal
-from transports import stdio, unix, websocket
+from transports import http, stdio, unix, websocket
 from transports.origins import names_loopback
 
 log = structlog.get_logger()
@@ -97,15 +99,17 @@ def _check_address(address: str, *, is_insecure_allowed: bool) -> None:
 
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
-    if options.ws is not None:
-        _check_address(options.ws, is_insecure_allowed=options.insecure_anonymous)
+    for address in (options.ws, options.http):
+        if address is not None:
+            _check_address(address, is_insecure_allowed=options.insecure_anonymous)
+    tls = _tls(options)
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve, server, options, fds)
+        trio.run(_serve, server, options, fds, tls)
     except* (CannotServe, JournalUnusable, OSError) as errors:
         failure = _first(errors)
     if failure is not None:
@@ -121,7 +125,12 @@ def _first(errors: BaseException) -> BaseException:
 # The process that does the work
 
 
-async def _serve(server: Server, options: Options, fds: tuple[int, int] | None) -> None:
+async def _serve(
+    server: Server,
+    options: Options,
+    fds: tuple[int, int] | None,
+    tls: ssl.SSLContext | None,
+) -> None:
     async with (
         _open_journal(options) as (journal, keyring),
         server.open(journal, keyring) as running,
@@ -132,9 +141,11 @@ async def _serve(server: Server, options: Options, fds: tuple[int, int] | None) 
             await nursery.start(_serve_relays, running, options)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options)
+        if options.http is not None:
+            await nursery.start(_serve_http, running, options, tls)
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
-        if options.ws is None:
+        if not options.is_listening:
             _tell_starter()
             await running.engine.rest(_linger_s(options))
             nursery.cancel_scope.cancel()
@@ -167,26 +178,65 @@ async def _serve_websocket(
     running: RunningServer, options: Options, *, task_status: trio.TaskStatus[None]
 ) -> None:
     assert options.ws is not None
-    host, port = parse_address(options.ws)
-    limits = running.server.limits
-    serve = partial(
-        websocket.serve,
-        running.serve,
-        host,
-        port,
-        message_bytes_max=limits.message_bytes_max,
-        connections_max=limits.connections_max,
+    message_bytes_max = running.server.limits.message_bytes_max
+    listen = partial(websocket.serve, running.serve, message_bytes_max=message_bytes_max)
+    await _listen(listen, "ws", options.ws, "", running, options, task_status)
+
+
+async def _serve_http(
+    running: RunningServer,
+    options: Options,
+    tls: ssl.SSLContext | None,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    assert options.http is not None
+    listen = partial(
+        http.serve,
+        HttpEndpoint(running, options.http_path),
+        body_bytes_max=running.server.limits.message_bytes_max,
+        ssl_context=tls,
+    )
+    scheme, path = "http" if tls is None else "https", options.http_path
+    await _listen(listen, scheme, options.http, path, running, options, task_status)
+
+
+async def _listen(
+    serve: Callable[..., Awaitable[None]],
+    scheme: str,
+    address: str,
+    path: str,
+    running: RunningServer,
+    options: Options,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    host, port = parse_address(address)
+    serve_all = partial(
+        serve,
+        connections_max=running.server.limits.connections_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
     )
     async with trio.open_nursery() as nursery:
         try:
-            port = await nursery.start(serve)
+            port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(f"{options.ws} cannot be listened at: {error}.") from error
+            raise CannotServe(f"{address} cannot be listened at: {error}.") from error
         shown = f"[{host}]" if ":" in host else host
-        log.info("listening", url=f"ws://{shown}:{port}")
+        log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
         task_status.started()
+
+
+def _tls(options: Options) -> ssl.SSLContext | None:
+    """What --http is served with. Raises `CannotServe` where the files are none."""
+    if options.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise CannotServe(f"{options.tls_cert} cannot be used for TLS: {error}.") from error
+    return context
 
 
 async def _serve_relays(

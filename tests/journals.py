@@ -1,11 +1,17 @@
-"""Streams and lines for the tests of journals."""
+"""Streams, lines and sessions for the tests of journals, and how these look at one."""
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from streams.journal import Append, Grant, Record, SessionRecord
+from streams.journal import Append, Change, Grant, Journal, Record, SessionRecord
+from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 
 PLENTY = 1024 * 1024
+
+OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
+Stored = tuple[list[SessionRecord], list[Grant]]
 
 
 def record(stream: str = "s", fence: int = 1) -> Record:
@@ -52,3 +58,38 @@ def grant(
     session: str = "k", delivery: str = "d", stream: str = "s", reply_id: RequestId = 1
 ) -> Grant:
     return Grant(session, delivery, stream, reply_id)
+
+
+def memory_journals() -> OpenJournal:
+    """What is closed can be opened again, as long as the process lives."""
+    journals: dict[str, MemoryJournal] = {}
+
+    @asynccontextmanager
+    async def open_memory_journal(name: str) -> AsyncIterator[Journal]:
+        journal = journals.setdefault(name, MemoryJournal())
+        yield journal
+        await journal.aclose()
+
+    return open_memory_journal
+
+
+async def applied(journal: Journal, *changes: Change) -> None:
+    assert list(await journal.commit(changes)) == [None] * len(changes)
+
+
+async def stored(journal: Journal) -> Stored:
+    sessions, grants = await journal.sessions()
+    return list(sessions), list(grants)
+
+
+async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
+    """All that follows `after`, every run checked on the way."""
+    bodies = []
+    while (run := await journal.read("s", after, bytes_max=bytes_max)) is not None:
+        assert run.seq == after + 1
+        assert run.count == run.body.count(b"\n") > 0
+        assert run.body.endswith(b"\n")
+        assert len(run.body) <= bytes_max or run.count == 1
+        bodies.append(run.body)
+        after = run.last
+    return b"".join(bodies)

@@ -1,5 +1,6 @@
 """What the tests of the journal's file share: lines, journals, and programs that use them."""
 
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -9,9 +10,7 @@ from pathlib import Path
 
 from streams.journal import Append, Create, Record
 from streams.messages import Run
-from streams.sqlite import (
-    SQLiteStore,
-)
+from streams.sqlite import APPLICATION_ID, SQLiteStore
 
 ROOT = Path(__file__).parent.parent
 PLENTY = 1024 * 1024
@@ -39,6 +38,47 @@ def make_journal(path: Path) -> Path:
     """A journal with one stream of 500 lines, closed."""
     with closing(SQLiteStore(path)) as opened:
         assert opened.commit([Create(record()), append(1, 500, line=b"x" * 99)]) == [None, None]
+    return path
+
+
+# What the release that knew schema 1 alone has written, word for word.
+SCHEMA_1 = f"""
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = 1;
+    CREATE TABLE "_sqlite_migrations" (
+       "id" INTEGER PRIMARY KEY, "migration_set" TEXT, "name" TEXT, "applied_at" TEXT
+    );
+    CREATE UNIQUE INDEX "idx__sqlite_migrations_migration_set_name"
+        ON "_sqlite_migrations" ("migration_set", "name");
+    INSERT INTO "_sqlite_migrations"
+        VALUES (1, 'mcp-streams', 'initial', '2026-11-21 15:08:30.048818+00:00');
+    CREATE TABLE "streams" (
+       "id" INTEGER PRIMARY KEY, "stream" TEXT NOT NULL, "principal" TEXT NOT NULL,
+       "origin" BLOB NOT NULL, "min_s" REAL NOT NULL, "max_s" REAL NOT NULL,
+       "created_at" REAL NOT NULL, "is_announced" INTEGER NOT NULL
+    );
+    CREATE UNIQUE INDEX "idx_streams_stream" ON "streams" ("stream");
+    INSERT INTO "streams" VALUES (1, 's', 'os(0)', X'7B7D', 1.0, 60.0, 1750000000.0, 1);
+    CREATE TABLE "progress" (
+       "id" INTEGER PRIMARY KEY, "fence" INTEGER NOT NULL, "last" INTEGER NOT NULL,
+       "acked" INTEGER NOT NULL, "last_request" INTEGER NOT NULL,
+       "last_error" INTEGER NOT NULL, "outcome" TEXT NOT NULL, "ended_at" REAL NOT NULL
+    );
+    INSERT INTO "progress" VALUES (1, 1, 2, 0, 0, 0, 'live', 0.0);
+    CREATE TABLE "runs" (
+       "stream" INTEGER NOT NULL, "last" INTEGER NOT NULL, "count" INTEGER NOT NULL,
+       "body" BLOB NOT NULL
+    );
+    CREATE INDEX "idx_runs_stream_last" ON "runs" ("stream", "last");
+    INSERT INTO "runs" VALUES (1, 2, 2, X'7B7D0A7B7D0A');
+"""
+
+
+def make_journal_of_schema_1(path: Path) -> Path:
+    """A journal that holds `record()` and two lines of it, in WAL mode like all, closed."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as made:
+        made.execute("PRAGMA journal_mode = WAL")
+        made.executescript(SCHEMA_1)
     return path
 
 

@@ -1,7 +1,6 @@
 """What every journal promises: one suite for all of them."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,34 +17,29 @@ from streams.journal import (
     DropGrant,
     DropSession,
     Forget,
-    Grant,
     Journal,
     Outcome,
     Record,
     SaveGrant,
     SaveSession,
-    SessionRecord,
     joined,
 )
-from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 from streams.sqlite import open_sqlite_journal
-from tests.journals import PLENTY, append, grant, lines, record, session
-
-OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
-
-
-def memory_journals() -> OpenJournal:
-    """What is closed can be opened again, as long as the process lives."""
-    journals: dict[str, MemoryJournal] = {}
-
-    @asynccontextmanager
-    async def open_memory_journal(name: str) -> AsyncIterator[Journal]:
-        journal = journals.setdefault(name, MemoryJournal())
-        yield journal
-        await journal.aclose()
-
-    return open_memory_journal
+from tests.journals import (
+    PLENTY,
+    OpenJournal,
+    Stored,
+    append,
+    applied,
+    grant,
+    lines,
+    memory_journals,
+    read_all,
+    record,
+    session,
+    stored,
+)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -53,31 +47,6 @@ def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
     if request.param == "memory":
         return memory_journals()
     return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
-
-
-async def applied(journal: Journal, *changes: Change) -> None:
-    assert list(await journal.commit(changes)) == [None] * len(changes)
-
-
-Stored = tuple[list[SessionRecord], list[Grant]]
-
-
-async def stored(journal: Journal) -> Stored:
-    sessions, grants = await journal.sessions()
-    return list(sessions), list(grants)
-
-
-async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
-    """All that follows `after`, every run checked on the way."""
-    bodies = []
-    while (run := await journal.read("s", after, bytes_max=bytes_max)) is not None:
-        assert run.seq == after + 1
-        assert run.count == run.body.count(b"\n") > 0
-        assert run.body.endswith(b"\n")
-        assert len(run.body) <= bytes_max or run.count == 1
-        bodies.append(run.body)
-        after = run.last
-    return b"".join(bodies)
 
 
 async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> None:

@@ -19,17 +19,24 @@ from streams.journal import (
     Change,
     Close,
     Create,
+    DropGrant,
+    DropSession,
     Forget,
     Outcome,
     Record,
+    SaveGrant,
+    SaveSession,
+    SessionChange,
     apply,
 )
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
-from tests.journals import PLENTY, append, lines, record
+from tests.journals import PLENTY, append, grant, lines, record, session
 
 _T = TypeVar("_T")
 STREAMS = ("a", "b", "c")
+SESSIONS = ("k", "l")
+DELIVERIES = ("d", "e")
 Step = tuple[str, str, int, int, bool]
 STEPS = st.lists(
     st.tuples(
@@ -41,6 +48,21 @@ STEPS = st.lists(
     ),
     min_size=1,
     max_size=6,
+)
+VISITS = st.lists(
+    st.one_of(
+        st.builds(session, st.sampled_from(SESSIONS), st.floats(0, 9)).map(SaveSession),
+        st.sampled_from(SESSIONS).map(DropSession),
+        st.builds(
+            grant,
+            st.sampled_from(SESSIONS),
+            st.sampled_from(DELIVERIES),
+            st.sampled_from(STREAMS),
+            st.sampled_from([1, "1"]),
+        ).map(SaveGrant),
+        st.builds(DropGrant, st.sampled_from(SESSIONS), st.sampled_from(DELIVERIES)),
+    ),
+    max_size=4,
 )
 
 
@@ -66,9 +88,11 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         self.store.close()
         shutil.rmtree(self.directory)
 
-    @rule(steps=STEPS)
-    def commit(self, steps: list[Step]) -> None:
-        changes = [self.change(*step) for step in steps]
+    @rule(steps=STEPS, visits=VISITS, data=st.data())
+    def commit(self, steps: list[Step], visits: list[SessionChange], data: st.DataObject) -> None:
+        changes: list[Change] = [self.change(*step) for step in steps]
+        for visit in visits:
+            changes.insert(data.draw(st.integers(0, len(changes))), visit)
         from_memory = run(self.memory.commit, changes)
         from_file = self.store.commit(changes)
         assert list(map(repr, from_file)) == list(map(repr, from_memory))
@@ -125,6 +149,13 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         after = known.acked + skip if known else skip
         read = run(self.memory.read, stream, after, bytes_max=bytes_max)
         assert self.store.read(stream, after, bytes_max=bytes_max) == read
+
+    @invariant()
+    def both_know_the_same_sessions_and_no_grant_of_what_is_gone(self) -> None:
+        sessions, grants = self.store.sessions()
+        assert (sessions, grants) == run(self.memory.sessions)
+        assert {g.session for g in grants} <= {s.key for s in sessions}
+        assert {g.stream for g in grants} <= self.expected.keys()
 
     @invariant()
     def all_that_is_not_acked_is_there(self) -> None:

@@ -29,14 +29,20 @@ if TYPE_CHECKING:
 
 
 def dial(url: str) -> "Dialer":
-    """A `Dialer` for `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as
-    a child process and talks to it over its standard streams.
+    """A `Dialer` for `http://HOST:PORT/PATH` (`/mcp` where there is no path), `https://…`,
+    `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as a child process
+    and talks to it over its standard streams.
 
     Raises `ValueError` for anything else.
     """
     # Imported when asked for (PLC0415): the relay of stdio passes through this package too, and
     # must not wait for trio.
     scheme, _, rest = url.partition(":")
+    if scheme in ("http", "https"):
+        from transports import httpclient, httpwire  # noqa: PLC0415
+
+        httpwire.Address(url)
+        return partial(httpclient.connect, url)
     if scheme in ("ws", "wss"):
         from transports import handshake, websocket  # noqa: PLC0415
 
@@ -46,4 +52,7 @@ def dial(url: str) -> "Dialer":
         from transports import stdio  # noqa: PLC0415
 
         return partial(stdio.connect, stdio.split_command(rest))
-    raise ValueError(f"cannot dial {url!r}: write ws://HOST:PORT, wss://HOST or stdio:COMMAND")
+    raise ValueError(
+        f"cannot dial {url!r}: write http://HOST:PORT, https://HOST, ws://HOST:PORT, wss://HOST or "
+        "stdio:COMMAND"
+    )

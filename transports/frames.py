@@ -7,12 +7,11 @@ import struct
 from collections.abc import Iterator
 from typing import Final, Protocol
 
-import msgspec
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
 from streams.messages import Incoming, TooLarge
-from transports.lines import READ_BYTES, LineSplitter
+from transports.lines import READ_BYTES, LineSplitter, one_line
 from transports.wire import Wire
 
 MCP: Final = "mcp"
@@ -93,7 +92,7 @@ class MessageFraming:
             await connection.send_message(message.decode())
 
     def feed(self, message: str | bytes) -> list[Incoming]:
-        line = _one_line(_as_bytes(message))
+        line = one_line(_as_bytes(message))
         if len(line) > self._limit:
             raise Oversize([])
         return [line] if line else []
@@ -163,17 +162,3 @@ def _text_frames(messages: list[bytes]) -> bytes:
 
 def _as_bytes(message: str | bytes) -> bytes:
     return message.encode() if isinstance(message, str) else message
-
-
-def _one_line(message: bytes) -> bytes:
-    """A message as a line: pretty-printed JSON loses its line breaks.
-
-    What is no JSON is passed on as it is, to be answered like any other.
-    """
-    message = message.strip(b"\r\n")
-    if b"\n" not in message:
-        return message
-    try:
-        return msgspec.json.format(message, indent=-1)
-    except (msgspec.DecodeError, RecursionError):
-        return message

@@ -6,7 +6,6 @@ without a word and then waits for ever, a header that is not ASCII ends its read
 bounds the request. Each refusal is one HTTP response with a JSON-RPC error in it.
 """
 
-import http
 import json
 import re
 import ssl
@@ -20,39 +19,15 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
-from streams import messages
-from streams.errors import INVALID_REQUEST, Refusal
-from transports.lines import CLOSE_S, READ_BYTES
-from transports.wire import Wire, linger
+from transports.lines import READ_BYTES
+from transports.listening import Refused
+from transports.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
 
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 
 ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
-
-
-class Refused(Exception):
-    """A handshake that ends with an HTTP error."""
-
-    def __init__(self, status: int, why: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        super().__init__(why)
-        self.status = status
-        self.why = why
-        self.headers = headers
-
-    def response(self) -> bytes:
-        phrase = http.HTTPStatus(self.status).phrase
-        body = messages.error(None, Refusal(INVALID_REQUEST, self.why))
-        fields = [
-            *self.headers,
-            (b"Content-Type", b"application/json"),
-            (b"Content-Length", str(len(body)).encode()),
-            (b"Connection", b"close"),
-        ]
-        lines = [f"HTTP/1.1 {self.status} {phrase}".encode()]
-        lines += [name + b": " + value for name, value in fields]
-        return b"\r\n".join([*lines, b"", body])
 
 
 async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
@@ -85,16 +60,6 @@ def parse_head(head: bytes) -> Request:
     if not isinstance(request, Request):
         raise Refused(400, "This is no HTTP request.")
     return request
-
-
-async def turn_away(stream: trio.SocketStream, refused: Refused) -> None:
-    """Send the refusal and hang up, within a second."""
-    with trio.move_on_after(CLOSE_S):
-        try:
-            await stream.send_all(refused.response())
-        except trio.BrokenResourceError:
-            return  # it did not wait for the answer
-        await linger(stream)
 
 
 # -- the client's side

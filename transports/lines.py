@@ -15,6 +15,7 @@ import termios
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
@@ -91,6 +92,20 @@ class LineSplitter:
     def _refuse(self) -> TooLarge:
         self.refused += 1
         return TooLarge(self._limit)
+
+
+def one_line(message: bytes) -> bytes:
+    """A message as a line: pretty-printed JSON loses its line breaks.
+
+    What is no JSON is passed on as it is, to be answered like any other.
+    """
+    message = message.strip(b"\r\n")
+    if b"\n" not in message:
+        return message
+    try:
+        return msgspec.json.format(message, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return message
 
 
 class LineChannel:

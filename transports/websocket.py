@@ -6,11 +6,9 @@ agreed on.
 """
 
 import math
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 import trio
 from trio_websocket import wrap_server_stream
@@ -23,32 +21,26 @@ from transports.frames import MCP, MCP_STREAMS, framing_of
 from transports.handshake import (
     Address,
     ClientStream,
-    Refused,
     ask,
     parse_head,
     read_head,
     secure,
     too_late,
-    turn_away,
 )
 from transports.lines import READ_BYTES
-from transports.origins import Origins, names_loopback
+from transports.listening import (
+    CONNECTIONS_MAX,
+    HANDSHAKE_S,
+    Refused,
+    keep_alive,
+    listen,
+    origins_for,
+    port_of,
+    turn_away,
+)
+from transports.origins import Origins
 from transports.wire import open_wire
 from transports.wschannel import WebSocketChannel
-
-# How many connections may be open, handshakes included; whoever comes after them gets a 503.
-CONNECTIONS_MAX: Final = 10_000
-
-# A thousand clients that come back at once must not find the door shut.
-BACKLOG: Final = 4096
-
-# Half the throughput is lost at 64 KiB; with more, a stalled reader costs more memory.
-SEND_BUFFER_BYTES: Final = 256 * 1024
-
-# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
-USER_TIMEOUT_MS: Final = 180_000
-
-HANDSHAKE_S: Final = 10.0
 
 Handler = Callable[[Channel], Awaitable[object]]
 
@@ -69,49 +61,11 @@ async def serve(
     Reports the port, which matters for port 0. `transports.origins` says what the `allowed_…` add
     to. Raises `OSError` when the address cannot be had.
     """
-    listeners = await _listen(host, port)
-    names = [listener.socket.getsockname() for listener in listeners]
-    server = _Server(
-        handler,
-        message_bytes_max,
-        connections_max,
-        Origins(
-            is_loopback=all(names_loopback(name[0]) for name in names),
-            hosts=frozenset(name.lower() for name in allowed_hosts),
-            origins=frozenset(name.lower() for name in allowed_origins),
-        ),
-    )
-    task_status.started(names[0][1])
+    listeners = await listen(host, port)
+    origins = origins_for(listeners, allowed_hosts, allowed_origins)
+    server = _Server(handler, message_bytes_max, connections_max, origins)
+    task_status.started(port_of(listeners))
     await trio.serve_listeners(server.welcome, listeners)
-
-
-async def _listen(host: str, port: int) -> list[trio.SocketListener]:
-    listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
-    if port == 0:
-        # Each address was given a port of its own: the others move to that of the first.
-        port = listeners[0].socket.getsockname()[1]
-        others = [listener.socket.getsockname()[0] for listener in listeners[1:]]
-        for listener in listeners[1:]:
-            await listener.aclose()
-        del listeners[1:]
-        try:
-            for address in others:
-                listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
-        except OSError:
-            for listener in listeners:
-                await listener.aclose()
-            raise
-    for listener in listeners:
-        # What is accepted inherits it.
-        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    return listeners
-
-
-def _keep_alive(stream: trio.SocketStream) -> None:
-    """Notice a peer that vanished without a word."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
 class _Server:
@@ -143,7 +97,7 @@ class _Server:
     async def _listen_to(self, stream: trio.SocketStream) -> tuple[bytes, bytes, str | None] | None:
         """A request that may come in, what came after it, and the subprotocol to speak."""
         try:
-            _keep_alive(stream)
+            keep_alive(stream)
             head, early = await read_head(stream)
             return head, early, self._admit(parse_head(head))
         except Refused as refused:
@@ -250,7 +204,7 @@ async def _reach(
     with trio.CancelScope(deadline=deadline):
         tcp = await trio.open_tcp_stream(address.host, address.port)
         try:
-            _keep_alive(tcp)
+            keep_alive(tcp)
             return tcp, await secure(tcp, address, ssl_context) if address.is_tls else tcp
         except BaseException as error:
             await trio.aclose_forcefully(tcp)

@@ -25,7 +25,7 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
-from transports.lines import READ_BYTES
+from transports.listening import linger
 
 # What is kept of the answer to a client's handshake, for its error message.
 ANSWER_BYTES_MAX: Final = 16 * 1024
@@ -281,17 +281,3 @@ async def open_wire(
             raise failure
         finally:
             del failure  # it refers to this frame, and would keep it alive
-
-
-async def linger(stream: trio.abc.Stream) -> None:
-    """End our output and read on to the end of the peer's; to be bounded by the caller.
-
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
-    """
-    try:
-        if isinstance(stream, trio.abc.HalfCloseableStream):
-            await stream.send_eof()
-        while await stream.receive_some(READ_BYTES):
-            pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        return  # the peer was faster

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.wire.httpclient import HttpClient
 from tests.wire.process import Gate, ServerProcess, gate_in
 from tests.wire.raw import Peer
-from tests.wire.rawhttp import BOTH, HttpClient
+from tests.wire.rawhttp import BOTH
 from tests.wire.verbs import KINDS, PLAIN, POSITIONS, STREAMS, opting_in
 
 

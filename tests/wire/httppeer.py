@@ -9,8 +9,9 @@ import select
 from collections import deque
 from typing import Any, Final
 
+from tests.wire.httpclient import HttpClient
 from tests.wire.raw import DEADLINE_S, Message, Peer, PeerGone
-from tests.wire.rawhttp import BOTH, EVENTS, LINES, Exchange, HttpClient
+from tests.wire.rawhttp import BOTH, EVENTS, LINES, Exchange
 
 ACCEPTS: Final = {"http-sse": BOTH, "http-lines": LINES}
 _POSITION: Final = "notifications/stream/position"

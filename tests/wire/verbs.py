@@ -28,8 +28,8 @@ SUPERSEDED: Final = {"_meta": {"mcp-streams/ended": "superseded"}}
 def opting_in(kind: str, capabilities: dict[str, Any]) -> dict[str, Any]:
     """These capabilities, and over HTTP the wish to be sent an original response as it was.
 
-    WIRE §2: "over HTTP it travels inside the reply […] unless the client set `replayResponse`": with
-    it set, the Streams proposal reads the same over every transport.
+    WIRE §2: "over HTTP it travels inside the reply […] unless the client set `replayResponse`";
+    with it set, the Streams proposal reads the same over every transport.
     """
     if not kind.startswith("http"):
         return capabilities

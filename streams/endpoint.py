@@ -1,0 +1,262 @@
+"""MCP's Streamable HTTP (2025-11-25 and the two revisions before it): one endpoint, any client.
+
+A POST brings one message; the response to a request is a connection of its own, which ends with
+that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
+"""
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from streams import messages
+from streams.connection import Connection
+from streams.errors import INVALID_REQUEST, Refusal
+from streams.exchange import Endpoint, Headers, Request, Responder
+from streams.framing import Events, Framing, Lone, Numbered, Plain
+from streams.messages import Kind, Message, RequestId
+from streams.peer import REVISIONS, Peer, refused_line
+from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
+from streams.sessions import HttpSession, new_session
+
+if TYPE_CHECKING:
+    from streams.server import RunningServer
+
+SESSION: Final = "mcp-session-id"
+REVISION: Final = "mcp-protocol-version"
+LAST_EVENT: Final = "last-event-id"
+PRIMING_SINCE: Final = "2025-11-25"
+
+_ALLOW: Final = (("allow", "POST, GET, DELETE"),)
+
+
+class Rejected(Exception):
+    """A request that is answered with an HTTP error, whose body is a JSON-RPC error."""
+
+    def __init__(
+        self,
+        status: int,
+        refused: Refusal | str,
+        headers: Headers = (),
+        *,
+        request_id: RequestId | None = None,
+    ) -> None:
+        super().__init__(status)
+        self.status = status
+        self.refused = Refusal(INVALID_REQUEST, refused) if isinstance(refused, str) else refused
+        self.headers = headers
+        self.request_id = request_id
+
+
+class HttpEndpoint:
+    """Serves one server at one path: an `Endpoint` for a listener."""
+
+    def __init__(self, running: "RunningServer", path: str = "/mcp") -> None:
+        self._running = running
+        self._engine = running.engine
+        self._path = path
+        self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        """Serve one request. `trio.BrokenResourceError` where the peer did not wait."""
+        try:
+            await self._route(request)(request, responder)
+        except Rejected as rejected:
+            body = refused_line(rejected.request_id, rejected.refused)
+            await responder.respond(rejected.status, (*content(JSON), *rejected.headers), body)
+
+    def _route(self, request: Request) -> Endpoint:
+        if request.path != self._path:
+            raise Rejected(404, f"Nothing is served here: use {self._path}.")
+        method = self._methods.get(request.method)
+        if method is None:
+            raise Rejected(405, "Use POST, GET or DELETE.", _ALLOW)
+        return method
+
+    # POST
+
+    async def _post(self, request: Request, responder: Responder) -> None:
+        if _media_type(request.headers.get("content-type", "")) != JSON:
+            raise Rejected(415, f"Send the message as {JSON}.")
+        accepted = _accepted(request)
+        message = _parse(request.body)
+        is_request = message.kind is Kind.REQUEST
+        if is_request and message.method == "initialize" and SESSION not in request.headers:
+            await self._initialize(message, request, responder, accepted)
+            return
+        session = self._session(request)
+        peer = self._running.peer(session)
+        if is_request and peer.delivers(str(message.method)):
+            await self._deliver(message, request, responder, peer, session, accepted)
+            return
+        line = peer.take(message, request.body)
+        if is_request:
+            assert line is not None
+            await self._engine.sessions.save(session)  # it may have set the level of its log
+            await responder.respond(200, _content_of_one(accepted), line)
+        elif line is None:
+            await responder.respond(202)
+        else:  # a request without an id
+            await responder.respond(400, content(JSON), line)
+
+    async def _initialize(
+        self, message: Message, request: Request, responder: Responder, accepted: str
+    ) -> None:
+        session_id, session = new_session()
+        line = self._running.peer(session).take(message, request.body)
+        assert line is not None
+        headers = _content_of_one(accepted)
+        if session.revision is not None:
+            try:
+                await self._engine.sessions.add(session)
+            except Refusal as refused:
+                raise Rejected(503, refused, request_id=_id_of(message)) from None
+            headers = (*headers, (SESSION, session_id))
+        await responder.respond(200, headers, line)
+
+    async def _deliver(
+        self,
+        message: Message,
+        request: Request,
+        responder: Responder,
+        peer: Peer,
+        session: HttpSession,
+        accepted: str,
+    ) -> None:
+        sessions = self._engine.sessions
+        framing = self._framing(session, accepted)
+        async with self._engine.connect(
+            ResponseChannel(responder, session.principal, accepted, framing),
+            session,
+            framing=framing,
+            cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
+        ) as connection:
+            reply = peer.take(message, request.body, connection)
+            if reply is not None:
+                connection.reply(reply)
+            await _until_over(connection, responder)
+
+    def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
+        if accepted == EVENTS:
+            return Events(
+                partial(self._engine.sessions.name, session),
+                is_priming=(session.revision or "") >= PRIMING_SINCE,
+                may_be_json=may_be_json,
+            )
+        if accepted == JSON:
+            return Lone()
+        return Numbered(b"\n") if session.settings.positions else Plain(b"\n")
+
+    # GET
+
+    async def _get(self, request: Request, responder: Responder) -> None:
+        if EVENTS not in _acceptable(request):
+            raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
+        session = self._session(request)
+        last_event = request.headers.get(LAST_EVENT)
+        if last_event is None:
+            await self._stand(session, responder)
+            return
+        try:
+            told = self._engine.sessions.parse(session, last_event)
+            has_more = self._engine.access.has_more(session, told)
+        except Refusal as refused:
+            raise Rejected(400, refused) from None
+        if not has_more:
+            raise Rejected(
+                405, "All of this response was sent: there is nothing to go on with.", _ALLOW
+            )
+        channel = ResponseChannel(responder, session.principal, EVENTS)
+        framing = self._framing(session, EVENTS, may_be_json=False)
+        async with self._engine.connect(channel, session, framing=framing) as connection:
+            try:
+                self._engine.access.go_on(connection, session, told)
+            except Refusal as refused:
+                waiting = self._engine.access.request_id(told)
+                line = refused_line(waiting, refused)
+                await channel.send(f"id: {last_event}\ndata: ".encode() + line + b"\n")
+                return
+            await _until_over(connection, responder)
+
+    async def _stand(self, session: HttpSession, responder: Responder) -> None:
+        """The stream for what belongs to no request: nothing does, but clients like to have it."""
+        session.standing.cancel()
+        with trio.CancelScope() as session.standing:
+            channel = ResponseChannel(responder, session.principal, EVENTS)
+            await channel.send(b":\n\n")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.keep_alive)
+                await responder.gone()
+                nursery.cancel_scope.cancel()
+        await channel.aclose()
+
+    # DELETE
+
+    async def _delete(self, request: Request, responder: Responder) -> None:
+        self._engine.end_session(self._session(request))
+        await responder.respond(200)
+
+    # What they share
+
+    def _session(self, request: Request) -> HttpSession:
+        session_id = request.headers.get(SESSION)
+        if session_id is None:
+            raise Rejected(400, "Send Mcp-Session-Id, which the answer to initialize has.")
+        session = self._engine.sessions.find(session_id)
+        if session is None:
+            raise Rejected(404, "There is no such session: initialize again.")
+        revision = request.headers.get(REVISION)
+        if revision is not None and revision not in REVISIONS:
+            raise Rejected(400, f"MCP-Protocol-Version: there are {', '.join(REVISIONS)}.")
+        return session
+
+
+async def _until_over(connection: Connection, responder: Responder) -> None:
+    """Wait until all is said, or the client has gone."""
+    async with trio.open_nursery() as nursery:
+
+        async def hang_up_when_gone() -> None:
+            await responder.gone()
+            connection.hang_up()
+
+        nursery.start_soon(hang_up_when_gone)
+        await connection.drained(look_every_s=math.inf)
+        nursery.cancel_scope.cancel()
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        return messages.parse(body)
+    except Refusal as refused:
+        raise Rejected(400, refused, request_id=messages.salvage_id(body)) from None
+
+
+def _id_of(message: Message) -> RequestId | None:
+    return message.id if isinstance(message.id, int | str) else None
+
+
+def _media_type(value: str) -> str:
+    return value.partition(";")[0].strip().lower()
+
+
+def _acceptable(request: Request) -> set[str]:
+    """What the client can read. Who says nothing, or "anything", reads what MCP has."""
+    named = {_media_type(each) for each in request.headers.get("accept", "*/*").split(",")}
+    if "*/*" in named:
+        named |= {JSON, EVENTS}
+    return named & {JSON, EVENTS, LINES}
+
+
+def _accepted(request: Request) -> str:
+    """In which form the client wants a delivery most, of those that it can read."""
+    acceptable = _acceptable(request)
+    for media_type in (LINES, EVENTS, JSON):
+        if media_type in acceptable:
+            return media_type
+    raise Rejected(406, f"Accept {JSON} and {EVENTS}.")
+
+
+def _content_of_one(accepted: str) -> Headers:
+    """The headers of a single message."""
+    return content(LINES if accepted == LINES else JSON)

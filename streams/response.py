@@ -1,0 +1,98 @@
+"""The response to one HTTP request, as a `Channel` that only goes one way."""
+
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import trio
+
+from streams.exchange import Headers, Responder
+from streams.framing import Framing
+from streams.messages import Incoming
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
+
+KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
+FAREWELL_S: Final = 1.0
+_KEEP_ALIVE: Final = {EVENTS: b":\n\n", LINES: b"\n"}
+
+
+class ResponseChannel:
+    """What is sent becomes the response's body, which is JSON instead where `framing` finds so."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        principal: str,
+        media_type: str,
+        framing: Framing | None = None,
+    ) -> None:
+        self._media_type = media_type
+        self._framing = framing
+        self._responder = responder
+        self._principal = principal
+        self._is_started = False
+        self._is_sending = False
+        self._wrote_at = trio.current_time()
+
+    @property
+    def principal(self) -> str:
+        return self._principal
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Nothing comes: the request was all."""
+        await self._responder.gone()
+        raise trio.EndOfChannel
+
+    def is_writable(self) -> bool:
+        return self._responder.is_open()
+
+    async def send(self, lines: bytes) -> None:
+        self._is_sending = True
+        if self._is_started:
+            await self._responder.write(lines)
+        elif self._framing is not None and self._framing.is_json:
+            await self._responder.respond(200, content(JSON), lines)
+        else:
+            self._is_started = True
+            await self._responder.start(200, content(self._media_type), lines)
+        self._is_sending = False
+        self._wrote_at = trio.current_time()
+
+    async def ping(self) -> bool:
+        """Write a sign of life of our own where none was written for a while; nobody answers."""
+        is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
+        if self._is_started and is_quiet and not self._is_sending:
+            await self.send(_KEEP_ALIVE[self._media_type])
+        else:
+            await trio.lowlevel.checkpoint()
+        return False
+
+    async def keep_alive(self) -> NoReturn:
+        """Write signs of life, for a response that nobody else writes to."""
+        while True:
+            await trio.sleep(KEEP_ALIVE_S)
+            await self.ping()
+
+    def unsent_bytes(self) -> int | None:
+        return self._responder.unsent_bytes()
+
+    async def aclose(self) -> None:
+        if self._is_started and self._responder.is_open():
+            with trio.move_on_after(FAREWELL_S):
+                try:
+                    await self._responder.finish()
+                except trio.BrokenResourceError:
+                    return  # the client has gone
+
+
+def content(media_type: str) -> Headers:
+    """The headers of a body of this type."""
+    if media_type == JSON:
+        return (("content-type", JSON),)
+    return (
+        ("content-type", media_type),
+        ("cache-control", "no-cache, no-transform"),
+        ("x-accel-buffering", "no"),  # nginx would wait for more
+    )

@@ -1,0 +1,231 @@
+"""Sessions over HTTP: who they are, what their event ids stand for, and that a restart keeps both.
+
+A client's session outlives its connections and the server's process. Its id is a secret, of which
+the journal has a hash. An event id names a stream, a place in it, and, where the response is that
+of a resume, the grant of that delivery:
+
+    <key>_<seq>            the response to the originating request
+    <key>_<seq>_<grant>    the response to a resume
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams import dialects
+from streams.clock import wall
+from streams.committer import Committer
+from streams.delivery import Delivery
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
+from streams.journal import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
+from streams.keys import Keyring, hashed, new_id, new_request_id
+from streams.limits import Limits
+from streams.messages import RequestId
+from streams.session import Session
+from streams.stream import Stream
+
+GRANTS_MAX: Final = 16  # of one stream in one session; of more resumes, the oldest cannot go on
+SEEN_EVERY_S: Final = 3600.0  # how late the journal may be with when a session was last used
+
+_EVENT_ID: Final = re.compile(r"([0-9a-f]{32})_([0-9]{1,18})(?:_([A-Za-z0-9_-]{1,64}))?")
+
+
+class EventId(msgspec.Struct, frozen=True):
+    """What an event id stands for, in the session that it was given to."""
+
+    stream: str
+    seq: int
+    grant: str
+    reply_id: RequestId | None
+
+
+class HttpSession(Session):
+    """One client's, over any number of requests."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"session({key})")
+        self.key = key
+        self.seen_at = wall()
+        self.streams: dict[str, _Named] = {}  # by the key of their event ids
+        self.standing = trio.CancelScope()  # of the stream that belongs to no request
+
+    def record(self) -> SessionRecord:
+        """What is to be kept of it."""
+        return SessionRecord(
+            key=self.key,
+            principal=self.principal,
+            revision=self.revision or "",
+            capabilities=msgspec.json.encode(self.capabilities),
+            level=self.level,
+            seen_at=self.seen_at,
+        )
+
+    @classmethod
+    def of(cls, record: SessionRecord) -> "HttpSession":
+        """What was kept."""
+        session = cls(record.key)
+        session.principal = record.principal
+        session.revision = record.revision
+        session.capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
+        session.settings = dialects.settings_of(session.capabilities)
+        session.level = record.level
+        session.seen_at = record.seen_at
+        return session
+
+
+class _Named:
+    """A stream that a session was given event ids of."""
+
+    __slots__ = ("grants", "stream")
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.grants: dict[str, RequestId] = {}
+
+
+class Sessions:
+    """The sessions of one journal."""
+
+    def __init__(self, committer: Committer, keyring: Keyring, limits: Limits) -> None:
+        self._committer = committer
+        self._keyring = keyring
+        self._limits = limits
+        self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
+        self._saved: dict[str, SessionRecord] = {}
+        self._holders: dict[str, dict[HttpSession, str]] = {}  # of each stream, and its event key
+
+    def restore(
+        self,
+        records: Iterable[SessionRecord],
+        grants: Iterable[Grant],
+        streams: Iterable[Stream],
+    ) -> None:
+        """Take over what the journal has."""
+        principals: dict[str, HttpSession] = {}
+        for record in records:
+            session = principals[record.principal] = HttpSession.of(record)
+            self._by_key[session.key], self._saved[session.key] = session, record
+        known = {stream.id for stream in streams}
+        for stream in streams:
+            if owner := principals.get(stream.record.principal):
+                self._name(owner, stream.id)
+        for grant in grants:
+            session_of_grant = self._by_key.get(grant.session)
+            if session_of_grant is not None and grant.stream in known:
+                named = self._name(session_of_grant, grant.stream)
+                named.grants[grant.delivery] = grant.reply_id
+
+    # Sessions
+
+    def find(self, session_id: str) -> HttpSession | None:
+        """The session of this id, which is in use now; ends those that nobody has used for long."""
+        for session in self._idle():
+            self.end(session)
+        key = hashed(session_id)
+        found = self._by_key.pop(key, None)
+        if found is not None:
+            self._by_key[key] = found
+            found.seen_at = wall()
+        return found
+
+    async def add(self, session: HttpSession) -> None:
+        """Keep a session. Raises `Refusal` where there are too many, or the journal takes none."""
+        self._committer.check()
+        if len(self._by_key) >= self._limits.sessions_max:
+            idle = next((each for each in self._by_key.values() if not each.deliveries), None)
+            if idle is None:
+                raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
+            self.end(idle)
+        self._by_key[session.key] = session
+        await self.save(session)
+
+    async def save(self, session: HttpSession) -> None:
+        """Keep what has changed; when it was last used may be kept later."""
+        record, saved = session.record(), self._saved.get(session.key)
+        if saved is not None and record.seen_at - saved.seen_at < SEEN_EVERY_S:
+            record = msgspec.structs.replace(record, seen_at=saved.seen_at)
+        if record != saved and self._by_key.get(session.key) is session:
+            self._saved[session.key] = record
+            await self._committer.settled(SaveSession(record))
+
+    def end(self, session: HttpSession) -> None:
+        """Forget a session and hang up on it; whoever has a stream's token may still resume it."""
+        session.standing.cancel()
+        for delivery in list(session.deliveries):
+            delivery.connection.hang_up()
+        self._by_key.pop(session.key, None)
+        self._saved.pop(session.key, None)
+        for named in session.streams.values():
+            self._holders[named.stream].pop(session, None)
+        self._committer.add(DropSession(session.key))
+
+    def _idle(self) -> list[HttpSession]:
+        idle, too_old = [], wall() - self._limits.session_idle_s
+        for session in self._by_key.values():
+            if session.seen_at >= too_old:
+                break
+            if not session.deliveries:
+                idle.append(session)
+        return idle
+
+    # Event ids
+
+    def name(self, session: HttpSession, delivery: Delivery) -> tuple[str, str]:
+        """What the ids of a delivery's events begin and end with."""
+        named = self._name(session, delivery.stream.id)
+        if delivery.reply_id is not None and not delivery.grant:
+            self._grant(session, named, delivery, delivery.reply_id)
+        return self._holders[named.stream][session], delivery.grant
+
+    def _name(self, session: HttpSession, stream_id: str) -> _Named:
+        holders = self._holders.setdefault(stream_id, {})
+        if session not in holders:
+            key = holders[session] = self._keyring.event_key(stream_id)
+            session.streams[key] = _Named(stream_id)
+        return session.streams[holders[session]]
+
+    def _grant(
+        self, session: HttpSession, named: _Named, delivery: Delivery, reply_id: RequestId
+    ) -> None:
+        """Let the session continue this delivery; it must not hear of it before that is durable."""
+        delivery.grant, delivery.is_granted = new_request_id(), False
+        named.grants[delivery.grant] = reply_id
+        self._committer.add(SaveGrant(Grant(session.key, delivery.grant, named.stream, reply_id)))
+        if len(named.grants) > GRANTS_MAX:
+            oldest = next(iter(named.grants))
+            del named.grants[oldest]
+            self._committer.add(DropGrant(session.key, oldest))
+        self._committer.mark(delivery, 0)
+
+    def parse(self, session: HttpSession, event_id: str) -> EventId:
+        """What an event id stands for. Raises `Refusal` where it is none of this session's."""
+        match = _EVENT_ID.fullmatch(event_id)
+        named = session.streams.get(match[1]) if match else None
+        grant = (match[3] or "") if match else ""
+        if match is None or named is None or (grant and grant not in named.grants):
+            raise Refusal(
+                INVALID_PARAMS,
+                "This Last-Event-ID is none that this session was given: send one that is.",
+            )
+        return EventId(named.stream, int(match[2]), grant, named.grants.get(grant))
+
+    def cursor(self, stream_id: str, event_id: str | None) -> int | None:
+        """Up to where an event id, of any session, says that the client has a stream."""
+        match = _EVENT_ID.fullmatch(event_id or "")
+        if match is None or not self._keyring.is_event_key_of(stream_id, match[1]):
+            return None
+        return int(match[2])
+
+    def forget(self, stream: Stream) -> None:
+        """The stream is gone, and its grants with it."""
+        for session, key in self._holders.pop(stream.id, {}).items():
+            session.streams.pop(key, None)
+
+
+def new_session() -> tuple[str, HttpSession]:
+    """A session, and the id that the client must know it by."""
+    session_id = new_id()
+    return session_id, HttpSession(hashed(session_id))

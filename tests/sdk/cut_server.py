@@ -1,0 +1,21 @@
+"""What the stock clients call over HTTP while their connections are cut."""
+
+import trio
+
+from streams import Call, Server
+
+POLL_S = 0.01
+
+server = Server("cuts", version="1.0", resume_min_s=0.2)
+
+
+@server.tool
+async def journey(call: Call, gates: str, steps: int, seconds: float = 0) -> str:
+    """Pass so many gates, each when a file of its number is there, and tell of each twice."""
+    for step in range(1, steps + 1):
+        while not await (trio.Path(gates) / str(step)).exists():
+            await trio.sleep(POLL_S)
+        await trio.sleep(seconds / steps)
+        await call.progress(step, total=steps)
+        await call.log("info", {"step": step})
+    return f"{steps} steps"

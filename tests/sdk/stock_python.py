@@ -1,0 +1,51 @@
+"""The official Python SDK's client over HTTP. Prints what it saw as one line of JSON.
+
+Like its siblings in TypeScript it is given `{"quiet_s": 1, "calls": [{"url", "tool", "arguments"}]}`
+and makes all calls at once, each in a session of its own. When the last has its result, it lingers
+for `quiet_s`, so that whoever watches the network sees whether it is at peace.
+"""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+from mcp import Client, MCPError, types
+
+Json = dict[str, Any]
+
+
+async def make(call: Json, peace: asyncio.Barrier, quiet_s: float) -> Json:
+    """One call, and what came of it."""
+    progress: list[float] = []
+    logs: list[Any] = []
+    seen: Json = {"progress": progress, "logs": logs, "result": None, "error": None}
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        logs.append(params.data)
+
+    async def report(done: float, total: float | None, message: str | None) -> None:
+        progress.append(done)
+
+    async with Client(call["url"], logging_callback=log) as client:
+        try:
+            result = await client.call_tool(
+                call["tool"], call["arguments"], progress_callback=report
+            )
+            seen["result"] = result.model_dump(by_alias=True, mode="json")["content"][0]["text"]
+        except MCPError as error:
+            seen["error"] = {"code": error.code, "message": error.message}
+        await peace.wait()
+        await asyncio.sleep(quiet_s)
+    return seen
+
+
+async def main() -> None:
+    """Make all calls."""
+    given = json.loads(sys.argv[1])
+    peace = asyncio.Barrier(len(given["calls"]))
+    makings = [make(call, peace, given["quiet_s"]) for call in given["calls"]]
+    print(json.dumps(await asyncio.gather(*makings)))
+
+
+asyncio.run(main())

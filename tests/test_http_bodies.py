@@ -1,0 +1,246 @@
+"""How the bodies of HTTP responses become lines, wherever they are cut into reads."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from streams import messages
+from streams.dialects import POSITION
+from streams.messages import Incoming, TooLarge
+from transports.httpbodies import (
+    RUN_BYTES_MAX,
+    Body,
+    EventBody,
+    JsonBody,
+    LineBody,
+    Malformed,
+    answer_in,
+    body_of,
+    refusal_line,
+)
+from transports.httpwire import Head
+
+LIMIT = 1000
+
+
+def header(count: int, stream: str = "s") -> bytes:
+    params = {"streamId": stream, "seq": 1, "count": count}
+    return messages.notification(POSITION, params)
+
+
+def read(body: Body, *pieces: bytes) -> list[Incoming]:
+    found: list[Incoming] = []
+    for piece in pieces:
+        found += body.feed(piece)
+    return found + body.end()
+
+
+def assert_same_however_cut(
+    make: Callable[[], Body], text: bytes, expected: list[Incoming]
+) -> None:
+    assert read(make(), text) == expected
+    assert read(make(), *(bytes([byte]) for byte in text)) == expected
+    for at in range(len(text)):
+        assert read(make(), text[:at], text[at:]) == expected, at
+
+
+@pytest.mark.parametrize(
+    ("media", "kind"),
+    [
+        ("application/x-ndjson", LineBody),
+        ("Application/JSON; charset=utf-8", JsonBody),
+        ("text/event-stream;charset=utf-8", EventBody),
+        ("text/html", type(None)),
+        ("", type(None)),
+    ],
+)
+def test_the_media_type_says_how_a_body_is_read(media: str, kind: type) -> None:
+    assert isinstance(body_of(Head(200, "OK", {"content-type": media}), LIMIT), kind)
+
+
+# -- our framing
+
+
+def test_lines_are_lines_and_blank_ones_keep_alive() -> None:
+    text = b'\n\n{"a":1}\n\n{"b":2}\r\n\n'
+    assert_same_however_cut(lambda: LineBody(LIMIT), text, [b'{"a":1}', b'{"b":2}'])
+
+
+def test_a_run_is_given_away_in_one_piece() -> None:
+    run = [header(3).rstrip(), b'{"n":1}', b'{"n":2}', b'{"n":3}']
+    text = b'{"before":0}\n' + b"\n".join(run) + b'\n{"after":4}\n'
+    expected: list[Incoming] = [b'{"before":0}', *run, b'{"after":4}']
+    assert_same_however_cut(lambda: LineBody(LIMIT), text, expected)
+    for at, cut in itertools.product(range(len(text)), (1, 30)):
+        body = LineBody(LIMIT)
+        for start in (slice(0, at), slice(at, at + cut), slice(at + cut, None)):
+            batch = body.feed(text[start])
+            assert [line for line in batch if line in run] in ([], run)
+
+
+def test_a_blank_line_does_not_count_as_one_of_a_run() -> None:
+    text = header(2) + b'{"n":1}\n\n{"n":2}\n{"x":0}\n'
+    body = LineBody(LIMIT)
+    assert body.feed(text[:-8]) == [header(2).rstrip(), b'{"n":1}', b'{"n":2}']
+    assert body.feed(text[-8:]) == [b'{"x":0}']
+
+
+def test_a_message_above_the_limit_stands_in_its_run_as_too_large() -> None:
+    text = header(2) + b"x" * (LIMIT + 1) + b'\n{"n":2}\n'
+    expected = [header(2).rstrip(), TooLarge(LIMIT), b'{"n":2}']
+    assert read(LineBody(LIMIT), text) == expected
+
+
+def test_a_body_that_ends_inside_a_run_is_malformed_and_what_came_is_kept() -> None:
+    body = LineBody(LIMIT)
+    assert body.feed(header(3) + b'{"n":1}\n{"n":2}\n{"n"') == []
+    assert body.held() == [header(3).rstrip(), b'{"n":1}', b'{"n":2}']
+    with pytest.raises(Malformed, match="inside a run"):
+        LineBody(LIMIT).end() or read(LineBody(LIMIT), header(3), b'{"n":1}\n')
+
+
+def test_a_run_longer_than_any_server_writes_is_malformed() -> None:
+    body = LineBody(LIMIT)
+    assert body.feed(header(10**9)) == []
+    line = b'{"n":"' + b"x" * 900 + b'"}\n'
+    with pytest.raises(Malformed, match="a run above"):
+        for _ in range(2 * RUN_BYTES_MAX // len(line)):
+            body.feed(line)
+
+
+def test_what_only_looks_like_a_header_holds_nothing_back() -> None:
+    lines = [
+        b'{"jsonrpc":"2.0","method":"x","params":"notifications/stream/position"}',
+        b'{"jsonrpc":"2.0","method":"notifications/stream/position","params":{"count":"x"}}',
+        b'{"jsonrpc":"2.0","method":"notifications/stream/position","params":{"count":-1}}',
+        b'{"notifications/stream/position',
+    ]
+    assert_same_however_cut(lambda: LineBody(LIMIT), b"\n".join(lines) + b"\n", list(lines))
+
+
+# -- one message
+
+
+def test_a_pretty_printed_message_is_one_line() -> None:
+    text = b'\n{\n  "a": [1,\r\n    2],\n  "b": "\\n"\n}\n'
+    assert_same_however_cut(lambda: JsonBody(LIMIT), text, [b'{"a":[1,2],"b":"\\n"}'])
+
+
+def test_a_body_with_nothing_in_it_is_no_message() -> None:
+    assert read(JsonBody(LIMIT), b" \n") == []
+
+
+@pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
+def test_a_json_body_above_the_limit_is_too_large(size: int) -> None:
+    assert read(JsonBody(LIMIT), *[b"[" * 100] * (size // 100 + 1)) == [TooLarge(LIMIT)]
+    assert read(JsonBody(LIMIT), b"[" + b"\n" * LIMIT + b"]") == [b"[]"]
+
+
+# -- server-sent events
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_the_data_of_messages_are_the_lines_whatever_ends_them(end: bytes) -> None:
+    lines = [
+        b"\xef\xbb\xbfid: 0",
+        b"retry: 1000",
+        b"data:",
+        b"",
+        b": a comment",
+        b"",
+        b"event: message",
+        b'data: {"a":1}',
+        b"",
+        b"event: endpoint",
+        b"data: elsewhere",
+        b"",
+        b'data:{"b":',
+        b"data",
+        b'data: "2"}',
+        b"id: 7",
+        b"",
+        'data: {"c":"\u2028\u0085\x0b"}'.encode(),
+        b"",
+        b"data: unfinished",
+    ]
+    expected: list[Incoming] = [b'{"a":1}', b'{"b":"2"}', '{"c":"\u2028\u0085\x0b"}'.encode()]
+    assert_same_however_cut(lambda: EventBody(LIMIT), end.join(lines), expected)
+
+
+def test_a_message_is_here_as_soon_as_its_blank_line_has_begun() -> None:
+    assert EventBody(LIMIT).feed(b"data: 1\r\n\r") == [b"1"]
+
+
+@pytest.mark.parametrize("value", [b"x" * (LIMIT + 1), b"x" * (5 * LIMIT), b"x\ndata: " * LIMIT])
+def test_an_event_above_the_limit_is_too_large_and_the_next_one_is_not(value: bytes) -> None:
+    text = b"data: " + value + b"\n\ndata: 1\n\n"
+    assert read(EventBody(LIMIT), text) == [TooLarge(LIMIT), b"1"]
+    pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+    assert read(EventBody(LIMIT), *pieces) == [TooLarge(LIMIT), b"1"]
+
+
+# -- answers
+
+
+def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
+    lines: list[Incoming] = [
+        b'{"jsonrpc":"2.0","method":"x","params":{"progressToken":"1"}}',
+        b'{"jsonrpc":"2.0","id":1,"result":{}}',
+        b'{"jsonrpc":"2.0","id":"1","method":"ping"}',
+        b'"1" is no message',
+    ]
+    assert answer_in(lines, "1") is None
+    answer = answer_in(lines, 1)
+    assert isinstance(answer, messages.Message)
+    assert answer.id == 1
+    assert answer_in([*lines, TooLarge(5)], "1") == TooLarge(5)
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "expected"),
+    [
+        (
+            Head(400, "Bad Request", {}),
+            b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"No.","data":{"a":1}}}',
+            {"code": -32600, "message": "No.", "data": {"a": 1}},
+        ),
+        (
+            Head(401, "Unauthorized", {"content-type": "text/plain"}),
+            b"who are\nyou?",
+            {
+                "code": -32603,
+                "message": "The server answered with HTTP 401 Unauthorized: who are you?",
+            },
+        ),
+        (
+            Head(405, "Method Not Allowed", {"content-type": "text/html"}),
+            b"<html>",
+            {"code": -32603, "message": "The server answered with HTTP 405 Method Not Allowed."},
+        ),
+        (
+            Head(307, "Temporary Redirect", {"location": "http://b/mcp"}),
+            b"",
+            {
+                "code": -32603,
+                "message": "The server answered with HTTP 307 Temporary Redirect: "
+                "dial http://b/mcp instead.",
+            },
+        ),
+        (
+            Head(200, "OK", {"content-type": "text/html"}),
+            b"<html>",
+            {
+                "code": -32603,
+                "message": "The server answered with HTTP 200 OK, and with nothing that MCP knows.",
+            },
+        ),
+    ],
+)
+def test_what_is_no_success_becomes_the_error_for_who_asked(
+    head: Head, text: bytes, expected: dict[str, object]
+) -> None:
+    message = messages.parse(refusal_line(head, text, "a"))
+    assert message.id == "a"
+    assert isinstance(message.error, bytes | messages.msgspec.Raw)
+    assert messages.decode(message.error, dict) == expected

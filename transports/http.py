@@ -1,0 +1,333 @@
+"""HTTP/1.1: a listener that reads whole requests and hands them to an `Endpoint`.
+
+It knows no MCP: only who may come in, how long anything may take or be, and how a response gets to
+a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
+"""
+
+import ssl
+from collections.abc import Collection
+from typing import Final
+
+import structlog
+import trio
+
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.exchange import Endpoint, Headers, Request
+from streams.messages import MESSAGE_BYTES_MAX
+from transports.httprequests import HEAD_BYTES_MAX, Phase, Requests
+from transports.lines import CLOSE_S, unsent_bytes
+from transports.listening import (
+    CONNECTIONS_MAX,
+    HANDSHAKE_S,
+    Refused,
+    TLSStream,
+    keep_alive,
+    listen,
+    origins_for,
+    part,
+    port_of,
+    turn_away,
+)
+from transports.origins import Origins
+
+# How long the next part of a request may take, counted from the end of the one before. Clients and
+# proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
+# seconds in all: 4 MiB in that time are 1.1 Mbit/s.
+PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
+
+# What one read of a body asks for; what came is looked at without letting others run.
+BODY_READ_BYTES: Final = 64 * 1024
+
+# What is kept of a peer that goes on sending while its response is under way. Beyond that it is not
+# read until the response is over, nor is its hang-up seen.
+PIPELINED_BYTES_MAX: Final = 64 * 1024
+
+log = structlog.get_logger()
+
+
+async def serve(
+    endpoint: Endpoint,
+    host: str,
+    port: int,
+    *,
+    body_bytes_max: int = MESSAGE_BYTES_MAX,
+    connections_max: int = CONNECTIONS_MAX,
+    allowed_hosts: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+    ssl_context: ssl.SSLContext | None = None,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
+
+    Reports the port, which matters for port 0. A newline at the end of a body does not count for
+    `body_bytes_max`. `transports.origins` says what the `allowed_…` add to. With `ssl_context`,
+    over TLS only. Cancelled, it closes every connection at once. Raises `OSError` when the address
+    cannot be had.
+    """
+    listeners = await listen(host, port)
+    origins = origins_for(listeners, allowed_hosts, allowed_origins)
+    server = _Server(endpoint, body_bytes_max, connections_max, origins, ssl_context)
+    task_status.started(port_of(listeners))
+    await trio.serve_listeners(server.welcome, listeners)
+
+
+class _Server:
+    """What the connections of one `serve` share."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        body_bytes_max: int,
+        connections_max: int,
+        origins: Origins,
+        ssl_context: ssl.SSLContext | None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._body_bytes_max = body_bytes_max
+        self._connections_max = connections_max
+        self._origins = origins
+        self._ssl_context = ssl_context
+        self._connections = 0
+
+    async def welcome(self, tcp: trio.SocketStream) -> None:
+        """Serve one connection to its end."""
+        self._connections += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                keep_alive(tcp)
+                stream = await self._secure(tcp)
+                if stream is not None:
+                    await self._converse(_Line(stream, tcp, nursery))
+        except* (trio.BrokenResourceError, OSError):
+            pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
+        finally:
+            self._connections -= 1
+            with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
+                await trio.aclose_forcefully(tcp)
+
+    async def _secure(self, tcp: trio.SocketStream) -> trio.SocketStream | TLSStream | None:
+        """`tcp` itself, or TLS over it; None when the handshake takes too long."""
+        if self._ssl_context is None:
+            return tcp
+        stream = trio.SSLStream(tcp, self._ssl_context, server_side=True, https_compatible=True)
+        with trio.move_on_after(HANDSHAKE_S):
+            await stream.do_handshake()
+            return stream
+        return None
+
+    async def _converse(self, line: "_Line") -> None:
+        requests = Requests(self._origins, self._body_bytes_max)
+        phase = Phase.HEAD  # the first request is due at once
+        try:
+            self._check_room()
+            while request := await _next_request(line, requests, phase):
+                await self._answer(request, requests, line)
+                await line.unwatch()
+                if not requests.next_cycle():
+                    await line.part()
+                    return
+                phase = Phase.NOTHING
+        except Refused as refused:
+            await line.unwatch()
+            await line.turn_away(refused)
+
+    def _check_room(self) -> None:
+        if self._connections > self._connections_max:
+            raise Refused(503, "Too many connections are open: try again later.")
+
+    async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
+        """Have the request answered. Raises `Refused` where the endpoint failed to."""
+        exchange = _Exchange(requests, line)
+        try:
+            await self._endpoint(request, exchange)
+            await exchange.complete()
+        except Exception as error:
+            if not exchange.is_open() and _is_hang_up(error):
+                return
+            log.exception("http.endpoint_failed", method=request.method, path=request.path)
+            if not exchange.has_begun:
+                raise _failed() from None
+            if not exchange.has_ended:
+                await line.close()  # half a response must not look like a whole one
+
+
+def _failed() -> Refused:
+    return Refused(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
+
+
+def _is_hang_up(error: Exception) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return error.split(trio.BrokenResourceError)[1] is None
+    return isinstance(error, trio.BrokenResourceError)
+
+
+async def _next_request(line: "_Line", requests: Requests, phase: Phase) -> Request | None:
+    """The next request, or None when the peer has hung up or is idle for too long.
+
+    Raises `Refused`, also for a request of which only a part comes.
+    """
+    with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
+        while (request := requests.next_request()) is None:
+            if requests.phase not in (phase, Phase.NOTHING):
+                phase = requests.phase
+                scope.deadline = trio.current_time() + PATIENCE_S[phase]
+            if permission := requests.go_ahead():
+                await line.send(permission)
+            data = await line.receive(BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX)
+            if not data:
+                break
+            requests.feed(data)
+        else:
+            return request
+    if requests.phase is Phase.NOTHING:
+        return None
+    raise Refused(408, "The request did not come whole in time: send it again.")
+
+
+class _Line:
+    """The bytes of one connection, either way.
+
+    Nobody reads while a request is being answered, unless somebody wants to know at once that the
+    peer hangs up: then `watch` reads, and keeps what it finds for later.
+    """
+
+    def __init__(
+        self, stream: trio.SocketStream | TLSStream, tcp: trio.SocketStream, nursery: trio.Nursery
+    ) -> None:
+        self._stream = stream
+        self.gone = trio.Event()
+        self._tcp = tcp
+        self._nursery = nursery
+        self._pipelined = bytearray()
+        self._watch: trio.CancelScope | None = None
+        self._has_stopped = trio.Event()
+        self._sending: trio.CancelScope | None = None
+
+    async def receive(self, bytes_max: int) -> bytes:
+        """What the peer sends next; empty when it sends no more."""
+        if self._pipelined:
+            data = bytes(self._pipelined)
+            self._pipelined.clear()
+            return data
+        if self.gone.is_set():
+            return b""
+        return await self._read(bytes_max)
+
+    async def _read(self, bytes_max: int) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(bytes_max))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""  # which is a hang-up, if not a polite one
+
+    async def send(self, data: bytes) -> None:
+        """Write all of `data`; cancelled or failed half-way, it closes the connection.
+
+        Raises `trio.BrokenResourceError` when the peer is gone.
+        """
+        if self.gone.is_set():
+            raise trio.BrokenResourceError("the peer has hung up")
+        try:
+            with trio.CancelScope() as self._sending:
+                await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._hang_up()
+            raise trio.BrokenResourceError("the peer has hung up") from None
+        except BaseException:
+            await self.close()
+            raise
+        if self._sending.cancelled_caught:
+            raise trio.BrokenResourceError("the peer has hung up")
+
+    def watch(self) -> None:
+        """From here on notice at once when the peer hangs up."""
+        if self._watch is None and not self.gone.is_set():
+            self._watch = trio.CancelScope()
+            self._has_stopped = trio.Event()
+            self._nursery.start_soon(self._look_out, self._watch, self._has_stopped)
+
+    async def _look_out(self, scope: trio.CancelScope, has_stopped: trio.Event) -> None:
+        try:
+            with scope:
+                while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
+                    data = await self._read(room)
+                    if not data:
+                        self._hang_up()
+                        return
+                    self._pipelined += data
+        finally:
+            has_stopped.set()
+
+    async def unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+            await self._has_stopped.wait()
+
+    def _hang_up(self) -> None:
+        self.gone.set()
+        if self._sending is not None:
+            self._sending.cancel()  # nobody will read what it waits to write
+
+    def unsent_bytes(self) -> int | None:
+        return unsent_bytes(self._tcp.socket.fileno())
+
+    async def close(self) -> None:
+        """Close at once, with a reset for what is half written."""
+        self._hang_up()
+        await trio.aclose_forcefully(self._tcp)
+
+    async def turn_away(self, refused: Refused) -> None:
+        if not self.gone.is_set():
+            await turn_away(self._stream, refused)
+
+    async def part(self) -> None:
+        """End the connection, so that what was written last arrives; the caller closes."""
+        if not self.gone.is_set():
+            with trio.move_on_after(CLOSE_S):
+                await part(self._stream)
+
+
+class _Exchange:
+    """The `Responder` of one request."""
+
+    def __init__(self, requests: Requests, line: _Line) -> None:
+        self.has_begun = False
+        self.has_ended = False
+        self._requests = requests
+        self._line = line
+
+    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        response = self._requests.whole(status, headers, body)
+        self.has_begun = self.has_ended = True
+        await self._line.send(response)
+
+    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+        head = self._requests.begin(status, headers)
+        self.has_begun = True
+        self._line.watch()
+        await self._line.send(head + self._requests.more(first))
+
+    async def write(self, data: bytes) -> None:
+        await self._line.send(self._requests.more(data))
+
+    async def finish(self) -> None:
+        self.has_ended = True
+        await self._line.send(self._requests.end())
+
+    async def gone(self) -> None:
+        self._line.watch()
+        await self._line.gone.wait()
+
+    def is_open(self) -> bool:
+        return not self._line.gone.is_set()
+
+    def unsent_bytes(self) -> int | None:
+        return self._line.unsent_bytes()
+
+    async def complete(self) -> None:
+        """Finish what the endpoint has begun and left. Raises `RuntimeError` if it said nothing."""
+        if self.has_ended or not self.is_open():
+            return
+        if not self.has_begun:
+            raise RuntimeError("the endpoint returned without a response")
+        await self.finish()

@@ -1,0 +1,278 @@
+"""What the bodies of HTTP responses say: bytes to lines, whatever the server answers with.
+
+Each body is read by a task of its own, and all of their lines go into one channel. There the lines
+that a position header announces must follow it with nothing in between, so a body gives away only
+what is whole: single lines, and headers together with all of their lines.
+"""
+
+import enum
+import sys
+from typing import ClassVar, Final, Protocol
+
+import msgspec
+
+from streams import messages
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.messages import Incoming, Message, RequestId, TooLarge, look
+from transports.httpwire import Head
+from transports.lines import LineSplitter, one_line
+
+
+class Media(enum.StrEnum):
+    """What a body may be."""
+
+    NDJSON = "application/x-ndjson"
+    JSON = "application/json"
+    EVENTS = "text/event-stream"
+
+
+ACCEPT: Final = ", ".join(Media)
+
+# A server writes no longer runs; one message above that may be a run of its own.
+RUN_BYTES_MAX: Final = 256 * 1024
+
+_POSITION: Final = b"notifications/stream/position"
+_HEADER_BYTES: Final = 128  # in which the method of a header stands
+
+
+class Malformed(Exception):
+    """A body that breaks the rules; the message says which."""
+
+
+class Body(Protocol):
+    """One response's body on its way in."""
+
+    tail_lines: ClassVar[int]
+    """How many of the last lines of what `feed` returns can be the response to the request."""
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        """The lines that are whole now and may be given away. Raises `Malformed`."""
+
+    def end(self) -> list[Incoming]:
+        """The last lines, of a body that ended as it should. Raises `Malformed`."""
+
+    def held(self) -> list[Incoming]:
+        """Whole lines of a run that is not: they may be given away if nothing follows them."""
+
+
+def body_of(head: Head, limit: int) -> Body | None:
+    """What reads the body after `head`, or None for what no MCP server says.
+
+    `limit` are the bytes that a message may have.
+    """
+    match head.content_type:
+        case Media.NDJSON:
+            return LineBody(limit)
+        case Media.JSON:
+            return JsonBody(limit)
+        case Media.EVENTS:
+            return EventBody(limit)
+    return None
+
+
+class LineBody:
+    """Our own framing: a line for each message, blank lines to keep the connection awake."""
+
+    # The response, `stream/end`, and the reply to a resume come last.
+    tail_lines: ClassVar[int] = 4
+
+    def __init__(self, limit: int) -> None:
+        self._splitter = LineSplitter(limit)
+        self._held: list[Incoming] = []
+        self._held_bytes_max = RUN_BYTES_MAX + limit + _HEADER_BYTES
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        self._held += self._splitter.feed(data)
+        return self._take_whole()
+
+    def end(self) -> list[Incoming]:
+        self._held += self._splitter.flush()
+        found = self._take_whole()
+        if self._held:
+            raise Malformed("the server's response ended inside a run")
+        return found
+
+    def held(self) -> list[Incoming]:
+        return self._held
+
+    def _take_whole(self) -> list[Incoming]:
+        lines = self._held
+        at = 0
+        while at < len(lines):
+            end = at + 1 + _run_length(lines[at])
+            if end > len(lines):
+                break
+            at = end
+        if at < len(lines):
+            self._held = lines[at:]
+            self._check()
+        else:
+            self._held = []
+        return lines[:at] if self._held else lines
+
+    def _check(self) -> None:
+        held_bytes = sum(len(line) for line in self._held if isinstance(line, bytes))
+        if held_bytes > self._held_bytes_max:
+            raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
+
+
+class _Params(msgspec.Struct):
+    count: int
+
+
+def _run_length(line: Incoming) -> int:
+    """How many lines belong to this one: none, but for a position header."""
+    if isinstance(line, TooLarge) or _POSITION not in line[:_HEADER_BYTES]:
+        return 0
+    try:
+        message = look(line)
+        if message.method != _POSITION.decode():
+            return 0
+        return max(0, messages.decode(message.params, _Params).count)
+    except (ValueError, RecursionError):
+        return 0  # whoever receives it will say what is wrong with it
+
+
+class JsonBody:
+    """One message, which may be printed prettily."""
+
+    tail_lines: ClassVar[int] = sys.maxsize
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._text = bytearray()
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        # No longer than twice the limit before it is compacted, and not at all beyond that.
+        if len(self._text) <= 2 * self._limit:
+            self._text += data
+        return []
+
+    def end(self) -> list[Incoming]:
+        return _message(bytes(self._text), self._limit)
+
+    def held(self) -> list[Incoming]:
+        return []
+
+
+class EventBody:
+    """Server-sent events (WHATWG HTML, 9.2), as other servers speak them.
+
+    "Lines must be separated by either a U+000D CARRIAGE RETURN U+000A LINE FEED (CRLF) character
+    pair, a single U+000A LINE FEED (LF) character, or a single U+000D CARRIAGE RETURN (CR)", and by
+    nothing else: `bytes.splitlines` does just that, `str.splitlines` does more.
+    """
+
+    tail_lines: ClassVar[int] = sys.maxsize
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()  # of a line whose end has not come
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._type = b""
+        self._is_too_large = False  # the event that is being read
+        self._is_start = True
+        self._ended_with_cr = False
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        if self._ended_with_cr and data:
+            data = data.removeprefix(b"\n")
+            self._ended_with_cr = False
+        if b"\n" not in data and b"\r" not in data:
+            self._keep(data)
+            return []
+        found: list[Incoming] = []
+        lines = (bytes(self._rest) + data).splitlines(keepends=True)
+        self._rest.clear()
+        self._ended_with_cr = lines[-1].endswith(b"\r")
+        if not lines[-1].endswith((b"\n", b"\r")):
+            self._keep(lines.pop())
+        for line in lines:
+            found += self._take_line(line.rstrip(b"\r\n"))
+        return found
+
+    def end(self) -> list[Incoming]:
+        # "Once the end of the file is reached, any pending data must be discarded."
+        return []
+
+    def held(self) -> list[Incoming]:
+        return []
+
+    def _keep(self, data: bytes) -> None:
+        if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
+            self._is_too_large = True
+            self._rest[:] = b":"  # the rest of the line may be read like a comment
+        else:
+            self._rest += data
+
+    def _take_line(self, line: bytes) -> list[Incoming]:
+        if self._is_start:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+            self._is_start = False
+        if not line:
+            return self._dispatch()
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._type = value
+        elif field == b"data":
+            self._data_bytes += len(value)
+            if self._data_bytes > 2 * self._limit:
+                self._is_too_large = True
+            else:
+                self._data.append(value)
+        return []
+
+    def _dispatch(self) -> list[Incoming]:
+        data, kind, is_too_large = b"\n".join(self._data), self._type, self._is_too_large
+        self._data, self._data_bytes, self._type, self._is_too_large = [], 0, b"", False
+        if kind not in (b"", b"message"):
+            return []
+        return [TooLarge(self._limit)] if is_too_large else _message(data, self._limit)
+
+
+def _message(text: bytes, limit: int) -> list[Incoming]:
+    """A message as a line, if there is one in `text`."""
+    line = one_line(text.strip())
+    if not line:
+        return []
+    return [line if len(line) <= limit else TooLarge(limit)]
+
+
+def answer_in(lines: list[Incoming], request_id: RequestId) -> Message | TooLarge | None:
+    """The response to a request, or what may have been it, if it is among `lines`."""
+    needle = msgspec.json.encode(request_id)
+    for line in reversed(lines):
+        if isinstance(line, TooLarge):
+            return line
+        if needle not in line:
+            continue
+        try:
+            message = look(line)
+        except (ValueError, RecursionError):
+            continue
+        if message.method is msgspec.UNSET and message.id == request_id:
+            return message
+    return None
+
+
+def refusal_line(head: Head, text: bytes, request_id: RequestId | None) -> bytes:
+    """An answer that is no success, as the error response to the request that it answers."""
+    try:
+        said = msgspec.json.decode(text)
+        error = said["error"]
+        refused = Refusal(int(error["code"]), str(error["message"]), error.get("data"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        refused = Refusal(INTERNAL_ERROR, _sentence(head, text))
+    return messages.error(request_id, refused).rstrip(b"\n")
+
+
+def _sentence(head: Head, text: bytes) -> str:
+    if head.status < 300:
+        return f"The server answered with {head}, and with nothing that MCP knows."
+    if to := head.fields.get("location"):
+        return f"The server answered with {head}: dial {to[:200]} instead."
+    said = " ".join(text.decode(errors="replace").split())
+    is_text = said and head.content_type != "text/html"
+    return f"The server answered with {head}{f': {said[:200]}' if is_text else '.'}"

@@ -1,0 +1,153 @@
+"""What the listeners that speak HTTP have in common: the door, and how somebody is turned away.
+
+A refusal is one HTTP response with a JSON-RPC error in it, and then the end of the connection, slow
+enough for the peer to read it.
+"""
+
+import contextlib
+import http
+import socket
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import trio
+
+from streams import messages
+from streams.errors import INVALID_REQUEST, Refusal
+from transports.lines import CLOSE_S, READ_BYTES
+from transports.origins import Origins, names_loopback
+
+# How many connections may be open, handshakes included; whoever comes after them gets a 503.
+CONNECTIONS_MAX: Final = 10_000
+
+# A thousand clients that come back at once must not find the door shut.
+BACKLOG: Final = 4096
+
+# Half the throughput is lost at 64 KiB; with more, a stalled reader costs more memory.
+SEND_BUFFER_BYTES: Final = 256 * 1024
+
+# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
+USER_TIMEOUT_MS: Final = 180_000
+
+HANDSHAKE_S: Final = 10.0
+
+TLSStream = trio.SSLStream[trio.SocketStream]
+
+
+class Refused(Exception):
+    """A request that ends with an HTTP error and the end of its connection.
+
+    `why` is one sentence that says what to do next, or the JSON-RPC error that has it.
+    """
+
+    def __init__(
+        self, status: int, why: str | Refusal, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(why)
+        self.status = status
+        self.refusal = Refusal(INVALID_REQUEST, why) if isinstance(why, str) else why
+        self.headers = headers
+
+    def response(self) -> bytes:
+        phrase = http.HTTPStatus(self.status).phrase
+        body = messages.error(None, self.refusal)
+        fields = [
+            *self.headers,
+            (b"Content-Type", b"application/json"),
+            (b"Content-Length", str(len(body)).encode()),
+            (b"Connection", b"close"),
+        ]
+        lines = [f"HTTP/1.1 {self.status} {phrase}".encode()]
+        lines += [name + b": " + value for name, value in fields]
+        return b"\r\n".join([*lines, b"", body])
+
+
+# -- the door
+
+
+async def listen(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen at every address of `host`, at one and the same port; 0 picks a free one.
+
+    Raises `OSError` when an address cannot be had.
+    """
+    listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    if port == 0:
+        # Each address was given a port of its own: the others move to that of the first.
+        port = listeners[0].socket.getsockname()[1]
+        others = [listener.socket.getsockname()[0] for listener in listeners[1:]]
+        for listener in listeners[1:]:
+            await listener.aclose()
+        del listeners[1:]
+        try:
+            for address in others:
+                listeners += await trio.open_tcp_listeners(port, host=address, backlog=BACKLOG)
+        except OSError:
+            for listener in listeners:
+                await listener.aclose()
+            raise
+    for listener in listeners:
+        # What is accepted inherits it.
+        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return listeners
+
+
+def port_of(listeners: Sequence[trio.SocketListener]) -> int:
+    port: int = listeners[0].socket.getsockname()[1]
+    return port
+
+
+def origins_for(
+    listeners: Sequence[trio.SocketListener], hosts: Collection[str], origins: Collection[str]
+) -> Origins:
+    """Who may come in through `listeners`: `hosts` and `origins` besides what goes unsaid."""
+    names = [listener.socket.getsockname()[0] for listener in listeners]
+    return Origins(
+        is_loopback=all(names_loopback(name) for name in names),
+        hosts=frozenset(name.lower() for name in hosts),
+        origins=frozenset(name.lower() for name in origins),
+    )
+
+
+def keep_alive(stream: trio.SocketStream) -> None:
+    """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+# -- the end
+
+
+async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> None:
+    """Send the refusal and end the connection, within a second; the caller closes."""
+    with trio.move_on_after(CLOSE_S):
+        try:
+            await stream.send_all(refused.response())
+        except trio.BrokenResourceError:
+            return  # it did not wait for the answer
+        await part(stream)
+
+
+async def part(stream: trio.SocketStream | TLSStream) -> None:
+    """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
+    if isinstance(stream, trio.SSLStream):
+        # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer
+        # that talks on, or has hung up, is TCP's business alone.
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.unwrap()
+        stream = stream.transport_stream
+    await linger(stream)
+
+
+async def linger(stream: trio.abc.Stream) -> None:
+    """End our output and read on to the end of the peer's; to be bounded by the caller.
+
+    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
+    """
+    try:
+        if isinstance(stream, trio.abc.HalfCloseableStream):
+            await stream.send_eof()
+        while await stream.receive_some(READ_BYTES):
+            pass
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        return  # the peer was faster
