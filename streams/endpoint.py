@@ -12,7 +12,7 @@ import trio
 
 from streams import messages
 from streams.connection import Connection
-from streams.errors import INVALID_REQUEST, Refusal
+from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message, RequestId
@@ -60,6 +60,12 @@ class HttpEndpoint:
 
     async def __call__(self, request: Request, responder: Responder) -> None:
         """Serve one request. `trio.BrokenResourceError` where the peer did not wait."""
+        try:
+            await self._answer(request, responder)
+        except* JournalUnusable as errors:
+            self._engine.fail(_first(errors))
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
         try:
             await self._route(request)(request, responder)
         except Rejected as rejected:
@@ -210,6 +216,11 @@ class HttpEndpoint:
         if revision is not None and revision not in REVISIONS:
             raise Rejected(400, f"MCP-Protocol-Version: there are {', '.join(REVISIONS)}.")
         return session
+
+
+def _first(errors: BaseExceptionGroup[JournalUnusable]) -> JournalUnusable:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _until_over(connection: Connection, responder: Responder) -> None:

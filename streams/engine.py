@@ -19,7 +19,7 @@ from streams.committer import Committer
 from streams.connection import Connection, CursorOf, no_cursor
 from streams.deadlines import Deadlines
 from streams.delivery import Delivery
-from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal, refusal
 from streams.framing import Framing
 from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
@@ -307,6 +307,14 @@ class Engine:
         with trio.move_on_after(CLOSE_S):
             while self._connections:
                 await self._stirred.wait()
+
+    def fail(self, error: JournalUnusable) -> None:
+        """Nobody can be served any more: end with this error, whoever has met it."""
+
+        async def fail() -> None:
+            raise error
+
+        self._nursery.start_soon(fail)
 
     def stop(self) -> None:
         """Commit no more: the last thing there is to do."""

@@ -5,6 +5,8 @@ from typing import Final, NoReturn
 
 import trio
 
+from streams import messages
+from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Headers, Responder
 from streams.framing import Framing
 from streams.messages import Incoming
@@ -15,6 +17,10 @@ LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
 
 KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
 FAREWELL_S: Final = 1.0
+# For a call that was cancelled before there was anything to say, or a server that shuts down.
+_NOTHING: Final = messages.error(
+    None, Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
+)
 _KEEP_ALIVE: Final = {EVENTS: b":\n\n", LINES: b"\n"}
 
 
@@ -32,7 +38,7 @@ class ResponseChannel:
         self._framing = framing
         self._responder = responder
         self._principal = principal
-        self._is_started = False
+        self._has_begun = self._is_open = False
         self._is_sending = False
         self._wrote_at = trio.current_time()
 
@@ -50,12 +56,13 @@ class ResponseChannel:
 
     async def send(self, lines: bytes) -> None:
         self._is_sending = True
-        if self._is_started:
+        if self._is_open:
             await self._responder.write(lines)
         elif self._framing is not None and self._framing.is_json:
+            self._has_begun = True
             await self._responder.respond(200, content(JSON), lines)
         else:
-            self._is_started = True
+            self._has_begun = self._is_open = True
             await self._responder.start(200, content(self._media_type), lines)
         self._is_sending = False
         self._wrote_at = trio.current_time()
@@ -63,7 +70,7 @@ class ResponseChannel:
     async def ping(self) -> bool:
         """Write a sign of life of our own where none was written for a while; nobody answers."""
         is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
-        if self._is_started and is_quiet and not self._is_sending:
+        if self._is_open and is_quiet and not self._is_sending:
             await self.send(_KEEP_ALIVE[self._media_type])
         else:
             await trio.lowlevel.checkpoint()
@@ -79,12 +86,16 @@ class ResponseChannel:
         return self._responder.unsent_bytes()
 
     async def aclose(self) -> None:
-        if self._is_started and self._responder.is_open():
-            with trio.move_on_after(FAREWELL_S):
-                try:
+        if not self._responder.is_open():
+            return
+        with trio.move_on_after(FAREWELL_S):
+            try:
+                if self._is_open:
                     await self._responder.finish()
-                except trio.BrokenResourceError:
-                    return  # the client has gone
+                elif not self._has_begun:
+                    await self._responder.respond(503, content(JSON), _NOTHING)
+            except trio.BrokenResourceError:
+                return  # the client has gone
 
 
 def content(media_type: str) -> Headers:

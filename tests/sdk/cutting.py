@@ -6,6 +6,7 @@ Everything else passes. What waits in it waits for the other process, so it is m
 
 import contextlib
 import json
+import re
 import select
 import socket
 import struct
@@ -16,6 +17,7 @@ from typing import Final
 
 WAIT_S: Final = 60.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+_EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
 @dataclass(frozen=True)
@@ -318,16 +320,17 @@ class _Events:
         self._waiting += payload
         passing = b""
         while not self.is_cut:
-            event, found, rest = self._waiting.partition(b"\n\n")
-            if not found:
+            end = _EVENT_END.search(self._waiting)
+            if end is None:
                 break
+            event = self._waiting[: end.end()]
             if self._is_reached(event):
                 assert self.cut is not None
                 self.is_cut = True
                 return passing + event[: self.cut.more]
             self._count(event)
-            passing += event + found
-            self._waiting = rest
+            passing += event
+            self._waiting = self._waiting[end.end() :]
         return passing
 
     def _is_reached(self, event: bytes) -> bool:

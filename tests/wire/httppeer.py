@@ -64,7 +64,7 @@ class _Post:
         WIRE §4: `<key>_<seq>` on the response of the originating request, `<key>_<seq>_<delivery>`
         on that of a resume POST.
         """
-        seq = int(event_id.split("_")[-2 if self.is_resume else -1])
+        seq = int(event_id.split("_", 2)[1])
         if seq > self._seq:
             self._seq = seq
             params = {"streamId": self._stream, "seq": seq, "count": 1}

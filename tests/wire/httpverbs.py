@@ -23,12 +23,12 @@ class EventId:
 
     @classmethod
     def of_call(cls, event: Event | str) -> "EventId":
-        key, seq = _text(event).rsplit("_", 1)
+        key, seq = _text(event).split("_")
         return cls(key, int(seq))
 
     @classmethod
     def of_resume(cls, event: Event | str) -> "EventId":
-        key, seq, delivery = _text(event).rsplit("_", 2)
+        key, seq, delivery = _text(event).split("_", 2)
         assert delivery
         return cls(key, int(seq), delivery)
 

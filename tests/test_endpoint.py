@@ -1,0 +1,322 @@
+"""Streamable HTTP on the engine, where time passes as it is told to; `tests/wire` has the rest."""
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from streams import Server
+from streams.errors import JournalUnusable
+from streams.keys import Keyring
+from streams.limits import DAY_S, Limits
+from tests.house import PLAIN, STREAMS, Steps, open_house, reason, said, text_of
+from tests.troubled import Troubled
+from tests.web import EVENTS, JSON, LINES, Answer, Browser, browsing
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server("tested", resume_min_s=20, resume_max_s=600, limits=Limits(sessions_max=3))
+
+
+@pytest.fixture
+def steps(server: Server) -> Steps:
+    return Steps(server)
+
+
+def logged(answer: Answer) -> list[str]:
+    return said([message for _, message in answer.events if message])
+
+
+# Responses
+
+
+async def test_a_call_that_has_something_to_say_is_answered_with_events(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = await browser.call(1, "step")
+        assert (answer.status, answer.type, logged(answer)) == (200, EVENTS, [])
+        key, seq = answer.ids[0].split("_")
+        assert seq == "0"
+        assert b"retry: 15000\n" in answer.body, "stock clients take a longer wait for a death"
+        steps.log("a", "b")
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert logged(answer) == ["a", "b"]
+        assert answer.ids == [f"{key}_{seq}" for seq in range(4)]
+        assert text_of(answer.events[-1][1]) == "done"
+        assert answer.is_whole
+
+
+async def test_a_client_that_reads_json_alone_is_given_the_response_alone(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+        answer = await browser.call(1, "step", JSON)
+        assert answer.status == 0
+        steps.log("a")
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert (answer.status, answer.type, text_of(answer.json)) == (200, JSON, "done")
+
+
+async def test_nobody_can_come_back_for_a_lone_response(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+        answer = await browser.call(1, "step", JSON)
+        await answer.hang_up()
+        await wait_all_tasks_blocked()
+        assert steps.was_cancelled
+        statuses = (await browser.post(2, "stream/poll/all")).json["result"]["statuses"]
+        assert statuses == []
+
+
+@pytest.mark.parametrize("accept", [EVENTS, LINES])
+async def test_a_silent_response_shows_signs_of_life(
+    server: Server, steps: Steps, autojump_clock: MockClock, accept: str
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = await browser.call(1, "step", accept)
+        before = answer.body
+        await trio.sleep(16)
+        assert answer.body == before + (b":\n\n" if accept == EVENTS else b"\n")
+
+
+async def test_a_shutdown_says_so_to_who_was_told_nothing(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = await browser.call(1, "step", JSON)
+        await house.running.engine.shut_down()
+        assert (answer.status, reason(answer.json["error"])) == (200, "interrupted")
+
+
+# Going on
+
+
+async def test_a_response_goes_on_where_it_was_cut(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        steps.log("a", "b")
+        await wait_all_tasks_blocked()
+        await first.hang_up()
+        second = await browser.go_on(first.ids[1])
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert second.ids == [first.ids[1], *first.ids[2:], first.ids[0][:-1] + "3"]
+        assert logged(second) == ["b"]
+        assert text_of(second.events[-1][1]) == "done"
+        nothing_left = await browser.go_on(second.ids[-1])
+        assert (nothing_left.status, nothing_left.headers["allow"]) == (405, "POST, GET, DELETE")
+
+
+async def test_a_response_that_goes_on_elsewhere_ends_without_a_word(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        before = first.body
+        second = await browser.go_on(first.ids[0])
+        assert (first.is_whole, first.body) == (True, before)
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert text_of(second.events[-1][1]) == "done"
+
+
+async def test_a_resumes_own_response_goes_on_under_its_own_id(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+        first = await browser.call(1, "step")
+        stream = first.events[1][1]["params"]["stream"]
+        steps.log("a")
+        await wait_all_tasks_blocked()
+        await first.hang_up()
+        second = await browser.post(2, "stream/resume", streamId=stream["streamId"])
+        assert logged(second) == ["a"]
+        await second.hang_up()
+        third = await browser.go_on(second.ids[-1])
+        steps.finish()
+        await wait_all_tasks_blocked()
+        reply = third.events[-1][1]
+        assert reply["id"] == 2
+        assert text_of(reply["result"]["_meta"]["mcp-streams/response"]) == "done"
+        assert third.ids == [second.ids[-1], second.ids[-1].replace("_1_", "_2_")]
+
+
+async def test_who_comes_back_too_late_is_told_under_the_id_that_waits(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call("x", "step")
+        await first.hang_up()
+        await trio.sleep(605)
+        late = await browser.go_on(first.ids[0])
+        assert (late.status, late.is_whole) == (200, True)
+        ((event_id, message),) = late.events
+        assert event_id == first.ids[0]
+        assert (message["id"], reason(message["error"])) == ("x", "abandoned")
+
+
+async def test_coming_back_puts_off_the_end(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        await first.hang_up()
+        for _ in range(3):
+            await trio.sleep(500)
+            again = await browser.go_on(first.ids[0])
+            await again.hang_up()
+        assert not steps.was_cancelled
+
+
+@pytest.mark.parametrize("event_id", ["", "x", "0" * 32 + "_1", "{key}_9", "{key}_0_no-grant"])
+async def test_an_event_id_of_nobody_is_a_bad_request(
+    server: Server, steps: Steps, autojump_clock: MockClock, event_id: str
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        key = first.ids[0].partition("_")[0]
+        assert (await browser.go_on(event_id.format(key=key))).status == 400
+
+
+# Sessions
+
+
+async def test_a_session_and_its_responses_survive_a_crash(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    keyring = Keyring.load(None)
+    async with open_house(server, keyring=keyring) as house, browsing(house, STREAMS) as browser:
+        await browser.post(9, "logging/setLevel", level="warning")
+        first = await browser.call(1, "step")
+        stream = first.events[1][1]["params"]["stream"]["streamId"]
+        await first.hang_up()
+        second = await browser.post("2", "stream/resume", streamId=stream)
+        crashed, session = house.as_after_a_crash(), browser.session
+    async with (
+        open_house(server, journal=crashed, keyring=keyring) as house,
+        trio.open_nursery() as nursery,
+    ):
+        browser = Browser(house, nursery)
+        browser.session = session
+        third = await browser.go_on(second.ids[0])
+        reply = third.events[-1][1]
+        assert reply["id"] == "2"
+        response = reply["result"]["_meta"]["mcp-streams/response"]
+        assert (response["id"], reason(response["error"])) == (1, "interrupted")
+        again = await browser.call(5, "step")
+        steps.log("not as bad as a warning")
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert logged(again) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_deleted_session_ends_what_nobody_has_a_token_for(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = await browser.call(1, "step")
+        standing = await browser.fetch("GET", accept=EVENTS)
+        assert (await browser.fetch("DELETE")).status == 200
+        assert steps.was_cancelled
+        assert (answer.is_whole, standing.is_whole) == (True, True)
+        assert (await browser.post(2, "ping")).status == 404
+
+
+async def test_streams_with_tokens_outlive_their_session(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+        answer = await browser.call(1, "step")
+        stream = answer.events[1][1]["params"]["stream"]
+        await browser.fetch("DELETE")
+        assert not steps.was_cancelled
+        async with browsing(house, STREAMS) as other:
+            named = {name: stream[name] for name in ("streamId", "resumeToken")}
+            resumed = await other.post(2, "stream/resume", **named)
+            steps.finish()
+            await wait_all_tasks_blocked()
+            reply = resumed.events[-1][1]
+            assert text_of(reply["result"]["_meta"]["mcp-streams/response"]) == "done"
+
+
+async def test_a_session_that_nobody_uses_is_ended_for_a_new_one(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        browsers = [Browser(house, nursery) for _ in range(3)]
+        for browser in browsers:
+            await browser.greet(PLAIN)
+        await browsers[0].call(1, "step")
+        newest = Browser(house, nursery)
+        await newest.greet(PLAIN)
+        statuses = [(await each.post(2, "ping")).status for each in [*browsers, newest]]
+        assert statuses == [200, 404, 200, 200]
+        nursery.cancel_scope.cancel()
+
+
+async def test_there_is_no_room_where_all_sessions_are_at_work(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        for _ in range(3):
+            browser = Browser(house, nursery)
+            await browser.greet(PLAIN)
+            await browser.call(1, "step")
+        hello = {"protocolVersion": "2025-11-25", "capabilities": {}}
+        refused = await Browser(house, nursery).post(7, "initialize", **hello)
+        assert (refused.status, refused.json["id"]) == (503, 7)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_session_ends_a_day_after_it_was_used_last(
+    server: Server, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    now = 1_000_000.0
+    monkeypatch.setattr("streams.sessions.wall", lambda: now)
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        now += DAY_S - 1
+        assert (await browser.post(1, "ping")).status == 200
+        now += DAY_S + 1
+        assert (await browser.post(2, "ping")).status == 404
+
+
+async def test_of_one_stream_the_latest_responses_can_go_on(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+        first = await browser.call(1, "step")
+        stream = first.events[1][1]["params"]["stream"]["streamId"]
+        await first.hang_up()
+        resumed = []
+        for number in range(2, 20):
+            resumed.append(await browser.post(number, "stream/resume", streamId=stream))
+            await resumed[-1].hang_up()
+        statuses = [(await browser.go_on(each.ids[0])).status for each in resumed]
+        assert statuses == [400, 400, *[200] * 16]
+
+
+# Trouble
+
+
+async def test_a_journal_that_cannot_be_read_ends_the_server(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    journal = Troubled()
+
+    async def read() -> None:
+        async with open_house(server, journal=journal) as house, browsing(house, PLAIN) as browser:
+            await browser.call(1, "step")
+            journal.read_trouble = JournalUnusable("gone")
+            steps.log("a")
+            await trio.sleep_forever()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await read()
+    assert ended.group_contains(JournalUnusable)
