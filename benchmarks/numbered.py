@@ -26,9 +26,14 @@ class Lost(Exception):
     """A message is missing, or stands in another's place."""
 
 
+def data(number: int, text: str) -> dict[str, Any]:
+    """What a message logs."""
+    return {"n": number, "text": text}
+
+
 def params(number: int, text: str) -> dict[str, Any]:
     """What a message says."""
-    return {"level": "info", "data": {"n": number, "text": text}}
+    return {"level": "info", "data": data(number, text)}
 
 
 def text_for(size: int) -> str:

@@ -348,6 +348,7 @@ async def test_a_grant_needs_its_session_and_its_stream(open_journal: OpenJourna
     async with open_journal("one") as journal:
         await applied(journal, SaveSession(session()), SaveGrant(grant()), Create(record()))
         await applied(journal, SaveGrant(grant("l")), SaveSession(session("l")))
+        assert await stored(journal) == ([session("k"), session("l")], [])
         await applied(journal, Forget("s", 1), SaveGrant(grant()), Create(record()))
         assert await stored(journal) == ([session("k"), session("l")], [])
         await applied(journal, SaveGrant(grant()), SaveGrant(grant(stream="nobody's", reply_id=2)))

@@ -4,8 +4,11 @@ It knows no MCP: only who may come in, how long anything may take or be, and how
 a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
 """
 
+import os
+import select
 import ssl
 from collections.abc import Collection
+from functools import partial
 from typing import Final
 
 import structlog
@@ -42,6 +45,10 @@ BODY_READ_BYTES: Final = 64 * 1024
 # read until the response is over, nor is its hang-up seen.
 PIPELINED_BYTES_MAX: Final = 64 * 1024
 
+# The peer ended its output, whatever else it sent before. Elsewhere than on Linux only `gone` and a
+# failed write tell of a polite hang-up.
+_POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
+
 log = structlog.get_logger()
 
 
@@ -68,7 +75,9 @@ async def serve(
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     server = _Server(endpoint, body_bytes_max, connections_max, origins, ssl_context)
     task_status.started(port_of(listeners))
-    await trio.serve_listeners(server.welcome, listeners)
+    async with trio.open_nursery() as nursery:
+        welcome = partial(server.welcome, nursery)
+        await trio.serve_listeners(welcome, listeners, handler_nursery=nursery)
 
 
 class _Server:
@@ -89,16 +98,15 @@ class _Server:
         self._ssl_context = ssl_context
         self._connections = 0
 
-    async def welcome(self, tcp: trio.SocketStream) -> None:
+    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end."""
         self._connections += 1
         try:
-            async with trio.open_nursery() as nursery:
-                keep_alive(tcp)
-                stream = await self._secure(tcp)
-                if stream is not None:
-                    await self._converse(_Line(stream, tcp, nursery))
-        except* (trio.BrokenResourceError, OSError):
+            keep_alive(tcp)
+            stream = await self._secure(tcp)
+            if stream is not None:
+                await self._converse(_Line(stream, tcp, nursery))
+        except (trio.BrokenResourceError, OSError):
             pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
         finally:
             self._connections -= 1
@@ -130,6 +138,8 @@ class _Server:
         except Refused as refused:
             await line.unwatch()
             await line.turn_away(refused)
+        finally:
+            line.end()
 
     def _check_room(self) -> None:
         if self._connections > self._connections_max:
@@ -187,8 +197,9 @@ async def _next_request(line: "_Line", requests: Requests, phase: Phase) -> Requ
 class _Line:
     """The bytes of one connection, either way.
 
-    Nobody reads while a request is being answered, unless somebody wants to know at once that the
-    peer hangs up: then `watch` reads, and keeps what it finds for later.
+    Nobody reads while a request is being answered, unless somebody waits for the peer to hang up,
+    or for room to write: then `watch` reads, and keeps what it finds for later. (To do so for each
+    response would cost as much as to parse its request.)
     """
 
     def __init__(
@@ -227,14 +238,30 @@ class _Line:
         if self.gone.is_set():
             raise trio.BrokenResourceError("the peer has hung up")
         try:
-            with trio.CancelScope() as self._sending:
-                await self._stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await trio.lowlevel.checkpoint()
+            if rest := self._send_at_once(data):
+                await self._send_watched(rest)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             self._hang_up()
             raise trio.BrokenResourceError("the peer has hung up") from None
         except BaseException:
             await self.close()
             raise
+
+    def _send_at_once(self, data: bytes) -> memoryview:
+        """Most writes fit into the socket's buffer; return what does not."""
+        if self._stream is not self._tcp:
+            return memoryview(data)
+        try:
+            return memoryview(data)[os.write(self._tcp.socket.fileno(), data) :]
+        except BlockingIOError:
+            return memoryview(data)
+
+    async def _send_watched(self, data: memoryview) -> None:
+        """Write, and stop waiting for room as soon as the peer hangs up."""
+        self.watch()
+        with trio.CancelScope() as self._sending:
+            await self._stream.send_all(data)
         if self._sending.cancelled_caught:
             raise trio.BrokenResourceError("the peer has hung up")
 
@@ -258,10 +285,22 @@ class _Line:
             has_stopped.set()
 
     async def unwatch(self) -> None:
+        """Leave the reading to `receive` again."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
             await self._has_stopped.wait()
+
+    def end(self) -> None:
+        """Nobody has any more to do with this connection."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def is_open(self) -> bool:
+        """Whether the peer may still read. Where nobody watches, the kernel is asked."""
+        if self._watch is None and not self.gone.is_set() and _has_hung_up(self._tcp):
+            self.gone.set()
+        return not self.gone.is_set()
 
     def _hang_up(self) -> None:
         self.gone.set()
@@ -304,7 +343,6 @@ class _Exchange:
     async def start(self, status: int, headers: Headers, first: bytes) -> None:
         head = self._requests.begin(status, headers)
         self.has_begun = True
-        self._line.watch()
         await self._line.send(head + self._requests.more(first))
 
     async def write(self, data: bytes) -> None:
@@ -319,7 +357,7 @@ class _Exchange:
         await self._line.gone.wait()
 
     def is_open(self) -> bool:
-        return not self._line.gone.is_set()
+        return self._line.is_open()
 
     def unsent_bytes(self) -> int | None:
         return self._line.unsent_bytes()
@@ -331,3 +369,9 @@ class _Exchange:
         if not self.has_begun:
             raise RuntimeError("the endpoint returned without a response")
         await self.finish()
+
+
+def _has_hung_up(tcp: trio.SocketStream) -> bool:
+    poller = select.poll()
+    poller.register(tcp.socket.fileno(), _POLLRDHUP)
+    return bool(poller.poll(0))  # that, an error, or an end either way

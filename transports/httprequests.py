@@ -6,7 +6,6 @@ which two readers could understand in two ways is refused, and what a refusal sa
 
 import enum
 import http
-from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -55,6 +54,7 @@ class Requests:
         self._body_bytes_max = body_bytes_max
         self._protocol = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
         self._head: h11.Request | None = None
+        self._fields: dict[str, list[str]] = {}  # its header, names in lower case
         self._body = bytearray()
         self._fed_bytes = 0  # of the head or the body that is being read, with what came behind it
         self._may_have_body = True  # the response
@@ -105,13 +105,16 @@ class Requests:
             raise Refused(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
         if len(head.headers) > HEADERS_MAX:
             raise Refused(431, f"More than {HEADERS_MAX} header fields: send fewer.")
+        self._fields = {}
+        for name, value in head.headers:
+            self._fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
         self._check_framing(head)
         self._check_origins(head)
         self._head = head
 
     def _check_framing(self, head: h11.Request) -> None:
-        lengths = _values(head, b"content-length")
-        if _values(head, b"transfer-encoding"):
+        lengths = self._fields.get("content-length")
+        if "transfer-encoding" in self._fields:
             # RFC 9112, 6.1: both together, or a transfer coding in HTTP/1.0, "might indicate an
             # attempt to perform request smuggling".
             if lengths or head.http_version < b"1.1":
@@ -123,10 +126,10 @@ class Requests:
 
     def _check_origins(self, head: h11.Request) -> None:
         """The names that the request goes to; each of them, where its target has one as well."""
-        names = [value.decode("latin-1") for value in _values(head, b"host")] or [""]
+        names = self._fields.get("host", [""])
         if not head.target.startswith(b"/") and head.target != b"*":
-            names.append(_authority_of(head))
-        origins = [value.decode("latin-1") for value in _values(head, b"origin")]
+            names = [*names, _authority_of(head)]
+        origins = self._fields.get("origin", [])
         for name in names:
             if why := self._origins.why_refused(name, origins):
                 raise Refused(403, why)
@@ -151,13 +154,10 @@ class Requests:
         self._body = bytearray()
         self._fed_bytes = len(self._protocol.trailing_data[0])
         self._may_have_body = head.method != b"HEAD"
-        headers: dict[str, list[str]] = {}
-        for name, value in head.headers:
-            headers.setdefault(name.decode(), []).append(value.decode("latin-1"))
         return Request(
             method=head.method.decode(),
             path=_path_of(head.target.decode()),
-            headers={name: ", ".join(values) for name, values in headers.items()},
+            headers={name: ", ".join(values) for name, values in self._fields.items()},
             body=body,
         )
 
@@ -200,10 +200,6 @@ class Requests:
         self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
     ) -> bytes:
         return self._protocol.send(event)
-
-
-def _values(head: h11.Request, name: bytes) -> Sequence[bytes]:
-    return [value for found, value in head.headers if found == name]
 
 
 def _authority_of(head: h11.Request) -> str:

@@ -130,13 +130,14 @@ async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> 
 
 async def part(stream: trio.SocketStream | TLSStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
+    tcp = stream
     if isinstance(stream, trio.SSLStream):
+        tcp = stream.transport_stream
         # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer
         # that talks on, or has hung up, is TCP's business alone.
         with contextlib.suppress(trio.BrokenResourceError):
             await stream.unwrap()
-        stream = stream.transport_stream
-    await linger(stream)
+    await linger(tcp)
 
 
 async def linger(stream: trio.abc.Stream) -> None:

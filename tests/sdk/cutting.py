@@ -69,7 +69,7 @@ class Cutter:
     ) -> None:
         self.requests: list[Seen] = []
         self.requests_after_result: list[Seen] = []
-        self.results = 0  # that were forwarded in whole
+        self.results = 0  # of the call that were forwarded in whole
         self.failures: list[BaseException] = []
         self.held = threading.Event()
         self.refused = threading.Event()  # by whoever is behind us
@@ -157,7 +157,8 @@ class Cutter:
             if self.results:
                 self.requests_after_result.append(seen)
         assert self._open.wait(WAIT_S), "nobody let the requests pass"
-        cut = self._next_cut() if seen.is_for_the_call else None
+        events = _Events(self._next_cut()) if seen.is_for_the_call else None
+        cut = events and events.cut
         if cut is not None and cut.is_refusal:
             self._make(cut, client)
         try:
@@ -170,7 +171,7 @@ class Cutter:
                 self._sockets.add(upstream)
             try:
                 upstream.sendall(request.raw)
-                return self._respond(client, upstream, cut)
+                return self._respond(client, upstream, events)
             finally:
                 with self._lock:
                     self._sockets.discard(upstream)
@@ -178,12 +179,15 @@ class Cutter:
     def _next_cut(self) -> Cut | None:
         return self._cuts[self._made] if self.cuts_left else None
 
-    def _respond(self, client: socket.socket, upstream: socket.socket, cut: Cut | None) -> bool:
+    def _respond(
+        self, client: socket.socket, upstream: socket.socket, events: "_Events | None"
+    ) -> bool:
         head = _read_head(upstream, other=client)
         response = Message(*head)
         client.sendall(response.head)
         body = _Body(response, ends_at_once=response.status in (202, 204))
-        events = _Events(cut) if response.media_type == "text/event-stream" else None
+        if response.media_type != "text/event-stream":
+            events = None
         data = response.rest
         while True:
             payload = body.feed(data)

@@ -1,8 +1,9 @@
 """The official Python SDK's client over HTTP. Prints what it saw as one line of JSON.
 
-Like its siblings in TypeScript it is given `{"quiet_s": 1, "calls": [{"url", "tool", "arguments"}]}`
-and makes all calls at once, each in a session of its own. When the last has its result, it lingers
-for `quiet_s`, so that whoever watches the network sees whether it is at peace.
+Like its siblings in TypeScript it is given `{"calls": [{"url", "tool", "arguments"}], "patience_s",
+"quiet_s"}` and makes all calls at once, each in a session of its own, each for `patience_s` at most.
+When the last has its result, it lingers for `quiet_s`, so that whoever watches the network sees
+whether it is at peace.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from mcp import Client, MCPError, types
 Json = dict[str, Any]
 
 
-async def make(call: Json, peace: asyncio.Barrier, quiet_s: float) -> Json:
+async def make(call: Json, peace: asyncio.Barrier, quiet_s: float, patience_s: float) -> Json:
     """One call, and what came of it."""
     progress: list[float] = []
     logs: list[Any] = []
@@ -30,7 +31,10 @@ async def make(call: Json, peace: asyncio.Barrier, quiet_s: float) -> Json:
     async with Client(call["url"], logging_callback=log) as client:
         try:
             result = await client.call_tool(
-                call["tool"], call["arguments"], progress_callback=report
+                call["tool"],
+                call["arguments"],
+                progress_callback=report,
+                read_timeout_seconds=patience_s,
             )
             seen["result"] = result.model_dump(by_alias=True, mode="json")["content"][0]["text"]
         except MCPError as error:
@@ -44,7 +48,9 @@ async def main() -> None:
     """Make all calls."""
     given = json.loads(sys.argv[1])
     peace = asyncio.Barrier(len(given["calls"]))
-    makings = [make(call, peace, given["quiet_s"]) for call in given["calls"]]
+    makings = [
+        make(call, peace, given["quiet_s"], given["patience_s"]) for call in given["calls"]
+    ]
     print(json.dumps(await asyncio.gather(*makings)))
 
 

@@ -20,7 +20,7 @@ const load = {
 };
 
 const sdk = await load[process.argv[2]]();
-const { quiet_s: quiet, calls } = JSON.parse(process.argv[3]);
+const { quiet_s: quiet, patience_s: patience, calls } = JSON.parse(process.argv[3]);
 
 async function make({ url, tool, arguments: given }) {
   const seen = { progress: [], logs: [], result: null, error: null, problems: [] };
@@ -32,7 +32,10 @@ async function make({ url, tool, arguments: given }) {
   await client.connect(new sdk.StreamableHTTPClientTransport(new URL(url)));
   const onprogress = ({ progress }) => seen.progress.push(progress);
   try {
-    const result = await sdk.call(client, { name: tool, arguments: given }, { onprogress });
+    const result = await sdk.call(client, { name: tool, arguments: given }, {
+      onprogress,
+      timeout: patience * 1000,
+    });
     seen.result = result.content[0].text;
   } catch (error) {
     seen.error = { code: error.code, message: error.message };

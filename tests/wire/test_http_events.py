@@ -13,6 +13,7 @@ from tests.wire.httpverbs import (
     read_to_n,
     read_until,
     resumed,
+    resumed_after_cut,
     streamed,
     text_of,
 )
@@ -97,6 +98,7 @@ def test_a_plain_clients_get_deletes_nothing_either(http: Http, gate: Gate) -> N
     client = http.opened()
     last = cut_after(client, gate, 3)
     gate.release(3)
+    gate.wait_for("sent")
     assert counted(messages_of(client.get(last.at(5)).events())) == [6]
     assert counted(messages_of(client.get(last.at(0)).events())) == up_to(6)
 
@@ -109,7 +111,7 @@ def test_a_get_continues_a_resume_and_its_reply(http: Http, gate: Gate, replay: 
     call = client.call("steps", 7, n=6, gate=gate.path)
     stream = announced(read_until(call, CREATE))
     call.cut()
-    resume = resumed(client, stream.by_id, "the resume", after=0)
+    resume = resumed_after_cut(client, stream.by_id, "the resume", after=0)
     gate.release(3)
     last = EventId.of_resume(read_to_n(resume, 3)[-1])
     resume.cut()
@@ -149,7 +151,7 @@ def test_each_response_is_continued_as_itself(http: Http, gate: Gate) -> None:
     call.cut()
     ids = []
     for name in ("first", "second"):
-        resume = resumed(client, stream.by_id, name, after=0)
+        resume = resumed_after_cut(client, stream.by_id, name, after=0)
         ids.append(EventId.of_resume(read_to_n(resume, 1)[-1]))
         resume.cut()
     gate.release()

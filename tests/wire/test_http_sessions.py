@@ -253,10 +253,11 @@ def test_a_finished_call_outlives_the_server(fresh_http: Http, gate: Gate) -> No
 def test_a_resume_outlives_the_server(fresh_http: Http, gate: Gate) -> None:
     """W§6: "deliveries are journaled with the session that they were granted to": the GET of a
     resume that was cut by the kill ends with that resume's reply."""
-    client = fresh_http.opened(POSITIONS)
-    call = client.call("count", 7, n=5, gate=gate.path)
+    maker, client = fresh_http.opened(POSITIONS), fresh_http.opened(POSITIONS)
+    call = maker.call("count", 7, n=5, gate=gate.path)
     stream = announced(read_until(call, CREATE))
-    resume = resumed(client, stream.by_id, "r", after=0)
+    gate.wait_for("sent")
+    resume = resumed(client, stream.with_token, "r", after=0)
     last = EventId.of_resume(read_to_n(resume, 2)[-1])
     fresh_http.server.restart()
     messages = messages_of(client.get(last.at(2)).events())
@@ -285,11 +286,11 @@ def test_a_server_that_ends_in_good_order_closes_after_an_id(fresh_http: Http, g
 def test_a_server_that_ends_lets_go_of_a_resume(fresh_http: Http, gate: Gate) -> None:
     """W§5: it "ends `stream/resume` with `released`", unless the stream was over by then; the
     standing stream just ends."""
-    client = fresh_http.opened(POSITIONS)
-    call = client.call("count", 7, n=3, gate=gate.path)
+    maker, client = fresh_http.opened(POSITIONS), fresh_http.opened(POSITIONS)
+    call = maker.call("count", 7, n=3, gate=gate.path)
     stream = announced(read_until(call, CREATE))
     standing = streamed(client.get())
-    resume = resumed(client, stream.by_id, "r", after=0)
+    resume = resumed(client, stream.with_token, "r", after=0)
     read_to_n(resume, 3)
     assert fresh_http.server.stop(signal.SIGTERM, within_s=5) == 0
     reply = messages_of(resume.events())[-1]
