@@ -1,4 +1,6 @@
-"""Streamable HTTP as a stock client speaks it, by hand: one connection for each request, SSE."""
+"""Streamable HTTP as a client speaks it that knows nothing of us, by hand: no client library can be
+the slower part, and what comes is checked event by event.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -8,128 +10,174 @@ import h11
 import msgspec
 import trio
 
-READ_BYTES: Final = 256 * 1024
+from benchmarks.numbered import Lost, number_of
+
+PATH: Final = "/mcp"
 REVISION: Final = "2025-11-25"
+READ_BYTES: Final = 256 * 1024
+
 _BOTH: Final = "application/json, text/event-stream"
+_INFO: Final = {"name": "benchmarks", "version": "1"}
 
 
 class Event(NamedTuple):
-    """What one event says. `id` is empty where it has none."""
+    """One event; `id` is empty where it has none."""
 
     id: bytes
     data: bytes
 
 
-class NotAnswered(Exception):
-    """The server refused, or hung up."""
+def fill(count: int, size: int) -> dict[str, Any]:
+    """The params of a call of the tool that is measured."""
+    return {"name": "fill", "arguments": {"count": count, "size": size}}
 
 
 class Session:
-    """One client's session. `opened` is the only way to have one."""
+    """One client's session; each request has a connection of its own."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self.address = parts.hostname, parts.port
-        self._target = parts.path
+        self._address = parts.hostname, parts.port
         self._headers = [("Host", parts.netloc), ("MCP-Protocol-Version", REVISION)]
 
     @classmethod
     async def opened(cls, url: str, capabilities: Mapping[str, Any]) -> "Session":
-        """Introduce ourselves to the server."""
+        """Introduce ourselves to a server."""
         session = cls(url)
-        info = {"name": "benchmarks", "version": "1"}
-        hello = {"protocolVersion": REVISION, "capabilities": capabilities, "clientInfo": info}
-        response = await session.open(session.post(0, "initialize", hello))
-        await response.read_all()
-        session._headers.append(("Mcp-Session-Id", response.headers["mcp-session-id"]))
-        said = session.post(None, "notifications/initialized", {})
-        await (await session.open(said)).read_all()
+        hello = {
+            "protocolVersion": REVISION,
+            "capabilities": capabilities,
+            "clientInfo": _INFO,
+        }
+        with await session.post("initialize", hello, request_id=0) as response:
+            await response.rest()
+            session._headers.append(("Mcp-Session-Id", response.headers["mcp-session-id"]))
+        with await session.post("notifications/initialized", {}) as response:
+            await response.rest()
         return session
 
-    def post(
-        self, request_id: int | None, method: str, params: Mapping[str, Any]
-    ) -> tuple[h11.Request, bytes]:
-        """A message on its way to the server; a notification has no id."""
+    async def connect(self) -> trio.socket.SocketType:
+        """A connection for one request."""
+        connection = trio.socket.socket()
+        await connection.connect(self._address)
+        return connection
+
+    async def post(
+        self, method: str, params: Mapping[str, Any], *, request_id: int | None = None
+    ) -> "Response":
+        """Send a message; without an id it is a notification."""
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method, "params": params}
         if request_id is not None:
             message["id"] = request_id
         body = msgspec.json.encode(message)
-        fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        return self._request("POST", _BOTH, fields), body
-
-    def get(self, last_event_id: bytes) -> tuple[h11.Request, bytes]:
-        """A request to go on after an event."""
-        fields = [("Last-Event-ID", last_event_id.decode())]
-        return self._request("GET", "text/event-stream", fields), b""
-
-    def _request(
-        self, method: str, accept: str, fields: Sequence[tuple[str, str]]
-    ) -> h11.Request:
-        headers = [*self._headers, ("Accept", accept), ("Connection", "close"), *fields]
-        return h11.Request(method=method, target=self._target, headers=headers)
-
-    async def open(self, request: tuple[h11.Request, bytes]) -> "Response":
-        """Send a request over a connection of its own."""
-        response = Response(*request)
-        response.socket = trio.socket.socket()
-        await response.socket.connect(self.address)
-        await response.socket.send(response.sent)
+        fields = [
+            ("Accept", _BOTH),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+        ]
+        response = Response(await self.connect(), self._request("POST", fields), body)
+        await response.ask()
         return response
+
+    async def ask(self, method: str, params: Mapping[str, Any], *, request_id: int) -> Any:
+        """Send a request and return its result, whatever else comes with it."""
+        with await self.post(method, params, request_id=request_id) as response:
+            told = [each.data for each in await response.rest() if each.data]
+        messages = map(msgspec.json.decode, told)
+        return next(each["result"] for each in messages if each.get("id") == request_id)
+
+    async def leave(self, count: int, size: int) -> tuple[str, bytes]:
+        """Call `fill`, hang up after its first message; the stream's id, and that of the event."""
+        stream = ""
+        with await self.post("tools/call", fill(count, size), request_id=1) as response:
+            while True:
+                for event in response.take(await response.read()):
+                    if event.id and event.data:
+                        return stream, event.id
+                    if event.data:
+                        told = msgspec.json.decode(event.data)
+                        stream = told["params"]["stream"]["streamId"]
+
+    async def poll(self, stream: str) -> Any:
+        """How a stream stands."""
+        return await self.ask("stream/poll", {"streamId": stream}, request_id=2)
+
+    async def drop(self, stream: str, last: int) -> None:
+        """Tell the server that we have all of a stream, so that it need not be kept."""
+        await self.ask("stream/resume", {"streamId": stream, "after": last}, request_id=3)
+
+    def get(self, connection: trio.socket.SocketType, last_event_id: bytes) -> "Response":
+        """A request to go on after an event, which is not sent yet."""
+        fields = [("Accept", "text/event-stream"), ("Last-Event-ID", last_event_id.decode())]
+        return Response(connection, self._request("GET", fields))
+
+    def _request(self, method: str, fields: Sequence[tuple[str, str]]) -> h11.Request:
+        headers = [*self._headers, *fields, ("Connection", "close")]
+        return h11.Request(method=method, target=PATH, headers=headers)
 
 
 class Response:
-    """The answer to one request, on its way in."""
+    """The response to one request, and the connection that it comes over."""
 
-    socket: trio.socket.SocketType
-
-    def __init__(self, request: h11.Request, body: bytes) -> None:
+    def __init__(
+        self, connection: trio.socket.SocketType, request: h11.Request, body: bytes = b""
+    ) -> None:
         self.headers: dict[str, str] = {}
         self.is_over = False
+        self._connection = connection
         self._http = h11.Connection(h11.CLIENT)
-        parts = [self._http.send(each) for each in (request, h11.Data(data=body), h11.EndOfMessage())]
-        self.sent = b"".join(part or b"" for part in parts)
+        sent = [request, h11.Data(data=body), h11.EndOfMessage()]
+        self._asked = b"".join(self._http.send(each) or b"" for each in sent)
         self._parser = EventParser()
 
-    async def read(self) -> list[Event]:
-        """The next events. Raises `NotAnswered` when there are no more."""
-        data = await self.socket.recv(READ_BYTES)
-        return self.feed(data)
+    def __enter__(self) -> "Response":
+        return self
 
-    async def read_all(self) -> list[Event]:
-        """All of it, to the end; plain JSON is one event."""
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    async def ask(self) -> None:
+        """Send the request; it is small enough to go out at once."""
+        await self._connection.send(self._asked)
+
+    async def read(self) -> bytes:
+        """What comes next, as it comes; nothing at the end of the connection."""
+        return await self._connection.recv(READ_BYTES)
+
+    async def rest(self) -> list[Event]:
+        """All events that follow, up to the end of the response."""
         events: list[Event] = []
         while not self.is_over:
-            events += await self.read()
-        self.socket.close()
+            events += self.take(await self.read())
         return events
 
-    def feed(self, data: bytes) -> list[Event]:
+    def take(self, data: bytes) -> list[Event]:
+        """The events that are whole now that `data` has come.
+
+        Raises `Lost` for a refusal, `h11.RemoteProtocolError` for half a response.
+        """
         self._http.receive_data(data)
         events: list[Event] = []
-        while True:
-            found = self._http.next_event()
+        while (found := self._http.next_event()) is not h11.NEED_DATA:
             if isinstance(found, h11.Response):
-                if found.status_code >= 300:
-                    raise NotAnswered(f"HTTP {found.status_code}")
                 self.headers = {name.decode(): value.decode() for name, value in found.headers}
+                if found.status_code >= 300:
+                    raise Lost(f"the server answered with HTTP {found.status_code}")
             elif isinstance(found, h11.Data):
                 events += self._events(bytes(found.data))
-            elif found is h11.NEED_DATA:
-                return events
             else:
                 self.is_over = True
-                return events
+                break
+        return events
 
     def _events(self, data: bytes) -> list[Event]:
         if self.headers["content-type"].startswith("text/event-stream"):
             return self._parser.feed(data)
-        return [Event(b"", data)]
+        return [Event(b"", data)]  # small, and in one piece
 
 
 class EventParser:
-    """Bytes to server-sent events, as far as MCP uses them."""
+    """Server-sent events, as far as MCP needs them: one line of data each."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -141,13 +189,49 @@ class EventParser:
         self._rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
         events = []
         for line in lines:
-            field, _, value = line.rstrip(b"\r\n").partition(b": ")
+            field, _, value = line.rstrip(b"\r\n").partition(b":")
             if field == b"data":
-                self._data = value
+                self._data = value.removeprefix(b" ")
             elif field == b"id":
-                self._id = value
-            elif not field:
-                if self._id or self._data:
-                    events.append(Event(self._id, self._data))
+                self._id = value.removeprefix(b" ")
+            elif not field and not value:
+                events.append(Event(self._id, self._data))
                 self._id = self._data = b""
         return events
+
+
+class Check:
+    """What comes after an event of a call of `fill`: each message once and in order, its id the one
+    before it and one, and then the result.
+    """
+
+    def __init__(self, last_event_id: bytes, count: int) -> None:
+        key, _, seq = last_event_id.rpartition(b"_")
+        self._key = key
+        self._seq = self._first = int(seq)
+        self._count = count
+
+    def take(self, events: Sequence[Event]) -> None:
+        """Look at what has come. Raises `Lost`."""
+        for event in events:
+            if not (event.id and event.data):
+                continue  # an announcement, or an id alone
+            self._seq += 1
+            if event.id != b"%b_%d" % (self._key, self._seq):
+                raise Lost(f"event {self._seq} was expected: {event.id!r}")
+            if self._seq <= self._count:
+                if number_of(event.data) != self._seq - 1:
+                    raise Lost(f"message {self._seq - 1} was expected: {event.data[:160]!r}")
+            else:
+                self._check_result(event.data)
+
+    def _check_result(self, data: bytes) -> None:
+        result = msgspec.json.decode(data).get("result")
+        if result is None or result.get("isError"):
+            raise Lost(f"a result was expected: {data[:160]!r}")
+
+    def end(self) -> int:
+        """How many messages have come, the result among them. Raises `Lost` unless all have."""
+        if self._seq != self._count + 1:
+            raise Lost(f"{self._seq} events have come, {self._count + 1} were sent")
+        return self._seq - self._first

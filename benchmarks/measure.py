@@ -10,10 +10,10 @@ import msgspec
 import trio
 
 from benchmarks import raw
+from benchmarks.events import Check, Session
 from benchmarks.numbered import check
-from benchmarks.servers import APP, stdio_server, websocket_server
+from benchmarks.servers import APP, Served, http_server, stdio_server, websocket_server
 from streams import Client
-from streams.messages import Dialer
 
 What = Literal["resume", "live"]
 
@@ -22,8 +22,25 @@ POLL_EVERY_S: Final = 0.02
 PATIENCE_S: Final = 300.0
 
 # Which limit a transport is held against.
-LIMIT_OF: Final[Mapping[str, str]] = {"stdio": "pipe", "websocket": "tcp"}
-SERVERS: Final = {"stdio": stdio_server, "websocket": websocket_server}
+LIMIT_OF: Final[Mapping[str, str]] = {
+    "stdio": "pipe",
+    "websocket": "tcp",
+    "http": "tcp",
+    "sse": "tcp",
+}
+SERVERS: Final = {
+    "stdio": stdio_server,
+    "websocket": websocket_server,
+    "http": http_server,
+    "sse": http_server,
+}
+# What is not measured: without a journal a stdio server ends with its connection, so there is
+# nothing to come back to; and while a tool sends, it is the slower part whatever the framing.
+LEFT_OUT: Final = {
+    ("resume", "stdio", "memory"),
+    ("live", "sse", "file"),
+    ("live", "sse", "memory"),
+}
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -70,17 +87,14 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def cases(plan: Plan) -> list[Case]:
-    """All that is measured in a round.
-
-    Without a journal a stdio server ends with its connection: there is nothing to come back to.
-    """
+    """All that is measured in a round."""
     return [
         Case(what, transport, journal, size)
         for what in ("resume", "live")
         for size in plan.counts
         for transport in SERVERS
         for journal in ("file", "memory")
-        if (what, transport, journal) != ("resume", "stdio", "memory")
+        if (what, transport, journal) not in LEFT_OUT
     ]
 
 
@@ -98,16 +112,16 @@ async def run(
     """
     limits: dict[str, list[float]] = {kind: [] for kind in raw.LIMITS}
     rates: dict[Case, list[float]] = {case: [] for case in cases(plan)}
-    async with _open_servers(app, folder) as dialers:
+    async with _open_servers(app, folder) as servers:
         for number in range(1, plan.rounds + 1):
             for kind, measure in raw.LIMITS.items():
                 on_step(f"round {number}: limit {kind}")
                 limits[kind].append(await trio.to_thread.run_sync(measure, plan.limit_bytes))
             for case, found in rates.items():
                 on_step(f"round {number}: {case.what} {case.transport} {case.journal} {case.size}")
-                dialer = dialers[case.transport, case.journal]
+                served = servers[case.transport, case.journal]
                 with trio.fail_after(PATIENCE_S):
-                    found.append(await _MEASURES[case.what](dialer, case.size, plan))
+                    found.append(await _measure(case)(served, case.size, plan))
     medians = {kind: statistics.median(found) for kind, found in limits.items()}
     figures = [_figure(case, found, medians) for case, found in rates.items()]
     return Results(plan, machine, medians, figures)
@@ -120,29 +134,35 @@ def _figure(case: Case, rates: Sequence[float], limits: Mapping[str, float]) -> 
 
 
 @asynccontextmanager
-async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[tuple[str, str], Dialer]]:
+async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[tuple[str, str], Served]]:
     async with AsyncExitStack() as stack:
-        dialers: dict[tuple[str, str], Dialer] = {}
+        servers: dict[tuple[str, str], Served] = {}
         for transport, server in SERVERS.items():
             for name, journal in (("file", folder / f"{transport}.db"), ("memory", None)):
-                dialers[transport, name] = await stack.enter_async_context(server(app, journal))
-        yield dialers
+                servers[transport, name] = await stack.enter_async_context(server(app, journal))
+        yield servers
 
 
-async def resume(dialer: Dialer, size: int, plan: Plan) -> float:
+def _measure(case: Case) -> Callable[[Served, int, Plan], Awaitable[float]]:
+    if case.transport == "sse":
+        return resume_sse
+    return resume if case.what == "resume" else live
+
+
+async def resume(served: Served, size: int, plan: Plan) -> float:
     """A call is left after its first message and runs on; all of it is fetched once it is done.
 
     The time is that from the resume to the result, over a connection that stands already.
     """
     count = plan.counts[size]
     async with (
-        Client(dialer) as client,
+        Client(served.dialer) as client,
         client.call("fill", {"count": count, "size": size}) as call,
     ):
         await anext(call)
         ticket = call.ticket
     assert ticket is not None  # it was announced ahead of the first message
-    async with Client(dialer) as client:
+    async with Client(served.dialer) as client:
         while (await client.poll(ticket)).status != "completed":
             await trio.sleep(POLL_EVERY_S)
         began_at = trio.current_time()
@@ -152,18 +172,30 @@ async def resume(dialer: Dialer, size: int, plan: Plan) -> float:
     return came / took_s
 
 
-async def live(dialer: Dialer, size: int, plan: Plan) -> float:
+async def resume_sse(served: Served, size: int, plan: Plan) -> float:
+    """The same for a client that knows only server-sent events and the id of the last one."""
+    count = plan.counts[size]
+    session = await Session.opened(served.url, {"streams": {}})
+    stream, last = await session.leave(count, size)
+    while (await session.poll(stream))["status"] != "completed":
+        await trio.sleep(POLL_EVERY_S)
+    check = Check(last, count)
+    with session.get(await session.connect(), last) as response:
+        began_at = trio.current_time()
+        await response.ask()
+        while not response.is_over:
+            check.take(response.take(await response.read()))
+        took_s = trio.current_time() - began_at
+    await session.drop(stream, count + 1)
+    return check.end() / took_s
+
+
+async def live(served: Served, size: int, plan: Plan) -> float:
     """A call is read as it runs. The time is that from the call to the result."""
     count = plan.counts[size]
-    async with Client(dialer) as client:
+    async with Client(served.dialer) as client:
         began_at = trio.current_time()
         async with client.call("fill", {"count": count, "size": size}) as call:
             came = await check(call, count)
         took_s = trio.current_time() - began_at
     return came / took_s
-
-
-_MEASURES: Final[Mapping[What, Callable[[Dialer, int, Plan], Awaitable[float]]]] = {
-    "resume": resume,
-    "live": live,
-}

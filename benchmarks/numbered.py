@@ -19,7 +19,12 @@ class _Params(msgspec.Struct, gc=False):
     data: _Data
 
 
+class _Message(msgspec.Struct, gc=False):
+    params: _Params
+
+
 _params: Final = msgspec.json.Decoder(_Params).decode
+_message: Final = msgspec.json.Decoder(_Message).decode
 
 
 class Lost(Exception):
@@ -42,6 +47,11 @@ def text_for(size: int) -> str:
     if size < bare:
         raise ValueError(f"a message has at least {bare} bytes, not {size}")
     return "x" * (size - bare)
+
+
+def number_of(message: bytes) -> int:
+    """Which of the messages this one is, the first being 0."""
+    return _message(message).params.data.n - FIRST
 
 
 async def check(call: RunningCall, count: int, after: int = 0) -> int:

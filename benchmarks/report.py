@@ -15,7 +15,14 @@ from rich.table import Table
 from benchmarks.chart import Bar, bar_chart, short
 from benchmarks.measure import LIMIT_OF, Case, Figure, Results
 
-NAMES = {"stdio": "stdio", "websocket": "WebSocket", "pipe": "pipe", "tcp": "TCP"}
+NAMES = {
+    "stdio": "stdio",
+    "websocket": "WebSocket",
+    "http": "HTTP lines",
+    "sse": "HTTP SSE",
+    "pipe": "pipe",
+    "tcp": "TCP",
+}
 JOURNALS = {"file": "SQLite", "memory": "none"}
 
 

@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import trio
 
 from streams.messages import Dialer
@@ -26,18 +27,25 @@ LOOK_EVERY_S: Final = 0.02
 LOG_BYTES_MAX: Final = 64 * 1024  # of what a server says before it listens
 # The owner of a journal stays for as long as the run may take, though nobody is connected.
 LINGER_S: Final = 3600
-_ADDRESS: Final = re.compile(rb"ws://127\.0\.0\.1:\d+")
+_ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
+
+
+class Served(msgspec.Struct, frozen=True):
+    """A server that can be reached; `url` is empty where it has none."""
+
+    dialer: Dialer
+    url: str = ""
 
 
 @asynccontextmanager
-async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Dialer]:
+async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
     """A command to be spawned for each connection.
 
     With a journal what is spawned is a relay, and one owner does the work for all of them.
     """
     command = [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
     try:
-        yield partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        yield Served(partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL))
     finally:
         if journal is not None:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
@@ -52,16 +60,25 @@ async def _end_owner(journal: Path) -> None:
         await trio.sleep(LOOK_EVERY_S)
 
 
-@asynccontextmanager
-async def websocket_server(app: str, journal: Path | None) -> AsyncIterator[Dialer]:
+def websocket_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
     """A server that listens on loopback, with our own subprotocol."""
-    command = [*_serve(app, journal), "--ws", "127.0.0.1:0"]
+    return listening([*_serve(app, journal), "--ws", "127.0.0.1:0"])
+
+
+def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
+    """A server that listens on loopback, for our own framing and for server-sent events."""
+    return listening([*_serve(app, journal), "--http", "127.0.0.1:0"])
+
+
+@asynccontextmanager
+async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
+    """Any server that says in its log where it listens."""
     with tempfile.TemporaryFile() as log:
-        process = await trio.lowlevel.open_process(command, cwd=ROOT, stderr=log)
+        process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=log, stderr=log)
         try:
             with trio.fail_after(START_S):
                 url = await _address(process, log.fileno())
-            yield dial(url)
+            yield Served(dial(url), url)
         finally:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 process.terminate()

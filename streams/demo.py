@@ -24,7 +24,7 @@ from rich.table import Table
 
 from streams import console, messages
 from streams.client import Client
-from streams.demo_rigs import APP, Rig, StdioRig, WebSocketRig
+from streams.demo_rigs import APP, ListeningRig, Rig, StdioRig
 from streams.demo_server import digest_of, files_of
 from streams.messages import Message
 from streams.running import RunningCall
@@ -102,7 +102,8 @@ async def _run_all(
         async with trio.open_nursery() as nursery:
             rigs: dict[str, Rig] = {
                 "stdio": StdioRig(app, Path(place) / "stdio.db"),
-                "websocket": WebSocketRig(app, Path(place) / "websocket.db", nursery),
+                "websocket": ListeningRig("ws", app, Path(place) / "websocket.db", nursery),
+                "http": ListeningRig("http", app, Path(place) / "http.db", nursery),
             }
             for name, rig in rigs.items():
                 try:

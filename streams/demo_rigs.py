@@ -15,7 +15,7 @@ import trio
 
 from streams.messages import Channel
 from streams.ownership import lock_path, socket_path
-from transports import stdio, websocket
+from transports import dial, stdio
 
 APP: Final = f"{Path(__file__).with_name('demo_server.py')}:server"
 
@@ -88,10 +88,11 @@ class StdioRig:
         return int(lock_path(self._journal).read_text())
 
 
-class WebSocketRig:
-    """A server that listens, and a cable to it through this process."""
+class ListeningRig:
+    """A server that listens for `ws` or `http`, and a cable to it through this process."""
 
-    def __init__(self, app: str, journal: Path, nursery: trio.Nursery) -> None:
+    def __init__(self, scheme: str, app: str, journal: Path, nursery: trio.Nursery) -> None:
+        self._scheme = scheme
         self._app = app
         self._journal = journal
         self._nursery = nursery
@@ -100,20 +101,18 @@ class WebSocketRig:
         self._cable_port = 0
         self._cables: set[trio.CancelScope] = set()
 
-    @asynccontextmanager
-    async def dialer(self) -> AsyncIterator[Channel]:
+    def dialer(self) -> AbstractAsyncContextManager[Channel]:
         """Connect through the cable."""
-        async with websocket.connect(f"ws://127.0.0.1:{self._cable_port}") as channel:
-            yield channel
+        return dial(f"{self._scheme}://127.0.0.1:{self._cable_port}")()
 
     async def start(self) -> None:
         """Start the server, and lay the cable the first time."""
         command = [sys.executable, "-m", "streams.cli", "serve", self._app]
-        command += ["--ws", f"127.0.0.1:{self._port}", "--journal", str(self._journal)]
+        command += [f"--{self._scheme}", f"127.0.0.1:{self._port}", "--journal", str(self._journal)]
         self._server = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE)
         assert self._server.stderr is not None
         said = b""
-        while not (found := re.search(rb"ws://127\.0\.0\.1:(\d+)", said)):
+        while not (found := re.search(rb"://127\.0\.0\.1:(\d+)", said)):
             said += await self._server.stderr.receive_some() or _no_server(said)
         self._nursery.start_soon(_drain, self._server.stderr)
         if not self._port:

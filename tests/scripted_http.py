@@ -68,6 +68,7 @@ class HttpServer:
         self.script = script
         self.asked: list[Asked] = []
         self.connections = 0
+        self._serving = trio.CancelScope()
         self._scheme = scheme
         self._port = 0
 
@@ -78,6 +79,10 @@ class HttpServer:
     @property
     def posted(self) -> list[bytes]:
         return [asked.body for asked in self.asked if asked.method == "POST"]
+
+    def stop(self) -> None:
+        """Hang up everywhere, and listen no more."""
+        self._serving.cancel()
 
     async def listen(
         self, context: ssl.SSLContext | None, *, task_status: trio.TaskStatus[None]
@@ -94,7 +99,8 @@ class HttpServer:
                 await self._serve(stream)
 
         task_status.started()
-        await trio.serve_listeners(welcome, listeners)
+        with self._serving:
+            await trio.serve_listeners(welcome, listeners)
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
         self.connections += 1
@@ -125,4 +131,4 @@ async def http_server(
     async with trio.open_nursery() as nursery:
         await nursery.start(server.listen, context)
         yield server
-        nursery.cancel_scope.cancel()
+        server.stop()

@@ -33,7 +33,7 @@ def folder_of_files(place: Path, first: str = "all is well") -> Path:
 
 def figures(done: Done) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)
-    assert [one["transport"] for one in found] == ["stdio", "websocket"]
+    assert [one["transport"] for one in found] == ["stdio", "websocket", "http"]
     return found
 
 
@@ -70,7 +70,7 @@ def test_one_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "only").write_text("one")
     done = run("demo", "--folder", str(tmp_path))
     assert done.returncode == 0
-    assert done.stdout.count("equal") == 2
+    assert done.stdout.count("equal") == 3
     assert "server killed" in done.stderr
 
 

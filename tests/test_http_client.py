@@ -1,107 +1,32 @@
-"""Streamable HTTP from the client's side: lines as POSTs, responses as lines, and every bad end."""
+"""Streamable HTTP from the client's side: lines as POSTs, responses as lines, and refusals."""
 
 import contextlib
-import ssl
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+import itertools
 
 import pytest
 import trio
 import trio.testing
-import trustme
 
 from streams import messages
-from streams.dialects import POSITION
 from streams.errors import Refusal
-from streams.messages import Channel, Incoming, TooLarge
-from tests.scripted_http import (
-    EVENTS,
-    JSON,
-    NDJSON,
-    Asked,
-    HttpServer,
-    Script,
-    accept,
-    chunk,
-    http_server,
+from streams.messages import TooLarge
+from tests.http_lines import (
+    HELLO,
+    LIMIT,
+    WELCOME,
+    answer,
+    answering,
+    assert_alive,
+    assert_over,
+    call,
+    connected,
+    header,
+    receive,
+    wait_until,
 )
-from transports import dial, httpclient, httpinbox, httpwire
-from transports.httpclient import CANCELLED_S, ORDER_S
-
-LIMIT = 64 * 1024
-HELLO = messages.request(0, "initialize", {"protocolVersion": "2025-11-25"})
-WELCOME = messages.result(0, {"protocolVersion": "2025-06-18", "capabilities": {}})
-
-
-@asynccontextmanager
-async def connected(
-    script: Script = accept, *, limit: int = LIMIT
-) -> AsyncIterator[tuple[HttpServer, Channel]]:
-    with trio.fail_after(100):  # only if something hangs
-        async with (
-            http_server(script) as server,
-            httpclient.connect(server.url, message_bytes_max=limit) as channel,
-        ):
-            yield server, channel
-
-
-def call(request_id: int | str) -> bytes:
-    return messages.request(request_id, "tools/call", {})
-
-
-def answer(request_id: int | str) -> bytes:
-    return messages.result(request_id, {})
-
-
-def cancelling(request_id: int | str) -> bytes:
-    return messages.notification("notifications/cancelled", {"requestId": request_id})
-
-
-def header(count: int, stream: str) -> bytes:
-    return messages.notification(POSITION, {"streamId": stream, "seq": 1, "count": count})
-
-
-async def receive(channel: Channel, count: int) -> list[Incoming]:
-    received: list[Incoming] = []
-    while len(received) < count:
-        received += await channel.receive()
-    return received
-
-
-async def receive_all(channel: Channel) -> list[Incoming]:
-    received: list[Incoming] = []
-    with contextlib.suppress(trio.EndOfChannel):
-        while True:
-            received += await channel.receive()
-    return received
-
-
-async def assert_over(channel: Channel, received: Sequence[Incoming] = ()) -> None:
-    assert await receive_all(channel) == list(received)
-    assert not channel.is_writable()
-    with pytest.raises(trio.BrokenResourceError):
-        await channel.send(b"{}\n")
-
-
-async def assert_alive(channel: Channel) -> None:
-    """It still carries lines, in a POST of their own, whatever the server answers."""
-    assert channel.is_writable()
-    await channel.send(messages.notification("still/here"))
-    assert channel.is_writable()
-
-
-def answering(body: bytes, kind: str = NDJSON, status: str = "200 OK") -> Script:
-    """Answer calls with `body`, everything else with 202."""
-
-    async def script(asked: Asked) -> None:
-        if b"tools/call" in asked.body:
-            await asked.respond(status, body, kind)
-        else:
-            await asked.respond()
-
-    return script
-
+from tests.scripted_http import EVENTS, JSON, NDJSON, Asked
+from transports import httpinbox
+from transports.httpclient import ORDER_S
 
 # -- what is sent
 
@@ -201,11 +126,6 @@ async def test_a_cancelled_send_ends_the_channel() -> None:
         await assert_over(channel)
 
 
-async def wait_until(is_so: Any) -> None:
-    while not is_so():
-        await trio.testing.wait_all_tasks_blocked()
-
-
 # -- what is received
 
 
@@ -256,43 +176,35 @@ async def test_a_message_above_the_limit_is_too_large_and_ends_nothing(kind: str
 
 
 async def test_runs_of_two_bodies_that_come_byte_by_byte_are_never_mixed() -> None:
-    bodies = {
-        b"1": b"".join(header(3, "1") + b'{"of":1}\n' * 3 for _ in range(20)) + answer(1),
-        b"2": b"".join(header(5, "2") + b'{"of":2}\n' * 5 for _ in range(20)) + answer(2),
-    }
-    both = trio.Event()
-    turns = {b"1": trio.Event(), b"2": trio.Event()}
+    runs = {1: header(3, "1") + b'{"of":1}\n' * 3, 2: header(5, "2") + b'{"of":2}\n' * 5}
+    bodies = {n: runs[n] * 20 + answer(n) for n in runs}
+    first: list[Asked] = []
 
     async def script(asked: Asked) -> None:
-        mine, other = (b"1", b"2") if asked.body == call(1).rstrip() else (b"2", b"1")
         await asked.start()
-        if mine == b"2":
-            both.set()
-            turns[b"1"].set()
-        await both.wait()
-        for byte in bodies[mine]:
-            await turns[mine].wait()
-            turns[mine] = trio.Event()
-            await asked.write(bytes([byte]))
-            turns[other].set()
-        turns[other].set()
-        turns[other].set = lambda: None  # type: ignore[method-assign]
+        if not first:
+            first.append(asked)
+            return
+        for one, other in itertools.zip_longest(bodies[1], bodies[2]):
+            if one is not None:
+                await first[0].write(bytes([one]))
+            if other is not None:
+                await asked.write(bytes([other]))
+        await first[0].finish()
         await asked.finish()
 
     async with connected(script) as (_, channel):
         await channel.send(call(1) + call(2))
         received = await receive(channel, 20 * 4 + 20 * 6 + 2)
-    whole = [line.splitlines() for line in (header(3, "1") + b'{"of":1}\n' * 3,)]
-    whole += [(header(5, "2") + b'{"of":2}\n' * 5).splitlines()]
-    runs = {run[0]: run for run in whole}
-    at = 0
-    while at < len(received):
-        line = received[at]
-        assert isinstance(line, bytes)
-        run = runs.get(line, [line])
-        assert received[at : at + len(run)] == run
-        assert line in runs or line in (answer(1).rstrip(), answer(2).rstrip())
-        at += len(run)
+    wholes = [whole.splitlines() for whole in (*runs.values(), answer(1), answer(2))]
+    found: list[list[bytes]] = []
+    while received:
+        whole = next(whole for whole in wholes if whole[0] == received[0])
+        assert received[: len(whole)] == whole
+        found.append(whole)
+        del received[: len(whole)]
+    assert [found.count(whole) for whole in wholes] == [20, 20, 1, 1]
+    assert found[:40] != sorted(found[:40])  # they did come in turns
 
 
 async def test_1_000_calls_run_at_once() -> None:
@@ -425,248 +337,3 @@ async def test_who_says_hello_is_told_why_not(status: str) -> None:
         (line,) = await receive(channel, 1)
         assert isinstance(line, bytes)
         assert f"HTTP {status}".encode() in line
-
-
-# -- bad ends
-
-
-async def test_a_cut_at_any_byte_loses_no_whole_message_and_adds_no_half_one() -> None:
-    head = (
-        b"HTTP/1.1 200 OK\r\nContent-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n"
-    )
-    lines = [header(2, "s"), b'{"n":1}\n', b'{"n":2}\n', answer(1)]
-    response = head + b"\r\n" + b"".join(map(chunk, lines)) + b"0\r\n\r\n"
-    ends = [response.index(chunk(line)) + len(chunk(line)) - len(b"\r\n") for line in lines]
-    length = 0
-
-    async def script(asked: Asked) -> None:
-        await asked.stream.send_all(response[:length])
-        await asked.cut()
-
-    with trio.fail_after(100):
-        async with http_server(script) as server:
-            for length in range(len(response)):
-                async with httpclient.connect(server.url) as channel:
-                    with contextlib.suppress(trio.BrokenResourceError):
-                        await channel.send(call(1))
-                    whole = sum(end <= length for end in ends)
-                    await assert_over(channel, [line.rstrip() for line in lines[:whole]])
-
-
-async def test_a_body_that_ends_without_the_response_ends_the_channel() -> None:
-    async with connected(answering(b'{"n":1}\n')) as (_, channel):
-        with contextlib.suppress(trio.BrokenResourceError):
-            await channel.send(call(1))
-        await assert_over(channel, [b'{"n":1}'])
-
-
-@pytest.mark.parametrize("line", [messages.notification("n"), answer(1)])
-async def test_a_body_for_what_needs_no_response_just_ends(line: bytes) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.respond("200 OK", b'{"n":1}\n', NDJSON)
-
-    async with connected(script) as (_, channel):
-        await channel.send(line)
-        assert await receive(channel, 1) == [b'{"n":1}']
-        await assert_alive(channel)
-
-
-async def test_a_run_that_the_body_does_not_finish_comes_last() -> None:
-    async with connected(answering(header(3, "s") + b'{"n":1}\n')) as (_, channel):
-        with contextlib.suppress(trio.BrokenResourceError):
-            await channel.send(call(1))
-        await assert_over(channel, [header(3, "s").rstrip(), b'{"n":1}'])
-
-
-@pytest.mark.parametrize("response", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Le"])
-async def test_a_server_that_does_not_answer_in_http_ends_the_channel(response: bytes) -> None:
-    async def script(asked: Asked) -> None:
-        await asked.stream.send_all(response)
-        await asked.cut()
-
-    async with connected(script) as (_, channel):
-        with pytest.raises(trio.BrokenResourceError):
-            await channel.send(b"{}\n")
-        await assert_over(channel)
-
-
-async def test_a_server_that_is_there_no_longer_ends_the_channel() -> None:
-    async with http_server() as server:
-        channel_of = httpclient.connect(server.url)
-        channel = await channel_of.__aenter__()
-        await channel.send(b"{}\n")
-    with pytest.raises(trio.BrokenResourceError):
-        await channel.send(b"{}\n")
-    await assert_over(channel)
-    await channel_of.__aexit__(None, None, None)
-
-
-async def test_a_connection_that_the_server_closed_while_idle_is_not_used_again() -> None:
-    async def script(asked: Asked) -> None:
-        await asked.respond()
-        await asked.cut()
-
-    async with connected(script) as (server, channel):
-        for _ in range(5):
-            await channel.send(b"{}\n")
-            await trio.testing.wait_all_tasks_blocked(0.01)
-        assert server.connections == 5
-
-
-async def test_a_connection_that_was_idle_for_long_is_not_used_again(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    async with connected() as (server, channel):
-        await channel.send(b"{}\n")
-        mock_clock.jump(httpwire.IDLE_S)
-        await channel.send(b"{}\n")
-        assert server.connections == 2
-
-
-# -- cancelled requests
-
-
-async def test_no_response_need_come_to_what_was_cancelled() -> None:
-    cancelled = trio.Event()
-
-    async def script(asked: Asked) -> None:
-        if b"tools/call" in asked.body:
-            await asked.start()
-            await cancelled.wait()
-            await asked.write(b'{"last":1}\n')
-            await asked.finish()
-        else:
-            cancelled.set()
-            await asked.respond()
-
-    async with connected(script) as (_, channel):
-        await channel.send(call("a"))
-        await channel.send(cancelling("a"))
-        # The cancelled call's last line is here before anything that is asked afterwards.
-        assert await receive(channel, 1) == [b'{"last":1}']
-        await assert_alive(channel)
-
-
-async def test_a_cancelled_request_that_does_not_end_is_hung_up(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    hung_up = trio.Event()
-
-    async def script(asked: Asked) -> None:
-        if b"tools/call" in asked.body:
-            await asked.start()
-            assert await asked.stream.receive_some() == b""  # type: ignore[attr-defined]
-            hung_up.set()
-        else:
-            await asked.respond()
-
-    async with connected(script) as (server, channel):
-        await channel.send(call(1))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(channel.send, cancelling(1))
-            await wait_until(lambda: len(server.posted) == 2)
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            assert not hung_up.is_set()
-            mock_clock.jump(CANCELLED_S)
-        await hung_up.wait()
-        await assert_alive(channel)
-
-
-# -- connecting and closing
-
-
-async def test_nobody_answers_is_an_oserror() -> None:
-    async with http_server() as server:
-        url = server.url
-    with pytest.raises(OSError, match="attempts to connect"):
-        async with httpclient.connect(url):
-            pass
-
-
-@pytest.mark.parametrize("is_trusted", [True, False])
-async def test_https_is_spoken_with_whom_the_context_trusts(*, is_trusted: bool) -> None:
-    ca = trustme.CA()
-    ours, theirs = ssl.create_default_context(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    ca.issue_cert("localhost").configure_cert(theirs)
-    if is_trusted:
-        ca.configure_trust(ours)
-    async with http_server(answering(answer(1)), theirs) as server:
-        if not is_trusted:
-            with pytest.raises(OSError, match="certificate verify failed"):
-                async with httpclient.connect(server.url, ssl_context=ours):
-                    pass
-            return
-        async with httpclient.connect(server.url, ssl_context=ours) as channel:
-            for _ in range(3):
-                await channel.send(call(1))
-                assert await receive(channel, 1) == [answer(1).rstrip()]
-
-
-async def test_closing_ends_everything_even_if_the_server_does_not_care(
-    mock_clock: trio.testing.MockClock,
-) -> None:
-    async def script(asked: Asked) -> None:
-        if asked.method == "DELETE":
-            await trio.sleep_forever()
-        elif b"initialize" in asked.body:
-            await asked.respond("200 OK", WELCOME, extra="Mcp-Session-Id: abc\r\n")
-        else:
-            await asked.start()
-            await asked.write(b'{"n":1}\n')
-
-    async with connected(script) as (server, channel), trio.open_nursery() as nursery:
-        await channel.send(HELLO + call(1))
-        await receive(channel, 2)
-        nursery.start_soon(assert_over, channel)
-        nursery.start_soon(channel.aclose)
-        await wait_until(lambda: server.asked[-1].method == "DELETE")
-        await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(1)
-
-
-async def test_a_cancelled_user_ends_the_session_too() -> None:
-    async def script(asked: Asked) -> None:
-        if b"initialize" in asked.body:
-            await asked.respond("200 OK", WELCOME, extra="Mcp-Session-Id: abc\r\n")
-        else:
-            await asked.respond("204 No Content")
-
-    async with http_server(script) as server:
-        with trio.CancelScope() as scope:
-            async with httpclient.connect(server.url) as channel:
-                await channel.send(HELLO)
-                scope.cancel()
-                await receive(channel, 2)
-        assert scope.cancelled_caught
-        assert server.asked[-1].method == "DELETE"
-
-
-async def test_what_a_user_raises_comes_out_as_it_is() -> None:
-    async with http_server() as server:
-        with pytest.raises(ZeroDivisionError):
-            async with httpclient.connect(server.url):
-                raise ZeroDivisionError
-
-
-async def test_http_has_no_ping_and_nobody_knows_what_is_unsent() -> None:
-    async with connected() as (server, channel):
-        assert await channel.ping() is False
-        assert channel.unsent_bytes() is None
-        assert channel.principal == f"server({server.url.removeprefix('http://')})"
-
-
-@pytest.mark.parametrize(
-    ("path", "target"), [("", "/mcp"), ("/", "/"), ("/a/b?c=d", "/a/b?c=d"), ("?c=d", "/mcp?c=d")]
-)
-async def test_dial_knows_http_and_the_usual_path(path: str, target: str) -> None:
-    async with http_server() as server, dial(server.url + path)() as channel:
-        await channel.send(b"{}\n")
-        assert server.asked[0].target == target
-
-
-@pytest.mark.parametrize(
-    "url", ["http://", "https:///mcp", "http://a:b@host/", "http://host/a b", "http://host:x/"]
-)
-def test_what_is_no_url_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        dial(url)

@@ -39,6 +39,7 @@ class Inbox:
             if last:
                 self._add(last, 0)
             self._has_come.set()
+            self._has_room.set()
 
     def drop(self) -> None:
         """Nobody receives any more."""

@@ -116,14 +116,15 @@ class Connection:
     async def read(self) -> bytes:
         """More of the body, as much as is there; nothing once it has ended as it should."""
         found: list[bytes] = []
-        while True:
+        while self._http.their_state is h11.SEND_BODY:
             event = self._look()
             if event is h11.NEED_DATA and not found:
                 await self._fetch()
             elif isinstance(event, h11.Data):
                 found.append(bytes(event.data))
             else:
-                return b"".join(found)
+                break
+        return b"".join(found)
 
     async def _next_event(self) -> object:
         while (event := self._look()) is h11.NEED_DATA:
@@ -175,6 +176,7 @@ class Connections:
         self.address = address
         self._ssl_context = ssl_context
         self._idle: list[Connection] = []
+        self._is_closed = False
         if address.is_tls and ssl_context is None:
             self._ssl_context = ssl.create_default_context()
 
@@ -193,13 +195,15 @@ class Connections:
 
     async def put(self, connection: Connection) -> None:
         """Take a connection back: to be used again where that can be, else to be closed."""
-        if len(self._idle) < IDLE_MAX and connection.begin_again():
+        has_room = len(self._idle) < IDLE_MAX and not self._is_closed
+        if has_room and connection.begin_again():
             self._idle.append(connection)
         else:
             await connection.aclose()
 
     async def aclose(self) -> None:
-        """Close those that nobody uses."""
+        """Close those that nobody uses, and those in use when they are `put` back."""
+        self._is_closed = True
         while self._idle:
             await self._idle.pop().aclose()
 

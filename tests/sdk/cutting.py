@@ -339,7 +339,9 @@ class _Events:
 
     def _is_reached(self, event: bytes) -> bool:
         """Whether the cut is before this event, or in it."""
-        return self.cut is not None and _message_of(event) != b"" and self._passed == self.cut.events
+        return (
+            self.cut is not None and _message_of(event) != b"" and self._passed == self.cut.events
+        )
 
     def _count(self, event: bytes) -> None:
         message = _message_of(event)

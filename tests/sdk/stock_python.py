@@ -48,9 +48,7 @@ async def main() -> None:
     """Make all calls."""
     given = json.loads(sys.argv[1])
     peace = asyncio.Barrier(len(given["calls"]))
-    makings = [
-        make(call, peace, given["quiet_s"], given["patience_s"]) for call in given["calls"]
-    ]
+    makings = [make(call, peace, given["quiet_s"], given["patience_s"]) for call in given["calls"]]
     print(json.dumps(await asyncio.gather(*makings)))
 
 

@@ -111,14 +111,14 @@ def resumed(
 
 
 def resumed_after_cut(
-    client: HttpClient, params: dict[str, Any], id: Id, **more: object
+    client: HttpClient, params: dict[str, Any], id: Id, *, after: int
 ) -> Exchange:
-    """Resume in the session whose call was just cut off, which the server may not have noticed yet.
+    """Resume in the session whose call was just cut off, be it before the server has noticed.
 
     WIRE §5: until then the call's id is "in flight there", and the answer is `id_in_use`.
     """
     while True:
-        exchange = resumed(client, params, id, **more).head()
+        exchange = resumed(client, params, id, after=after).head()
         if exchange.media_type == EVENTS or exchange.message().reason != "id_in_use":
             return exchange
 

@@ -9,16 +9,18 @@ from websockets.exceptions import InvalidStatus
 from tests.wire.conftest import Wire
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import PeerGone, PipePeer, WebSocketPeer, answers_to, method_is
-from tests.wire.verbs import END, STREAMS, counted, read_stream, refused, resume, start, up_to
-
-MIB = 1024 * 1024
-
-
-def ping_of(size: int, id: int = 7) -> bytes:
-    """A ping of exactly so many bytes."""
-    body = {"jsonrpc": "2.0", "id": id, "method": "ping", "params": {"_meta": {"pad": ""}}}
-    bare = json.dumps(body).encode()
-    return bare.replace(b'"pad": ""', b'"pad": "%s"' % (b"x" * (size - len(bare))))
+from tests.wire.verbs import (
+    END,
+    MIB,
+    STREAMS,
+    counted,
+    ping_of,
+    read_stream,
+    refused,
+    resume,
+    start,
+    up_to,
+)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The vocabulary of the wire tests: opting in, starting, resuming, and reading by numbers."""
 
 import contextlib
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ POSITIONS: Final[dict[str, Any]] = {
 # Every transport that a journal is served over, and what each of a run of tests goes over.
 KINDS: Final = ("ws-mcp", "ws-streams", "stdio", "http-sse", "http-lines")
 
+MIB: Final = 1024 * 1024
 UNKNOWN: Final = "x" * 43
 COMPLETED: Final = {"_meta": {"mcp-streams/ended": "completed"}}
 SUPERSEDED: Final = {"_meta": {"mcp-streams/ended": "superseded"}}
@@ -171,3 +173,10 @@ def refused(message: Message, reason: str, code: int = -32602) -> dict[str, Any]
     assert message.error["message"], "WIRE §9: a one-sentence `message`"
     data: dict[str, Any] = message.error["data"]
     return data
+
+
+def ping_of(size: int, id: int = 7) -> bytes:
+    """A ping of exactly so many bytes."""
+    body = {"jsonrpc": "2.0", "id": id, "method": "ping", "params": {"_meta": {"pad": ""}}}
+    bare = json.dumps(body).encode()
+    return bare.replace(b'"pad": ""', b'"pad": "%s"' % (b"x" * (size - len(bare))))
