@@ -231,6 +231,7 @@ class Connection:
         delivery.is_open = True
         is_lone = run is not None and delivery.is_lone(run)
         write.add(self._framing.opening(delivery, is_lone=is_lone))
+        write.runs.append((delivery, delivery.position))
         stream = delivery.stream
         is_told = bool(delivery.dialects) or self.has_event_ids
         stream.is_reachable = stream.record.is_announced and is_told
@@ -263,7 +264,7 @@ class Connection:
         """The write is out. Only now may a pong be taken for a proof that it was read."""
         for delivery, seq in write.runs:
             delivery.written = seq
-            if delivery.stream.record.is_announced and self._may_prove:
+            if seq and delivery.stream.record.is_announced and self._may_prove:
                 self.unproved[delivery.stream] = seq
             delivery.stream.notify()
         self._finish()

@@ -44,7 +44,7 @@ class Delivery:
         self.stream = stream
         self.connection = connection
         self.position = after  # handed to the sender
-        self.written = after
+        self.written = after - 1  # becomes `after` once the client knows how to come back
         self.preamble = preamble  # lines that have no number
         self.dialects = speaks
         self.reply_id = reply_id  # of the resume; None for the originating request's own delivery
@@ -116,7 +116,7 @@ class Delivery:
             self.end("released")
             return True
         everyone = self.connection.deliveries.values()
-        if not all(delivery.stream.record.is_announced for delivery in everyone):
+        if not all(delivery.stream.is_reachable for delivery in everyone):
             return False
         self.connection.hang_up()
         return True

@@ -32,7 +32,10 @@ class Responder(Protocol):
         """Send a whole response; the length of `body` is announced here."""
 
     async def start(self, status: int, headers: Headers, first: bytes) -> None:
-        """Begin a response whose length nobody knows; head and `first` go out in one write."""
+        """Begin a response whose length nobody knows; head and `first` go out in one write.
+
+        With `("connection", "close")` among the headers it ends with the connection.
+        """
 
     async def write(self, data: bytes) -> None:
         """Send more of it; when this returns it is the operating system's."""

@@ -102,8 +102,11 @@ def content(media_type: str) -> Headers:
     """The headers of a body of this type."""
     if media_type == JSON:
         return (("content-type", JSON),)
-    return (
+    headers = (
         ("content-type", media_type),
         ("cache-control", "no-cache, no-transform"),
         ("x-accel-buffering", "no"),  # nginx would wait for more
     )
+    # A stock client that is cut off in the middle of a chunk goes back to where it began; where
+    # there are no chunks it takes a cut for the end, and goes on from the last event.
+    return (*headers, ("connection", "close")) if media_type == EVENTS else headers

@@ -43,7 +43,13 @@ async def test_the_client_opts_in_and_declares_what_it_answers() -> None:
             "protocolVersion": "2025-11-25",
             "capabilities": {
                 "streams": {},
-                "experimental": {"mcp-streams/v1": {"dialects": ["streams"], "positions": True}},
+                "experimental": {
+                    "mcp-streams/v1": {
+                        "dialects": ["streams"],
+                        "positions": True,
+                        "replayResponse": True,
+                    }
+                },
                 "roots": {},
                 "elicitation": {},
             },

@@ -154,7 +154,7 @@ async def test_a_cancelled_request_that_does_not_end_is_hung_up(
     async def script(asked: Asked) -> None:
         if b"tools/call" in asked.body:
             await asked.start()
-            assert await asked.stream.receive_some() == b""  # type: ignore[attr-defined]
+            assert await asked.stream.receive_some() == b""
             hung_up.set()
         else:
             await asked.respond()

@@ -58,6 +58,7 @@ class Requests:
         self._body = bytearray()
         self._fed_bytes = 0  # of the head or the body that is being read, with what came behind it
         self._may_have_body = True  # the response
+        self._ends_with_connection = False  # the response
 
     # -- reading
 
@@ -171,16 +172,21 @@ class Requests:
         return self._start(status, fields) + self.more(body) + self.end()
 
     def begin(self, status: int, headers: Headers) -> bytes:
-        """The head of a response of any length: chunked, or for HTTP/1.0 up to the end."""
-        return self._start(status, headers)
+        """The head of a response of any length: chunked, or up to the end of the connection."""
+        if ("connection", "close") not in headers:
+            return self._start(status, headers)
+        self._ends_with_connection = True  # h11 would chunk it as well
+        lines = [f"HTTP/1.1 {status} ".encode() + _PHRASES[status]]
+        lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
+        return b"\r\n".join([*lines, b"", b""])
 
     def more(self, data: bytes) -> bytes:
         if not data or not self._may_have_body:
             return b""
-        return self._send(h11.Data(data=data))
+        return data if self._ends_with_connection else self._send(h11.Data(data=data))
 
     def end(self) -> bytes:
-        return self._send(h11.EndOfMessage())
+        return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
 
     def next_cycle(self) -> bool:
         """Turn to the next request; False when the connection must close instead."""

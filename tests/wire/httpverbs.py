@@ -132,7 +132,7 @@ def text_of(response: Message) -> str:
 def refusal(exchange: Exchange, status: int, code: int | None = None) -> Message:
     """Check a refusal. WIRE §6: "every 4xx body is a JSON-RPC error"; §9: with a message."""
     exchange.head()
-    assert exchange.status == status, (exchange.status, exchange.body())
+    assert exchange.status == status, exchange.first
     assert exchange.media_type == JSON
     message = exchange.message()
     assert message["jsonrpc"] == "2.0"

@@ -244,3 +244,35 @@ def test_what_lasts_no_time_cannot_be_continued(http: Http, gate: Gate) -> None:
         (message,) = messages_of(client.get(events[-1].id).events())
         assert message.answers(7)
         assert message.error["code"] == -32602
+
+
+def test_a_get_takes_the_call_from_a_connection_that_only_seems_alive(
+    http: Http, gate: Gate
+) -> None:
+    """W§5: "One connection at a time is attached to a stream": the client that comes back knows
+    better than we do that its first connection is dead."""
+    client = http.opened()
+    call = client.call("steps", 7, n=4, gate=gate.path)
+    gate.release(2)
+    last = read_to_n(call, 2)[-1]
+    rest = client.get(last.id)
+    primed(rest)
+    assert counted(messages_of(call.events())) == [], "nothing more comes here"
+    gate.release(2)
+    messages = messages_of(rest.events())
+    assert counted(messages) == [3, 4]
+    assert messages[-1].answers(7)
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_call_that_was_cut_off_can_be_cancelled(http: Http, gate: Gate, is_back: bool) -> None:
+    """W§10: "`cancelled` reaches requests of this connection (session)", whatever became of the
+    connection that they came over."""
+    client = http.opened()
+    exchange = client.call("count", 7, n=1, gate=gate.path)
+    last = read_to_n(exchange, 1)[-1]
+    exchange.cut()
+    if is_back:
+        primed(client.get(last.id))
+    client.notify("notifications/cancelled", {"requestId": 7})
+    gate.wait_for("cancelled")

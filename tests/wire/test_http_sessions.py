@@ -1,10 +1,12 @@
 """Sessions over HTTP: how they begin and end, what they own, and what a restart leaves of them."""
 
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.wire.conftest import Http
+from tests.wire.httpclient import HttpClient
 from tests.wire.httpverbs import (
     EventId,
     announced,
@@ -17,7 +19,7 @@ from tests.wire.httpverbs import (
     streamed,
     text_of,
 )
-from tests.wire.process import Gate
+from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import PeerGone
 from tests.wire.rawhttp import EVENTS, Exchange
 from tests.wire.verbs import (
@@ -308,3 +310,21 @@ def test_a_server_goes_on_while_clients_hang(http: Http, gate: Gate) -> None:
     assert client.ask("ping").result == {}
     gate.release(20)
     assert [text_of(messages_of(call.events())[-1]) for call in calls] == ["counted 1"] * 20
+
+
+def test_an_idle_session_is_ended(tmp_path: Path, gate: Gate) -> None:
+    """W§6: "idle limit 24 h", here a second; what is not used for longer is gone, and what was used
+    meanwhile is not. The waiting is for time to pass."""
+    options = ("--limit", "session_idle_s=1")
+    with (
+        ServerProcess(tmp_path, options=options) as server,
+        HttpClient(server.http_port) as idle,
+        HttpClient(server.http_port) as busy,
+    ):
+        idle.initialize(PLAIN)
+        busy.initialize(PLAIN)
+        for _ in range(15):
+            with pytest.raises(TimeoutError):
+                gate.wait_for("nothing", within_s=0.1)
+            assert busy.ask("ping").result == {}
+        refusal(idle.post(PING), 404)
