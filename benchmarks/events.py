@@ -14,7 +14,7 @@ from benchmarks.numbered import Lost, number_of
 
 PATH: Final = "/mcp"
 REVISION: Final = "2025-11-25"
-READ_BYTES: Final = 256 * 1024
+READ_BYTES: Final = 64 * 1024
 
 _BOTH: Final = "application/json, text/event-stream"
 _INFO: Final = {"name": "benchmarks", "version": "1"}
@@ -33,10 +33,12 @@ def fill(count: int, size: int) -> dict[str, Any]:
 
 
 class Session:
-    """One client's session; each request has a connection of its own."""
+    """One client's session, over any number of connections."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
         self._address = parts.hostname, parts.port
         self._headers = [("Host", parts.netloc), ("MCP-Protocol-Version", REVISION)]
 
@@ -56,12 +58,6 @@ class Session:
             await response.rest()
         return session
 
-    async def connect(self) -> trio.socket.SocketType:
-        """A connection for one request."""
-        connection = trio.socket.socket()
-        await connection.connect(self._address)
-        return connection
-
     async def post(
         self, method: str, params: Mapping[str, Any], *, request_id: int | None = None
     ) -> "Response":
@@ -75,7 +71,8 @@ class Session:
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
         ]
-        response = Response(await self.connect(), self._request("POST", fields), body)
+        response = Response(self._address, self._request("POST", fields), body)
+        await response.connect()
         await response.ask()
         return response
 
@@ -106,10 +103,10 @@ class Session:
         """Tell the server that we have all of a stream, so that it need not be kept."""
         await self.ask("stream/resume", {"streamId": stream, "after": last}, request_id=3)
 
-    def get(self, connection: trio.socket.SocketType, last_event_id: bytes) -> "Response":
-        """A request to go on after an event, which is not sent yet."""
+    def get(self, last_event_id: bytes) -> "Response":
+        """A request to go on after an event; it is to be sent yet."""
         fields = [("Accept", "text/event-stream"), ("Last-Event-ID", last_event_id.decode())]
-        return Response(connection, self._request("GET", fields))
+        return Response(self._address, self._request("GET", fields))
 
     def _request(self, method: str, fields: Sequence[tuple[str, str]]) -> h11.Request:
         headers = [*self._headers, *fields, ("Connection", "close")]
@@ -117,14 +114,13 @@ class Session:
 
 
 class Response:
-    """The response to one request, and the connection that it comes over."""
+    """The response to one request, and the connection that it comes over, which is its own."""
 
-    def __init__(
-        self, connection: trio.socket.SocketType, request: h11.Request, body: bytes = b""
-    ) -> None:
+    def __init__(self, address: tuple[str, int], request: h11.Request, body: bytes = b"") -> None:
         self.headers: dict[str, str] = {}
         self.is_over = False
-        self._connection = connection
+        self._address = address
+        self._connection = trio.socket.socket()
         self._http = h11.Connection(h11.CLIENT)
         sent = [request, h11.Data(data=body), h11.EndOfMessage()]
         self._asked = b"".join(self._http.send(each) or b"" for each in sent)
@@ -135,6 +131,10 @@ class Response:
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
+
+    async def connect(self) -> None:
+        """Connect to the server."""
+        await self._connection.connect(self._address)
 
     async def ask(self) -> None:
         """Send the request; it is small enough to go out at once."""

@@ -180,7 +180,8 @@ async def resume_sse(served: Served, size: int, plan: Plan) -> float:
     while (await session.poll(stream))["status"] != "completed":
         await trio.sleep(POLL_EVERY_S)
     check = Check(last, count)
-    with session.get(await session.connect(), last) as response:
+    with session.get(last) as response:
+        await response.connect()
         began_at = trio.current_time()
         await response.ask()
         while not response.is_over:

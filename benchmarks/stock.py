@@ -51,4 +51,4 @@ class MemoryStore(EventStore):
 
 if __name__ == "__main__":
     app = server.streamable_http_app(event_store=MemoryStore())
-    uvicorn.run(app, host="127.0.0.1", port=0, access_log=False)
+    uvicorn.run(app, host="127.0.0.1", port=0, access_log=False, timeout_graceful_shutdown=1)
