@@ -12,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import reconnect
 from benchmarks.chart import Bar, bar_chart, short
 from benchmarks.measure import LIMIT_OF, Case, Figure, Results
 
@@ -102,3 +103,26 @@ def _bar(figure: Figure) -> Bar:
     if case.journal == "file":
         return Bar(f"{NAMES[case.transport]}, journal", figure.median, "ours")
     return Bar(f"{NAMES[case.transport]}, no journal", figure.median, "bare")
+
+
+def show_reconnect(results: reconnect.Results, console: Console) -> None:
+    """Print the resumes a second of each server, and how many times the other's ours are."""
+    plan = results.plan
+    title = f"{plan.clients} clients come back at once, {plan.count} messages each"
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for heading in ("resumes a second", "range", "messages a second"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in results.figures:
+        span = f"{short(min(one.rates))}-{short(max(one.rates))}"
+        table.add_row(one.server, short(one.median), span, short(one.median * (plan.count + 1)))
+    console.print(table)
+    console.print(f"ratio: {results.ratio:.1f}", highlight=False)
+
+
+def write_reconnect(results: reconnect.Results, folder: Path) -> Path:
+    """Write `reconnect.json` into `folder`, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "reconnect.json"
+    data.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    return data

@@ -286,7 +286,7 @@ async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -
         standings = [await client.poll(_ticket_or_id(stream))]
     else:
         standings = await client.poll_all()
-        if not standings and url.startswith(("ws:", "wss:")):
+        if not standings and not url.startswith("stdio:"):
             say("This connection is anonymous and no stream is its own: poll with a ticket.")
         elif not standings:
             say("No stream runs, or waits to be delivered.")

@@ -8,6 +8,7 @@ switch-over, so there is no gap.
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -141,6 +142,7 @@ class Connection:
         self.deliveries.pop(delivery.stream.id, None)
         self.session.detach(delivery)
         self._ready.pop(delivery, None)
+        self._has_work.set()  # for who waits until nothing is owed
         self._stir()
 
     async def has_room(self) -> None:
@@ -148,12 +150,12 @@ class Connection:
         while self._outbox_bytes > OUTBOX_BYTES_MAX:
             await self._moved.wait()
 
-    async def drained(self, *, look_every_s: float = LOOK_EVERY_S) -> None:
+    async def drained(self) -> None:
         """Wait until all that is owed is written, or there is nobody to take it."""
-        while self.deliveries or self._outbox or self._is_writing:
+        while self._is_owing:
             if not self.channel.is_writable():
                 return
-            with trio.move_on_after(look_every_s):
+            with trio.move_on_after(LOOK_EVERY_S):
                 await self._moved.wait()
 
     # While it lasts
@@ -169,6 +171,38 @@ class Connection:
             except* (trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the peer is gone, which is what connections are expected to do
 
+    async def respond(self) -> None:
+        """Send all that is owed, as the response to one request, and watch over the peer.
+
+        Most of what is asked for again is there already, and is written before anything else has to
+        be set up for it.
+        """
+        try:
+            if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
+                await self._send_once()
+        except trio.BrokenResourceError:
+            return
+        if self._is_owing:
+            with self._scope:
+                try:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._watch_forever)
+                        nursery.start_soon(self._hang_up_when_gone)
+                        while self._is_owing:
+                            await self._send_next()
+                        nursery.cancel_scope.cancel()
+                except* trio.BrokenResourceError:
+                    pass
+
+    async def _hang_up_when_gone(self) -> None:
+        with suppress(trio.EndOfChannel):
+            await self.channel.receive()
+        self.hang_up()
+
+    @property
+    def _is_owing(self) -> bool:
+        return bool(self.deliveries or self._outbox or self._is_writing)
+
     def hang_up(self) -> None:
         """Close the connection."""
         self._scope.cancel()
@@ -183,17 +217,24 @@ class Connection:
 
     async def _send_forever(self) -> None:
         while True:
-            await self._has_work.wait()
-            self._has_work = trio.Event()
-            while self._outbox or self._ready:
-                self._is_writing = True
-                self._write_began_at = trio.current_time()
-                write = await self._gather()
-                if write.lines:
-                    await self.channel.send(b"".join(write.lines))
-                    self._saw_life()
-                self._is_writing = False
-                self._note(write)
+            await self._send_next()
+
+    async def _send_next(self) -> None:
+        """Wait until there may be something to send, and send all that is ready."""
+        await self._has_work.wait()
+        self._has_work = trio.Event()
+        while self._outbox or self._ready:
+            await self._send_once()
+
+    async def _send_once(self) -> None:
+        self._is_writing = True
+        self._write_began_at = trio.current_time()
+        write = await self._gather()
+        if write.lines:
+            await self.channel.send(b"".join(write.lines))
+            self._saw_life()
+        self._is_writing = False
+        self._note(write)
 
     async def _gather(self) -> _Write:
         write = _Write(self._outbox, self._outbox_bytes)

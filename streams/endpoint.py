@@ -4,14 +4,12 @@ A POST brings one message; the response to a request is a connection of its own,
 that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
 """
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from streams import messages
-from streams.connection import Connection
 from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
@@ -132,16 +130,15 @@ class HttpEndpoint:
     ) -> None:
         sessions = self._engine.sessions
         framing = self._framing(session, accepted)
-        async with self._engine.connect(
+        async with self._engine.response(
             ResponseChannel(responder, session.principal, accepted, framing),
             session,
-            framing=framing,
+            framing,
             cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
         ) as connection:
             reply = peer.take(message, request.body, connection)
             if reply is not None:
                 connection.reply(reply)
-            await _until_over(connection, responder)
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:
@@ -175,15 +172,13 @@ class HttpEndpoint:
             )
         channel = ResponseChannel(responder, session.principal, EVENTS)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        async with self._engine.connect(channel, session, framing=framing) as connection:
+        async with self._engine.response(channel, session, framing) as connection:
             try:
                 self._engine.access.go_on(connection, session, told)
             except Refusal as refused:
                 waiting = self._engine.access.request_id(told)
                 line = refused_line(waiting, refused)
                 await channel.send(f"id: {last_event}\ndata: ".encode() + line + b"\n")
-                return
-            await _until_over(connection, responder)
 
     async def _stand(self, session: HttpSession, responder: Responder) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""
@@ -221,19 +216,6 @@ class HttpEndpoint:
 def _first(errors: BaseExceptionGroup[JournalUnusable]) -> JournalUnusable:
     first = errors.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-async def _until_over(connection: Connection, responder: Responder) -> None:
-    """Wait until all is said, or the client has gone."""
-    async with trio.open_nursery() as nursery:
-
-        async def hang_up_when_gone() -> None:
-            await responder.gone()
-            connection.hang_up()
-
-        nursery.start_soon(hang_up_when_gone)
-        await connection.drained(look_every_s=math.inf)
-        nursery.cancel_scope.cancel()
 
 
 def _parse(body: bytes) -> Message:

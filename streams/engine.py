@@ -209,35 +209,51 @@ class Engine:
     # The engine's own life
 
     @asynccontextmanager
-    async def connect(
-        self,
-        channel: Channel,
-        session: Session | None = None,
-        *,
-        framing: Framing | None = None,
-        cursor_of: CursorOf = no_cursor,
-    ) -> AsyncIterator[Connection]:
+    async def connect(self, channel: Channel) -> AsyncIterator[Connection]:
         """A connection, for the length of a block; then what is owed is written, and it is closed.
 
-        The block is cancelled when the connection fails. `Connection` says what the rest is for.
+        The block is cancelled when the connection fails.
+        """
+        async with (
+            self._connected(Connection(channel, self._journal)) as connection,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
+            yield connection
+            await connection.drained()
+            nursery.cancel_scope.cancel()
+
+    @asynccontextmanager
+    async def response(
+        self,
+        channel: Channel,
+        session: Session,
+        framing: Framing,
+        *,
+        cursor_of: CursorOf = no_cursor,
+    ) -> AsyncIterator[Connection]:
+        """A connection for the response to one request: what the block has begun is sent, and then
+        it is closed. `Connection` says what the rest is for.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, cursor_of=cursor_of
         )
+        async with self._connected(connection):
+            yield connection
+            await connection.respond()
+
+    @asynccontextmanager
+    async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
         self._connections.add(connection)
         self._stir()
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
-                yield connection
-                await connection.drained()
-                nursery.cancel_scope.cancel()
+            yield connection
         finally:
             self._connections.discard(connection)
             connection.close()
             self._stir()
             with trio.CancelScope(shield=True):
-                await channel.aclose()
+                await connection.channel.aclose()
 
     async def rest(self, linger_s: float) -> None:
         """Wait until no connection is there and no handler runs, for so many seconds on end."""

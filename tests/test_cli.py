@@ -24,10 +24,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(params=["ws", "http"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
+@pytest.fixture
+def url(server: ServerProcess, scheme: str) -> str:
+    return url_of(server, scheme)
+
+
 @pytest.fixture
 def gate(tmp_path: Path) -> Iterator[Gate]:
     with gate_in(tmp_path / "gate") as gate:
         yield gate
+
+
+def url_of(server: ServerProcess, scheme: str) -> str:
+    return server.url if scheme == "ws" else f"http://127.0.0.1:{server.http_port}/mcp"
 
 
 def count(url: str, gate: Gate) -> list[str]:
@@ -42,8 +57,8 @@ def owned_url(server: ServerProcess) -> str:
 # What goes where
 
 
-def test_messages_go_to_stderr_and_the_result_to_stdout(server: ServerProcess) -> None:
-    done = run("call", server.url, "count", "n:=3")
+def test_messages_go_to_stderr_and_the_result_to_stdout(url: str) -> None:
+    done = run("call", url, "count", "n:=3")
     assert (done.returncode, done.stdout, done.shown) == (0, "counted 3\n", COUNTED)
 
 
@@ -102,10 +117,8 @@ def test_a_bad_argument_is_told_before_anything_is_called(pair: str) -> None:
         ("ask", "This client does not answer elicitation/create. (code -32601)\n", "Go on?"),
     ],
 )
-def test_a_tool_that_fails_is_exit_code_1(
-    server: ServerProcess, tool: str, stdout: str, stderr: str
-) -> None:
-    done = run("call", server.url, tool)
+def test_a_tool_that_fails_is_exit_code_1(url: str, tool: str, stdout: str, stderr: str) -> None:
+    done = run("call", url, tool)
     assert (done.returncode, done.stdout) == (1, stdout)
     assert stderr in done.stderr
 
@@ -119,6 +132,8 @@ def test_a_tool_that_fails_is_exit_code_1(
         ("call", "ws://127.0.0.1:1", "count", "--nothing"),
         ("call", "ftp://127.0.0.1", "count"),
         ("call", "ws://127.0.0.1:99999", "count"),
+        ("call", "http://127.0.0.1:99999", "count"),
+        ("call", "http://me@127.0.0.1:1", "count"),
         ("poll", "ws://127.0.0.1:1"),
         ("poll", "ws://127.0.0.1:1", "name", "--all"),
         ("resume", "ws://127.0.0.1:1", "no-ticket"),
@@ -130,9 +145,12 @@ def test_misuse_is_exit_code_2(words: tuple[str, ...]) -> None:
     assert done.stderr
 
 
-@pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "stdio:/no/such/program", "stdio:false"])
-def test_a_server_that_is_not_there_is_exit_code_3(url: str) -> None:
-    done = run("call", url, "count", "n:=1")
+@pytest.mark.parametrize(
+    "nowhere",
+    ["ws://127.0.0.1:1", "http://127.0.0.1:1/mcp", "stdio:/no/such/program", "stdio:false"],
+)
+def test_a_server_that_is_not_there_is_exit_code_3(nowhere: str) -> None:
+    done = run("call", nowhere, "count", "n:=1")
     assert (done.returncode, done.stdout, len(done.shown)) == (3, "", 1)
     assert done.stderr.startswith("No connection: ")
 
@@ -163,9 +181,9 @@ def test_it_tells_its_version_and_its_usage() -> None:
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
 def test_ctrl_c_detaches_and_what_it_prints_leads_back(
-    server: ServerProcess, gate: Gate, is_elsewhere: bool
+    server: ServerProcess, url: str, gate: Gate, is_elsewhere: bool
 ) -> None:
-    with Following(*count(server.url, gate)) as call:
+    with Following(*count(url, gate)) as call:
         call.wait_for('"n":3')
         call.interrupt()
         way_back = call.way_back
@@ -180,8 +198,8 @@ def test_ctrl_c_detaches_and_what_it_prints_leads_back(
     assert '"n"' not in done.stderr, "what was seen is not shown again"
 
 
-def test_a_second_ctrl_c_cancels(server: ServerProcess, gate: Gate) -> None:
-    with Following(*count(server.url, gate), on_terminal=True) as call:
+def test_a_second_ctrl_c_cancels(url: str, gate: Gate) -> None:
+    with Following(*count(url, gate), on_terminal=True) as call:
         call.wait_for('"n":3')
         call.interrupt()
         way_back = call.way_back
@@ -207,9 +225,11 @@ def test_with_json_the_way_back_is_json(server: ServerProcess, gate: Gate) -> No
     assert run_as_printed(told["resume"]).stdout == "counted 3\n"
 
 
-def test_ctrl_c_while_nobody_answers_prints_the_way_back_too(tmp_path: Path, gate: Gate) -> None:
+def test_ctrl_c_while_nobody_answers_prints_the_way_back_too(
+    tmp_path: Path, gate: Gate, scheme: str
+) -> None:
     with ServerProcess(tmp_path, app=APP) as server:
-        with Following(*count(server.url, gate)) as call:
+        with Following(*count(url_of(server, scheme), gate)) as call:
             call.wait_for('"n":3')
             server.kill()
             call.interrupt()
@@ -253,10 +273,12 @@ def test_ctrl_c_cancels_a_call_that_was_never_announced(tmp_path: Path) -> None:
     assert "notifications/cancelled" in call.said
 
 
-def test_a_call_is_followed_over_the_death_of_its_server(tmp_path: Path, gate: Gate) -> None:
+def test_a_call_is_followed_over_the_death_of_its_server(
+    tmp_path: Path, gate: Gate, scheme: str
+) -> None:
     with (
         ServerProcess(tmp_path, app=APP) as server,
-        Following(*count(server.url, gate)) as call,
+        Following(*count(url_of(server, scheme), gate)) as call,
     ):
         call.wait_for('"n":3')
         server.restart()
@@ -270,13 +292,13 @@ def test_a_call_is_followed_over_the_death_of_its_server(tmp_path: Path, gate: G
 # poll
 
 
-def test_poll_takes_a_ticket_or_an_id(server: ServerProcess, gate: Gate) -> None:
+def test_poll_takes_a_ticket_or_an_id(server: ServerProcess, url: str, gate: Gate) -> None:
     with Following(*count(owned_url(server), gate)) as call:
         call.wait_for('"n":3')
         call.interrupt()
         ticket = call.way_back.split()[-1]
         assert call.end() == (130, "")
-    polled = json.loads(run("poll", server.url, ticket, "--json").stdout)
+    polled = json.loads(run("poll", url, ticket, "--json").stdout)
     (status,) = polled
     assert status["status"] == "live"
     name = status["streamId"]
@@ -284,14 +306,14 @@ def test_poll_takes_a_ticket_or_an_id(server: ServerProcess, gate: Gate) -> None
     assert (mine.returncode, mine.stdout.split()[:2]) == (0, [name, "live:"])
     listed = run("poll", owned_url(server), "--all", "--json")
     assert name in [each["streamId"] for each in json.loads(listed.stdout)]
-    theirs = run("poll", server.url, name)
+    theirs = run("poll", url, name)
     assert (theirs.returncode, theirs.stdout) == (4, "")
     assert "No such stream for you" in theirs.stderr
     gate.release()
 
 
-def test_poll_all_asks_for_a_ticket_where_nobody_knows_who_asks(server: ServerProcess) -> None:
-    done = run("poll", server.url, "--all")
+def test_poll_all_asks_for_a_ticket_where_nobody_knows_who_asks(url: str) -> None:
+    done = run("poll", url, "--all")
     assert (done.returncode, done.stdout, len(done.shown)) == (0, "", 1)
     assert "anonymous" in done.stderr
 

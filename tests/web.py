@@ -57,7 +57,7 @@ class Answer:
         return not self._gone.is_set()
 
     def unsent_bytes(self) -> int | None:
-        return None
+        return 0
 
     # What the client sees
 
