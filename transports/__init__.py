@@ -39,14 +39,14 @@ def dial(url: str) -> "Dialer":
     # must not wait for trio.
     scheme, _, rest = url.partition(":")
     if scheme in ("http", "https"):
-        from transports import httpclient, httpwire  # noqa: PLC0415
+        from transports import address, httpclient  # noqa: PLC0415
 
-        httpwire.Address(url)
+        address.Address(url, address.HTTP)
         return partial(httpclient.connect, url)
     if scheme in ("ws", "wss"):
-        from transports import handshake, websocket  # noqa: PLC0415
+        from transports import address, websocket  # noqa: PLC0415
 
-        handshake.Address(url)
+        address.Address(url, address.WEBSOCKET)
         return partial(websocket.connect, url)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415

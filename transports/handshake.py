@@ -7,11 +7,8 @@ bounds the request. Each refusal is one HTTP response with a JSON-RPC error in i
 """
 
 import json
-import re
-import ssl
 from collections.abc import Sequence
 from typing import Final, cast
-from urllib.parse import urlsplit
 
 import trio
 from trio_websocket import WebSocketConnection, wrap_client_stream
@@ -19,15 +16,12 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import RejectConnection, RejectData, Request
 from wsproto.utilities import RemoteProtocolError
 
+from transports.address import Address, too_late
 from transports.lines import READ_BYTES
 from transports.listening import Refused
 from transports.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
-
-_TARGET: Final = re.compile(r"[\x21-\x7e]+")
-
-ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
@@ -65,38 +59,6 @@ def parse_head(head: bytes) -> Request:
 # -- the client's side
 
 
-class Address:
-    """A WebSocket URL taken apart. Raises `ValueError` with a sentence when it is none."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("ws", "wss") or not parts.hostname:
-            raise ValueError(f"{url!r} is no WebSocket URL: write ws://HOST:PORT or wss://HOST")
-        self.url = url
-        self.is_tls = parts.scheme == "wss"
-        self.host = parts.hostname
-        self.port = parts.port or (443 if self.is_tls else 80)
-        self.target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        if not _TARGET.fullmatch(self.target):
-            raise ValueError(f"{url!r} has characters that must be percent-encoded")
-        self.host.encode("idna")  # raises UnicodeError, which is a ValueError
-
-    @property
-    def host_header(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-async def secure(
-    tcp: trio.SocketStream, address: Address, ssl_context: ssl.SSLContext | None
-) -> trio.SSLStream[trio.SocketStream]:
-    """Put TLS over `tcp`. Raises `trio.BrokenResourceError` from what is wrong with it."""
-    context = ssl_context or ssl.create_default_context()
-    stream = trio.SSLStream(tcp, context, server_hostname=address.host, https_compatible=True)
-    await stream.do_handshake()
-    return stream
-
-
 async def ask(
     stream: Wire,
     nursery: trio.Nursery,
@@ -121,10 +83,6 @@ async def ask(
     if stream.is_open:
         raise too_late(address)
     raise _refusal(address, stream) from stream.failure
-
-
-def too_late(address: Address) -> TimeoutError:
-    return TimeoutError(f"{address.url}: no answer in time")
 
 
 def _refusal(address: Address, stream: Wire) -> OSError:

@@ -22,9 +22,10 @@ import trio
 
 from streams import messages
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, Message, RequestId, TooLarge, look
+from transports.address import HTTP, Address
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
 from transports.httpinbox import Inbox
-from transports.httpwire import Address, Connection, Connections, Head
+from transports.httpwire import Connection, Connections, Head
 from transports.lines import CLOSE_S
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
@@ -54,7 +55,7 @@ async def connect(
 
     Raises `OSError` when nobody answers within 10 seconds; `ValueError` when `url` is none.
     """
-    connections = Connections(Address(url), ssl_context)
+    connections = Connections(Address(url, HTTP), ssl_context)
     await connections.open()
     channel = HttpChannel(connections, message_bytes_max)
     failure: BaseException | None = None

@@ -153,6 +153,8 @@ class Requests:
         head, body = self._head, bytes(self._body)
         self._head = None
         self._body = bytearray()
+        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+            raise self._too_large()
         self._fed_bytes = len(self._protocol.trailing_data[0])
         self._may_have_body = head.method != b"HEAD"
         return Request(

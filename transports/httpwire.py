@@ -9,17 +9,15 @@ Proxies that the environment names are not used either: what is dialled is what 
 over every other transport.
 """
 
-import re
 import ssl
 from typing import Final
-from urllib.parse import urlsplit
 
 import h11
 import msgspec
 import trio
 
+from transports.address import Address, ClientStream, reach
 from transports.lines import READ_BYTES
-from transports.listening import keep_alive
 
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
 
@@ -28,36 +26,6 @@ CONNECT_S: Final = 10.0
 # Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
 IDLE_S: Final = 4.0
 IDLE_MAX: Final = 16  # a burst may need more connections at once, but not for long
-
-_TARGET: Final = re.compile(r"[\x21-\x7e]+")
-
-DEFAULT_PATH: Final = "/mcp"
-
-ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
-
-
-class Address:
-    """An HTTP URL taken apart. Raises `ValueError` with a sentence when it is none."""
-
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no HTTP URL: write http://HOST:PORT or https://HOST")
-        if parts.username is not None:
-            raise ValueError("a URL is no place for a password: leave out what is before the @")
-        self.url = url
-        self.is_tls = parts.scheme == "https"
-        self.host = parts.hostname
-        self.port = parts.port or (443 if self.is_tls else 80)
-        self.target = (parts.path or DEFAULT_PATH) + (f"?{parts.query}" if parts.query else "")
-        if not _TARGET.fullmatch(self.target):
-            raise ValueError(f"{url!r} has characters that must be percent-encoded")
-        self.host.encode("idna")  # raises UnicodeError, which is a ValueError
-
-    @property
-    def host_header(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -208,23 +176,6 @@ class Connections:
             await self._idle.pop().aclose()
 
     async def _reach(self) -> Connection:
-        with trio.move_on_after(CONNECT_S):
-            tcp = await trio.open_tcp_stream(self.address.host, self.address.port)
-            try:
-                keep_alive(tcp)
-                return Connection(await self._secure(tcp), tcp)
-            except BaseException as error:
-                await trio.aclose_forcefully(tcp)
-                if not isinstance(error, trio.BrokenResourceError):
-                    raise
-                why = error.__cause__ or "the server hung up during the handshake"
-                raise ConnectionResetError(f"{self.address.url}: {why}") from error
-        raise TimeoutError(f"{self.address.url}: no answer in time")
-
-    async def _secure(self, tcp: trio.SocketStream) -> ClientStream:
-        if self._ssl_context is None or not self.address.is_tls:
-            return tcp
-        host = self.address.host
-        stream = trio.SSLStream(tcp, self._ssl_context, server_hostname=host, https_compatible=True)
-        await stream.do_handshake()
-        return stream
+        deadline = trio.current_time() + CONNECT_S
+        tcp, stream = await reach(self.address, self._ssl_context, deadline)
+        return Connection(stream, tcp)

@@ -17,16 +17,9 @@ from wsproto.frame_protocol import CloseReason
 
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Channel
+from transports.address import WEBSOCKET, Address, reach
 from transports.frames import MCP, MCP_STREAMS, framing_of
-from transports.handshake import (
-    Address,
-    ClientStream,
-    ask,
-    parse_head,
-    read_head,
-    secure,
-    too_late,
-)
+from transports.handshake import ask, parse_head, read_head
 from transports.lines import READ_BYTES
 from transports.listening import (
     CONNECTIONS_MAX,
@@ -169,9 +162,9 @@ async def connect(
     Raises `OSError` when nobody answers, or refuses, within 10 seconds; `ValueError` when `url`
     is none.
     """
-    address = Address(url)
+    address = Address(url, WEBSOCKET)
     deadline = trio.current_time() + HANDSHAKE_S
-    tcp, stream = await _reach(address, ssl_context, deadline)
+    tcp, stream = await reach(address, ssl_context, deadline)
     # What was agreed on decides what a message may be; until then the larger of the two.
     message_size_max = framing_of(MCP_STREAMS, message_bytes_max).message_size_max
     async with open_wire(stream) as (wire, nursery):
@@ -195,21 +188,3 @@ async def connect(
         finally:
             with trio.CancelScope(shield=True):
                 await channel.aclose()
-
-
-async def _reach(
-    address: Address, ssl_context: ssl.SSLContext | None, deadline: float
-) -> tuple[trio.SocketStream, ClientStream]:
-    """Connect, as far as TLS. Whatever goes wrong becomes an `OSError` with a sentence."""
-    with trio.CancelScope(deadline=deadline):
-        tcp = await trio.open_tcp_stream(address.host, address.port)
-        try:
-            keep_alive(tcp)
-            return tcp, await secure(tcp, address, ssl_context) if address.is_tls else tcp
-        except BaseException as error:
-            await trio.aclose_forcefully(tcp)
-            if not isinstance(error, trio.BrokenResourceError):
-                raise
-            why = error.__cause__ or "the server hung up during the handshake"
-            raise ConnectionResetError(f"{address.url}: {why}") from error
-    raise too_late(address)

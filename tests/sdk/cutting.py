@@ -26,7 +26,8 @@ class Cut:
 
     After so many `events` that carry a message, and so many `more` bytes of the next one; an event
     stream's first event carries none. `is_reset`: with RST instead of FIN. `is_refusal`: before the
-    first byte of the response. `is_held`: once the next event is there, and `let_go` was called.
+    first byte of the response. `is_held`: nothing more passes, but the cut is made only once the
+    call's response has arrived here, and `let_go` was called.
     """
 
     events: int = 0
@@ -310,10 +311,10 @@ class _Events:
     def __init__(self, cut: Cut | None) -> None:
         self.cut = cut
         self.is_cut = False
+        self._is_stopped = False
         self._passed = 0
         self._results = 0
         self._waiting = b""
-        self._is_primed = False
 
     def take_results(self) -> int:
         results, self._results = self._results, 0
@@ -323,32 +324,23 @@ class _Events:
         """What may pass now: whole events, up to the cut."""
         self._waiting += payload
         passing = b""
-        while not self.is_cut:
-            end = _EVENT_END.search(self._waiting)
-            if end is None:
-                break
-            event = self._waiting[: end.end()]
-            if self._is_reached(event):
-                assert self.cut is not None
-                self.is_cut = True
-                return passing + event[: self.cut.more]
-            self._count(event)
-            passing += event
-            self._waiting = self._waiting[end.end() :]
+        while not self.is_cut and (end := _EVENT_END.search(self._waiting)):
+            event, self._waiting = self._waiting[: end.end()], self._waiting[end.end() :]
+            passing += self._pass(event, _message_of(event))
         return passing
 
-    def _is_reached(self, event: bytes) -> bool:
-        """Whether the cut is before this event, or in it."""
-        return (
-            self.cut is not None and _message_of(event) != b"" and self._passed == self.cut.events
-        )
-
-    def _count(self, event: bytes) -> None:
-        message = _message_of(event)
-        if message:
-            self._passed += 1
-            said = json.loads(message)
-            self._results += "result" in said or "error" in said
+    def _pass(self, event: bytes, message: bytes) -> bytes:
+        """What passes of this event."""
+        if self.cut is None or not message:
+            self._is_counted(message)
+            return b"" if self._is_stopped else event
+        if self._is_stopped or self._passed == self.cut.events:
+            more = 0 if self._is_stopped else self.cut.more
+            self._is_stopped = True
+            self.is_cut = not self.cut.is_held or _is_response(message)
+            return event[:more]
+        self._is_counted(message)
+        return event
 
 
 def _message_of(event: bytes) -> bytes:
