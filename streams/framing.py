@@ -144,11 +144,12 @@ class Events:
         lines = run.body.split(b"\n")
         lines.pop()
         if not self.has_ids:
-            return [b"data: %b\n\n" % line for line in lines]
+            return (b"".join([b"data: %b\n\n" % line for line in lines]),)
         prefix, suffix = self._prefix, self._suffix + b"\ndata: "
-        return [
+        events = [
             b"%b%d%b%b\n\n" % (prefix, seq, suffix, line) for seq, line in enumerate(lines, run.seq)
         ]
+        return (b"".join(events),)
 
     def reply(self, delivery: "Delivery", line: bytes) -> bytes:
         if not delivery.embeds_response:  # the final response has that id

@@ -73,7 +73,7 @@ class Cutter:
         self.results = 0  # of the call that were forwarded in whole
         self.failures: list[BaseException] = []
         self.held = threading.Event()
-        self.refused = threading.Event()  # by whoever is behind us
+        self.refused = threading.Event()  # by whoever is behind us; requests wait from then on
         self._upstream_port = upstream_port
         self._cuts = list(cuts)
         self._on_cut = on_cut
@@ -96,12 +96,8 @@ class Cutter:
         """Make the cut that is held back."""
         self._let_go.set()
 
-    def pause(self) -> None:
-        """Let requests wait from now on."""
-        self._open.clear()
-
     def resume(self) -> None:
-        """Let those that wait pass."""
+        """Let requests pass that wait since one was refused."""
         self._open.set()
 
     def close(self) -> None:
@@ -165,6 +161,7 @@ class Cutter:
         try:
             upstream = socket.create_connection(("127.0.0.1", self._upstream_port), WAIT_S)
         except ConnectionRefusedError:
+            self._open.clear()
             self.refused.set()
             raise
         with upstream:
@@ -326,21 +323,27 @@ class _Events:
         passing = b""
         while not self.is_cut and (end := _EVENT_END.search(self._waiting)):
             event, self._waiting = self._waiting[: end.end()], self._waiting[end.end() :]
-            passing += self._pass(event, _message_of(event))
+            passing += self._pass(event)
         return passing
 
-    def _pass(self, event: bytes, message: bytes) -> bytes:
+    def _pass(self, event: bytes) -> bytes:
         """What passes of this event."""
-        if self.cut is None or not message:
-            self._is_counted(message)
-            return b"" if self._is_stopped else event
-        if self._is_stopped or self._passed == self.cut.events:
-            more = 0 if self._is_stopped else self.cut.more
+        message = _message_of(event)
+        if self._is_stopped:
+            self.is_cut = _is_response(message)
+            return b""
+        if message and self.cut is not None and self._passed == self.cut.events:
             self._is_stopped = True
             self.is_cut = not self.cut.is_held or _is_response(message)
-            return event[:more]
-        self._is_counted(message)
+            return event[: self.cut.more]
+        self._passed += bool(message)
+        self._results += _is_response(message)
         return event
+
+
+def _is_response(message: bytes) -> bool:
+    said = json.loads(message or b"null")
+    return said is not None and ("result" in said or "error" in said)
 
 
 def _message_of(event: bytes) -> bytes:

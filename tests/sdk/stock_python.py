@@ -1,9 +1,9 @@
 """The official Python SDK's client over HTTP. Prints what it saw as one line of JSON.
 
 Like its siblings in TypeScript it is given `{"calls": [{"url", "tool", "arguments"}], "patience_s",
-"quiet_s"}` and makes all calls at once, each in a session of its own, each for `patience_s` at most.
-When the last has its result, it lingers for `quiet_s`, so that whoever watches the network sees
-whether it is at peace.
+"quiet_s"}`. It makes all calls at once, each in a session of its own, each for `patience_s` at
+most. When the last has its result, it lingers for `quiet_s`, so that whoever watches the network
+sees whether it is at peace.
 """
 
 import asyncio

@@ -151,6 +151,13 @@ class Exchange:
             self._pump_or_gone()
         return line
 
+    def signs_of_life(self) -> int:
+        """Take all that is there, and count what keeps a proxy awake."""
+        take = self.take_line if self.media_type == LINES else self.take_event
+        while take() is not None:
+            pass
+        return self.comments
+
     def take_event(self) -> Event | None:
         """An event that is there already (WHATWG HTML, 9.2.6)."""
         while (line := self._take_raw_line()) is not None:
