@@ -15,12 +15,13 @@ import msgspec
 ROOT: Final = Path(__file__).parent.parent
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-# What the pages say; the port that is free here takes its place.
-DOCUMENTED_ADDRESS: Final = "127.0.0.1:8765"
+# What the pages say, for each way to listen; the ports that are free here take their place.
+DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
 COMMAND_S: Final = 60.0
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE: Final = re.compile(r"# (\w+\.py)\n")
+_LISTENING: Final = re.compile(r"listening.*\b(ws|http)://([0-9.:]+)")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._address = DOCUMENTED_ADDRESS
+        self._addresses = dict(DOCUMENTED)
         self._servers: list[subprocess.Popen[str]] = []
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path}
@@ -102,15 +103,18 @@ class Stage:
         return done.stdout
 
     def _serve(self, command: str) -> None:
-        at_any_port = command.replace(DOCUMENTED_ADDRESS, "127.0.0.1:0")
-        server = self._start(at_any_port)
+        awaited = {scheme for scheme in DOCUMENTED if f"--{scheme} " in command}
+        for scheme in awaited:
+            command = command.replace(DOCUMENTED[scheme], "127.0.0.1:0")
+        server = self._start(command)
         self._servers.append(server)
         assert server.stderr is not None
-        for line in server.stderr:
-            if "listening" in line:
-                self._address = line.rpartition("ws://")[2].strip()
-                return
-        raise AssertionError(f"{command}: ended without listening")
+        while awaited:
+            line = server.stderr.readline()
+            assert line, f"{command}: ended without listening"
+            if listening := _LISTENING.search(line):
+                self._addresses[listening[1]] = listening[2]
+                awaited.remove(listening[1])
 
     def _interrupted(self, command: str, output: str) -> None:
         """Press Ctrl-C once the call shows something, and keep the ticket."""
@@ -138,4 +142,6 @@ class Stage:
         )
 
     def _here(self, text: str) -> str:
-        return text.replace(DOCUMENTED_ADDRESS, self._address)
+        for scheme, address in self._addresses.items():
+            text = text.replace(DOCUMENTED[scheme], address)
+        return text

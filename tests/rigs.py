@@ -24,10 +24,15 @@ from wsproto.events import (
     TextMessage,
 )
 
+from streams import messages
+from streams.errors import refusal
 from streams.messages import Channel
+from tests.bare_http import answers, asking
 from tests.bare_websocket import open_bare_websocket
 from tests.echo import LIMIT, Handler, echo
-from transports import stdio, unix, websocket
+from tests.http_sessions import HELLO as HTTP_HELLO
+from tests.http_sessions import SESSION, WELCOME, Sessions
+from transports import http, httpclient, stdio, unix, websocket
 from transports.frames import MCP_STREAMS
 from transports.memory import MemoryServer
 
@@ -66,8 +71,10 @@ class Rig(abc.ABC):
 
     can_half_close = True
     survives_oversize = True
+    oversize_answer = b'{"tooLarge": %d}' % LIMIT  # the echo of what stands for such a message
     can_ping = False
-    client_principal = f"os({os.getuid()})"
+    knows_unsent = True
+    client_principal: str | None = f"os({os.getuid()})"
 
     @asynccontextmanager
     async def serving(self, handler: Handler = echo) -> AsyncIterator[None]:
@@ -165,15 +172,21 @@ class UnixRig(Rig):
         return Bare(pipes(ours_out, ours_in), newline_frame, relay.close)
 
 
-class WebSocketRig(Rig):
+class TCPRig(Rig):
+    """`connect` goes to `port`, which may be that of a proxy."""
+
+    message_end = b"\n"  # with which a message is whole
+
+    def __init__(self, folder: Path) -> None:
+        self.port = 0
+
+
+class WebSocketRig(TCPRig):
     can_half_close = False
     survives_oversize = False
     can_ping = True
     client_principal = "conn("
     subprotocol = MCP_STREAMS
-
-    def __init__(self, folder: Path) -> None:
-        self.port = 0
 
     async def serve(self, handler: Handler, *, task_status: Any) -> None:
         serve = partial(websocket.serve, handler, "127.0.0.1", 0, message_bytes_max=LIMIT)
@@ -201,6 +214,79 @@ class WebSocketRig(Rig):
 
 class McpRig(WebSocketRig):
     subprotocol = "mcp"
+    message_end = b""
+
+
+class HttpRig(TCPRig):
+    """What is one channel is a session here, and each message from the client a POST."""
+
+    # The listener answers itself: a request that is too large does not get as far as the endpoint.
+    oversize_answer = messages.error(None, refusal("too_large", limit=LIMIT)).rstrip()
+    knows_unsent = False  # the messages of the client are on several connections, or on none
+    client_principal = None  # who that is, the endpoint finds out
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        async with trio.open_nursery() as nursery:
+            endpoint = Sessions(handler, nursery)
+            serve = partial(http.serve, endpoint, "127.0.0.1", 0, body_bytes_max=LIMIT)
+            self.port = await nursery.start(serve)
+            task_status.started()
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[Channel]:
+        url = f"http://127.0.0.1:{self.port}"
+        async with httpclient.connect(url, message_bytes_max=LIMIT) as channel:
+            await channel.send(HTTP_HELLO)
+            assert await channel.receive() == [WELCOME.rstrip()]
+            yield channel
+
+    async def knock(self) -> Bare:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        bare = HttpBare(stream, self.port)
+        await bare.open()
+        return bare
+
+
+class HttpBare(Bare):
+    """A session over one connection, on which a message's frame is a POST."""
+
+    def __init__(self, stream: trio.SocketStream, port: int) -> None:
+        super().__init__(stream, self._post)
+        self._tcp = stream
+        self._port = port
+        self._fields: list[str] = []
+        self._posts = 0
+        self._read = b""
+
+    def _post(self, message: bytes) -> bytes:
+        self._posts += 1
+        length = f"Content-Length: {len(message)}"
+        return asking(length, *self._fields, body=message)
+
+    async def open(self) -> None:
+        """Have a session opened."""
+        await self.stream.send_all(self._post(HTTP_HELLO.rstrip()))
+        while WELCOME not in self._read:
+            self._read += await self.stream.receive_some()
+        head = self._read.partition(b"\r\n\r\n")[0].decode()
+        self._fields = [line for line in head.splitlines() if line.startswith(SESSION)]
+
+    async def read_all(self) -> bytes:
+        """What all the responses say, to the end of the last."""
+        await self._tcp.send_eof()
+        self._read += await super().read_all()
+        bodies = [body for _, body in answers(self._read, *["POST"] * self._posts)]
+        return b"".join(bodies).removeprefix(WELCOME)
+
+    async def close(self) -> None:
+        """Hang up, but hear what is answered to whole requests; then end the session."""
+        await self._tcp.send_eof()
+        await super().read_all()
+        await super().close()
+        farewell = asking(*self._fields, "Connection: close", start="DELETE /mcp HTTP/1.1")
+        async with await trio.open_tcp_stream("127.0.0.1", self._port) as last:
+            await last.send_all(farewell)
+            await Bare(last, newline_frame).read_all()
 
 
 RIGS: Final[dict[str, Callable[[Path], Rig]]] = {
@@ -209,4 +295,5 @@ RIGS: Final[dict[str, Callable[[Path], Rig]]] = {
     "relay": UnixRig,
     "websocket mcp": McpRig,
     "websocket mcp-streams.v1": WebSocketRig,
+    "http": HttpRig,
 }

@@ -69,6 +69,7 @@ async def test_a_refusal_is_a_json_rpc_error_and_the_end_of_the_connection(
         asking("Content-Length: " + "9" * 20),
         asking(f"Content-Length: {LIMIT + 3}"),
         asking(f"Content-Length: {LIMIT * 10}", body=b"x" * LIMIT * 10),
+        asking(f"Content-Length: {LIMIT + 1}", body=b"x" * (LIMIT + 1)),
         asking("Expect: 100-continue", f"Content-Length: {LIMIT * 10}"),
         asking(CHUNKED, body=b"10000\r\n" + b"x" * 0x10000 + b"\r\n10000\r\n" + b"x" * 0x10000),
     ],

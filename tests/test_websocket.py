@@ -271,7 +271,7 @@ async def test_a_server_that_does_not_answer_is_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    "url", ["ws://", "http://x", "ws://host:99999", "ws://host/a b", "ws://a..b"]
+    "url", ["ws://", "http://x", "ws://host:99999", "ws://host/a b", "ws://a..b", "ws://a:b@host"]
 )
 async def test_what_is_no_url_is_a_value_error(url: str) -> None:
     with pytest.raises(ValueError, match=r".+"):

@@ -155,9 +155,8 @@ class Cutter:
                 self.requests_after_result.append(seen)
         assert self._open.wait(WAIT_S), "nobody let the requests pass"
         events = _Events(self._next_cut()) if seen.is_for_the_call else None
-        cut = events and events.cut
-        if cut is not None and cut.is_refusal:
-            self._make(cut, client)
+        if events and events.cut and events.cut.is_refusal:
+            self._make(events.cut, client)
         try:
             upstream = socket.create_connection(("127.0.0.1", self._upstream_port), WAIT_S)
         except ConnectionRefusedError:

@@ -18,15 +18,15 @@ Json = dict[str, Any]
 
 async def make(call: Json, peace: asyncio.Barrier, quiet_s: float, patience_s: float) -> Json:
     """One call, and what came of it."""
-    progress: list[float] = []
+    reported: list[float] = []
     logs: list[Any] = []
-    seen: Json = {"progress": progress, "logs": logs, "result": None, "error": None}
+    seen: Json = {"progress": reported, "logs": logs, "result": None, "error": None}
 
     async def log(params: types.LoggingMessageNotificationParams) -> None:
         logs.append(params.data)
 
-    async def report(done: float, total: float | None, message: str | None) -> None:
-        progress.append(done)
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reported.append(progress)
 
     async with Client(call["url"], logging_callback=log) as client:
         try:

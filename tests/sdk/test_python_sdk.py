@@ -53,7 +53,7 @@ class Host:
     async def _log(self, params: types.LoggingMessageNotificationParams) -> None:
         self.logs.append(params.data)
 
-    async def _elicit(self, _: object, params: Any) -> types.ElicitResult:
+    async def _elicit(self, context: object, params: Any) -> types.ElicitResult:
         self.questions.append(params.message)
         return types.ElicitResult(action="accept", content={"name": "python"})
 
@@ -102,11 +102,11 @@ def test_the_client_finds_the_newest_revision_that_both_know(
 def test_progress_and_logs_reach_their_callbacks(host: Host) -> None:
     reported = []
 
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        reported.append((done, total, message))
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reported.append((progress, total, message))
 
     async def talk(client: Client) -> None:
-        result = await client.call_tool("work", {"steps": 20}, progress_callback=progress)
+        result = await client.call_tool("work", {"steps": 20}, progress_callback=report)
         assert not result.is_error
         assert text_of(result) == "20 steps"
 

@@ -1,0 +1,63 @@
+"""What the official clients need: node, and the packages that package-lock.json names."""
+
+import fcntl
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.sdk.stock import Node
+
+HERE: Final = Path(__file__).parent
+INSTALL_S: Final = 300  # 340 MB; it takes 20 s on two cores and a good network
+
+
+def needed(program: str, to: str) -> str:
+    """The path of a program of this machine, without which the test is skipped, but not in CI."""
+    # Debian has servers in a folder that is in the path of root alone.
+    path = shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+    if path is None:
+        missing = f"there is no {program}, which is needed to {to}"
+        if os.environ.get("SKIP_NOTHING"):  # set by .ci/run
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return path
+
+
+@pytest.fixture(scope="session")
+def node() -> Node:
+    """Node.js 22, from a package as everything else: what Debian has is too old for some clients.
+
+    The installation is kept, and made anew where the lock file has changed.
+    """
+    npm = needed("npm", "install the official clients")
+    modules = HERE / "node_modules"
+    stamp = modules / "installed-from"
+    lock = HERE / "package-lock.json"
+    with lock.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may install, too
+        wanted = file.read()
+        if not stamp.exists() or stamp.read_bytes() != wanted:
+            install = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            subprocess.run(install, cwd=HERE, check=True, timeout=INSTALL_S, capture_output=True)
+            stamp.write_bytes(wanted)
+    machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine())
+    packaged = modules / f"node-{sys.platform}-{machine}" / "bin" / "node"
+    # Where there is no such package, that of the machine has to do.
+    path = packaged if packaged.exists() else Path(needed("node", "run the official clients"))
+    return Node(modules, path)
+
+
+@pytest.fixture(scope="session")
+def nginx() -> str:
+    return needed("nginx", "serve behind it")
+
+
+@pytest.fixture(scope="session")
+def haproxy() -> str:
+    return needed("haproxy", "serve behind it")

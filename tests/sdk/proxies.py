@@ -1,0 +1,98 @@
+"""nginx and HAProxy as real processes, configured by what stands in docs/proxies.md."""
+
+import contextlib
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.doc_pages import ROOT, blocks
+
+PAGE: Final = ROOT / "docs" / "proxies.md"
+START_S: Final = 30.0
+POLL_S: Final = 0.02
+
+# Around the documented block: one process, and nothing outside of its folder.
+_NGINX: Final = """
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/client;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {documented}
+}}
+"""
+
+
+@contextlib.contextmanager
+def nginx_before(server_port: int, nginx: str, folder: Path) -> Iterator[int]:
+    """The port of an nginx before the server at `server_port`."""
+    port = _free_port()
+    documented = _documented("nginx", server_port, {"listen 80;": f"listen 127.0.0.1:{port};"})
+    configuration = folder / "nginx.conf"
+    configuration.write_text(_NGINX.format(folder=folder, documented=documented))
+    command = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(configuration)]
+    with _running(command, port, folder / "nginx.log"):
+        yield port
+
+
+@contextlib.contextmanager
+def haproxy_before(server_port: int, haproxy: str, folder: Path) -> Iterator[int]:
+    """The port of an HAProxy before the server at `server_port`."""
+    port = _free_port()
+    documented = _documented("haproxy", server_port, {"bind :80": f"bind 127.0.0.1:{port}"})
+    configuration = folder / "haproxy.cfg"
+    configuration.write_text(documented)
+    with _running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
+        yield port
+
+
+def _documented(language: str, server_port: int, changes: dict[str, str]) -> str:
+    """The page's one block in this language, with the addresses of a test."""
+    (block,) = blocks(PAGE, language)
+    text = block.text
+    for written, meant in {"127.0.0.1:8080": f"127.0.0.1:{server_port}", **changes}.items():
+        assert text.count(written) == 1, f"{written} is to be on the page once"
+        text = text.replace(written, meant)
+    return text
+
+
+@contextlib.contextmanager
+def _running(command: list[str], port: int, log: Path) -> Iterator[None]:
+    started = time.monotonic()
+    with log.open("wb") as complaints:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
+        )
+        try:
+            while not _is_listening(port):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < started + START_S, log.read_text()
+                time.sleep(POLL_S)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), START_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port

@@ -1,0 +1,107 @@
+"""Starts clients that are not ours, each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+HERE: Final = Path(__file__).parent
+
+# The generations of the official SDKs that speak HTTP today.
+CLIENTS: Final = ("python", "typescript-1", "typescript-2")
+
+# More than three times as long as the server asks clients to wait before they come back.
+QUIET_S: Final = 0.7
+
+RUN_S: Final = 90.0
+
+# For runs by hand: 10 makes each call take ten seconds more, spread over its steps.
+SECONDS: Final = float(os.environ.get("JOURNEY_S", "0"))
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Node:
+    """Node.js at `path`, and the folder `modules` with the packages that are there for it."""
+
+    modules: Path
+    path: Path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """For a program that starts `node` by name."""
+        path = f"{self.path.parent}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, "PATH": path, "NODE_NO_WARNINGS": "1", **more}
+
+    def run(
+        self, *arguments: str, cwd: Path = HERE, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end, which may be a failure."""
+        return subprocess.run(
+            [self.path, *arguments],
+            cwd=cwd,
+            env=self.environment(**environment),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_S,
+            check=False,
+        )
+
+
+@dataclass(frozen=True)
+class Journey:
+    """A call of the tool in cut_server.py, through gates that are files in a folder."""
+
+    gates: Path
+    steps: int = 4
+
+    def open(self, upto: int) -> None:
+        """Let the tool take so many of its steps."""
+        for gate in range(1, upto + 1):
+            (self.gates / str(gate)).touch()
+
+    def to(self, port: int) -> Json:
+        """The call, as a client makes it that finds the server at this port."""
+        arguments = {"gates": str(self.gates), "steps": self.steps, "seconds": SECONDS}
+        return {"url": f"http://127.0.0.1:{port}/mcp", "tool": "journey", "arguments": arguments}
+
+
+class StockClient:
+    """One of `CLIENTS`, which makes `calls` all at once."""
+
+    def __init__(self, name: str, node: Node, calls: Sequence[Json]) -> None:
+        kind, _, generation = name.partition("-")
+        command = {
+            "python": [sys.executable, "stock_python.py"],
+            "typescript": [str(node.path), "stock_typescript.mjs", generation],
+        }[kind]
+        patience_s = RUN_S / 2 + SECONDS
+        given = {"calls": list(calls), "patience_s": patience_s, "quiet_s": QUIET_S}
+        self._process = subprocess.Popen(
+            [*command, json.dumps(given)],
+            cwd=HERE,
+            env=node.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self) -> list[Json]:
+        """What it saw of each call."""
+        printed, complaints = self._process.communicate(timeout=RUN_S + SECONDS)
+        assert self._process.returncode == 0, complaints
+        seen: list[Json] = json.loads(printed)
+        return seen
+
+    def __enter__(self) -> "StockClient":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
