@@ -77,11 +77,13 @@ class Session:
         return response
 
     async def ask(self, method: str, params: Mapping[str, Any], *, request_id: int) -> Any:
-        """Send a request and return its result, whatever else comes with it."""
+        """Send a request and return its result, whatever else comes with it. Raises `Lost`."""
         with await self.post(method, params, request_id=request_id) as response:
             told = [each.data for each in await response.rest() if each.data]
-        messages = map(msgspec.json.decode, told)
-        return next(each["result"] for each in messages if each.get("id") == request_id)
+        for message in map(msgspec.json.decode, told):
+            if message.get("id") == request_id and "result" in message:
+                return message["result"]
+        raise Lost(f"{method} has no result: {told}")
 
     async def leave(self, count: int, size: int) -> tuple[str, bytes]:
         """Call `fill`, hang up after its first message; the stream's id, and that of the event."""

@@ -1,7 +1,7 @@
 """What is measured, and the order in which it is done."""
 
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final, Literal
@@ -121,7 +121,7 @@ async def run(
                 on_step(f"round {number}: {case.what} {case.transport} {case.journal} {case.size}")
                 served = servers[case.transport, case.journal]
                 with trio.fail_after(PATIENCE_S):
-                    found.append(await _measure(case)(served, case.size, plan))
+                    found.append(await once(case, served, plan))
     medians = {kind: statistics.median(found) for kind, found in limits.items()}
     figures = [_figure(case, found, medians) for case, found in rates.items()]
     return Results(plan, machine, medians, figures)
@@ -143,13 +143,15 @@ async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[tuple[s
         yield servers
 
 
-def _measure(case: Case) -> Callable[[Served, int, Plan], Awaitable[float]]:
+async def once(case: Case, served: Served, plan: Plan) -> float:
+    """Measure a case once; returns messages a second. Raises `Lost`."""
     if case.transport == "sse":
-        return resume_sse
-    return resume if case.what == "resume" else live
+        return await _resume_sse(served, case.size, plan)
+    measure = _resume if case.what == "resume" else _live
+    return await measure(served, case.size, plan)
 
 
-async def resume(served: Served, size: int, plan: Plan) -> float:
+async def _resume(served: Served, size: int, plan: Plan) -> float:
     """A call is left after its first message and runs on; all of it is fetched once it is done.
 
     The time is that from the resume to the result, over a connection that stands already.
@@ -172,7 +174,7 @@ async def resume(served: Served, size: int, plan: Plan) -> float:
     return came / took_s
 
 
-async def resume_sse(served: Served, size: int, plan: Plan) -> float:
+async def _resume_sse(served: Served, size: int, plan: Plan) -> float:
     """The same for a client that knows only server-sent events and the id of the last one."""
     count = plan.counts[size]
     session = await Session.opened(served.url, {"streams": {}})
@@ -191,7 +193,7 @@ async def resume_sse(served: Served, size: int, plan: Plan) -> float:
     return check.end() / took_s
 
 
-async def live(served: Served, size: int, plan: Plan) -> float:
+async def _live(served: Served, size: int, plan: Plan) -> float:
     """A call is read as it runs. The time is that from the call to the result."""
     count = plan.counts[size]
     async with Client(served.dialer) as client:

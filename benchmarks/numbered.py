@@ -50,8 +50,11 @@ def text_for(size: int) -> str:
 
 
 def number_of(message: bytes) -> int:
-    """Which of the messages this one is, the first being 0."""
-    return _message(message).params.data.n - FIRST
+    """Which of the messages this one is, the first being 0. Raises `Lost` where it is none."""
+    try:
+        return _message(message).params.data.n - FIRST
+    except msgspec.DecodeError:
+        raise Lost(f"a message was expected: {message[:160]!r}") from None
 
 
 async def check(call: RunningCall, count: int, after: int = 0) -> int:

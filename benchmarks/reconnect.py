@@ -16,8 +16,7 @@ from typing import Final, NamedTuple
 import msgspec
 import trio
 
-from benchmarks.events import Check, Event, Response, Session, fill
-from benchmarks.numbered import Lost
+from benchmarks.events import Check, Response, Session, fill
 from benchmarks.servers import APP, http_server, listening
 
 OURS: Final = "mcp-streams, SQLite"
@@ -103,7 +102,7 @@ async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[str, st
 
 
 async def gather(url: str, plan: Plan) -> list[Absent]:
-    """So many clients that have called and been cut off. Raises `Lost`."""
+    """So many clients that have called and been cut off."""
     limiter = trio.CapacityLimiter(CALLS_AT_ONCE)
     crowd: list[Absent] = []
 
@@ -115,9 +114,7 @@ async def gather(url: str, plan: Plan) -> list[Absent]:
                 "tools/call", fill(plan.count, plan.size), request_id=number
             ) as response:
                 events = await response.rest()
-        first = events[0].id
-        _check(events, first, plan)
-        crowd.append(Absent(session, first))
+        crowd.append(Absent(session, events[0].id))
 
     async with trio.open_nursery() as nursery:
         for number in range(1, plan.clients + 1):
@@ -128,7 +125,7 @@ async def gather(url: str, plan: Plan) -> list[Absent]:
 async def come_back(crowd: Sequence[Absent], plan: Plan) -> float:
     """All at once; how many are served a second, from the first connection to the last result.
 
-    What has come is looked at afterwards, which neither server has to wait for. Raises `Lost`.
+    What has come is looked at afterwards, so that nobody waits for that. Raises `Lost`.
     """
     asking = [each.session.get(each.last_event_id) for each in crowd]
     came: dict[Response, bytes] = {}
@@ -145,14 +142,10 @@ async def come_back(crowd: Sequence[Absent], plan: Plan) -> float:
             nursery.start_soon(resume, response)
     took_s = trio.current_time() - began_at
     for absent, response in zip(crowd, asking, strict=True):
-        _check(response.take(came[response]), absent.last_event_id, plan)
+        check = Check(absent.last_event_id, plan.count)
+        check.take(response.take(came[response]))
+        check.end()
     return len(crowd) / took_s
-
-
-def _check(events: Sequence[Event], after: bytes, plan: Plan) -> None:
-    check = Check(after, plan.count)
-    check.take(events)
-    check.end()
 
 
 async def _up_to_the_result(response: Response) -> bytes:
@@ -160,6 +153,6 @@ async def _up_to_the_result(response: Response) -> bytes:
     while not _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)):
         data = await response.read()
         if not data:
-            raise Lost(f"the server has hung up after {len(came)} bytes: {bytes(came[-160:])!r}")
+            break  # before its time: something will be missing
         came += data
     return bytes(came)

@@ -16,6 +16,7 @@ class Proxy:
         self.until_cut: int | None = None  # bytes that still pass to clients, over all of them
         self._upstream_port = upstream_port
         self._open: set[trio.CancelScope] = set()
+        self._is_cut = trio.Event()
 
     @property
     def passed_bytes(self) -> int:
@@ -25,6 +26,14 @@ class Proxy:
         """Cut everything that is open."""
         for scope in self._open:
             scope.cancel()
+
+    async def cut_after(self, count: int) -> None:
+        """Let so many bytes pass to clients, then cut everything; after that all may pass."""
+        self._is_cut = trio.Event()
+        self.until_cut = count
+        await self._is_cut.wait()
+        self.until_cut = None
+        self.cut()
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=100)
@@ -65,5 +74,7 @@ class Proxy:
                 self.until_cut -= len(passing)
             passed += passing
             await client.send_all(passing)
+        if self.until_cut == 0:
+            self._is_cut.set()
         # Not closed at once: a reset could overtake what has just passed.
         await client.send_eof()

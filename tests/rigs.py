@@ -73,6 +73,7 @@ class Rig(abc.ABC):
     survives_oversize = True
     oversize_answer = b'{"tooLarge": %d}' % LIMIT  # the echo of what stands for such a message
     can_ping = False
+    sends = 10_000  # how many are a test of many
     knows_unsent = True
     client_principal: str | None = f"os({os.getuid()})"
 
@@ -222,6 +223,7 @@ class HttpRig(TCPRig):
 
     # The listener answers itself: a request that is too large does not get as far as the endpoint.
     oversize_answer = messages.error(None, refusal("too_large", limit=LIMIT)).rstrip()
+    sends = 1_000  # each is a request and its response: half a minute of work, were it 10,000
     knows_unsent = False  # the messages of the client are on several connections, or on none
     client_principal = None  # who that is, the endpoint finds out
 

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 import pytest
 import trio
 
-from benchmarks import measure, raw, report
+from benchmarks import measure, raw, reconnect, report
 from benchmarks.__main__ import main
 from benchmarks.chart import Bar, bar_chart
+from benchmarks.events import Check, Event, EventParser
 from benchmarks.measure import LIMIT_OF, SERVERS, Plan
 from benchmarks.numbered import FIRST, METHOD, Lost, check, params, text_for
 from streams import Client
@@ -43,12 +44,13 @@ def test_a_quick_run_measures_everything_and_writes_it_down(tmp_path, capsys):
 async def test_a_server_that_loses_or_reorders_is_found_out(tmp_path, transport, mistake):
     server = SERVERS[transport](f"{FAULTY}:{mistake}", tmp_path / "journal.db")
     plan = Plan(counts={200: 50})
+    cases = [case for case in measure.cases(plan) if case.transport == transport]
     with trio.fail_after(PATIENCE_S):
-        async with server as dialer:
-            with pytest.raises(Lost):
-                await measure.live(dialer, 200, plan)
-            with pytest.raises(Lost):
-                await measure.resume(dialer, 200, plan)
+        async with server as served:
+            for case in cases:
+                if case.journal == "file":
+                    with pytest.raises(Lost):
+                        await measure.once(case, served, plan)
 
 
 async def test_a_run_ends_with_the_first_message_that_is_lost(tmp_path):
@@ -60,12 +62,81 @@ async def test_a_run_ends_with_the_first_message_that_is_lost(tmp_path):
 async def test_a_message_too_many_at_the_start_is_found_out(tmp_path):
     with trio.fail_after(PATIENCE_S):
         async with (
-            SERVERS["websocket"](measure.APP, None) as dialer,
-            Client(dialer) as client,
+            SERVERS["websocket"](measure.APP, None) as served,
+            Client(served.dialer) as client,
             client.call("fill", {"count": 3, "size": 200}) as call,
         ):
             with pytest.raises(Lost):
                 await check(call, 3, after=1)
+
+
+def test_both_servers_are_measured_with_clients_that_come_back_at_once(tmp_path, capsys):
+    main(["reconnect", "--quick", "--rounds", "2", "--out", str(tmp_path)])
+
+    assert [path.name for path in tmp_path.iterdir()] == ["reconnect.json"]
+    results = json.loads((tmp_path / "reconnect.json").read_bytes())
+    ours, stock = results["figures"]
+    assert (ours["server"], stock["server"]) == (reconnect.OURS, reconnect.STOCK)
+    assert all(rate > 0 for figure in (ours, stock) for rate in figure["rates"])
+    assert len(ours["rates"]) == len(stock["rates"]) == 2
+    assert results["ratio"] == pytest.approx(ours["median"] / stock["median"])
+    assert f"ratio: {results['ratio']:.1f}" in capsys.readouterr().out
+
+
+async def test_clients_that_come_back_miss_nothing_unseen(tmp_path):
+    plan = reconnect.Plan(clients=2, count=50)
+    with trio.fail_after(PATIENCE_S):
+        async with SERVERS["http"](f"{FAULTY}:lossy", tmp_path / "journal.db") as served:
+            crowd = await reconnect.gather(served.url, plan)
+            with pytest.raises(Lost):
+                await reconnect.come_back(crowd, plan)
+
+
+def events_of(count):
+    lines = [notification(METHOD, params(FIRST + n, "")).strip() for n in range(count)]
+    lines.append(b'{"jsonrpc":"2.0","id":1,"result":{}}')
+    return [Event(b"key_%d" % seq, line) for seq, line in enumerate(lines, 1)]
+
+
+def checked(events, check):
+    check.take(events)
+    return check.end()
+
+
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_events_come_whole_wherever_they_are_cut(newline):
+    sent = [Event(b"key_0", b""), Event(b"", b"{}"), *events_of(2)]
+    lines = [b"retry: 0"]
+    for event in sent:
+        lines += [b"id: " + event.id] * bool(event.id) + [b"data: " + event.data, b""]
+    body = newline.join([*lines, b""])
+    for size in (1, 2, 7, len(body)):
+        parser = EventParser()
+        pieces = [body[at : at + size] for at in range(0, len(body), size)]
+        assert [event for piece in pieces for event in parser.feed(piece)] == sent
+
+
+def test_what_follows_an_event_is_counted_to_the_result():
+    ahead = [Event(b"key_1", b""), Event(b"", b"{}")]
+    assert checked([*ahead, *events_of(3)[1:]], Check(b"key_1", 3)) == 3
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda events: events[:1] + events[2:],
+        lambda events: events[:2] + events[1:],
+        lambda events: [events[1], events[0], *events[2:]],
+        lambda events: [Event(events[0].id, events[1].data), *events[1:]],
+        lambda events: [Event(b"other_1", events[0].data), *events[1:]],
+        lambda events: events[:-1],
+        lambda events: [*events[:-1], Event(events[-1].id, b'{"id":1,"error":{}}')],
+        lambda events: [*events[:-1], Event(events[-1].id, b'{"result":{"isError":true}}')],
+    ],
+)
+def test_events_that_are_not_all_that_follows_are_found_out(spoil):
+    with pytest.raises(Lost):
+        checked(spoil(events_of(3)), Check(b"key_0", 3))
 
 
 @pytest.mark.parametrize("size", [120, 200, 4096])

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pytest
 
+from streams import Limits
 from tests.sdk.cutting import WAIT_S, Cut, Cutter, Seen
 from tests.sdk.proxies import haproxy_before, nginx_before
 from tests.sdk.stock import CLIENTS, Journey, Node, StockClient
@@ -148,16 +149,22 @@ def test_a_client_that_has_its_result_is_at_peace(made: dict[str, Made], case: s
     assert made[case].restless() == []
 
 
-def test_a_proxy_passes_on_the_name_that_the_server_is_called_by(port: int) -> None:
-    """The page says that such a server is to be told its name."""
+def test_the_name_that_a_client_calls_reaches_the_server(port: int) -> None:
+    """The page says that the server is to be told it."""
     assert _status(port, DOCUMENTED_HOST) == 200
     assert _status(port, "elsewhere.example.com") == 403
 
 
-def _status(port: int, host: str) -> int:
+def test_a_message_may_be_as_long_as_without_a_proxy(port: int) -> None:
+    almost = Limits().message_bytes_max - 1024
+    assert _status(port, DOCUMENTED_HOST, padding="x" * almost) == 200
+
+
+def _status(port: int, host: str, *, padding: str = "") -> int:
     """What an `initialize` under this name is answered with."""
     info = {"name": "bare", "version": "1.0"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    params["_meta"] = {"padding": padding}
     message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
     accept = "application/json, text/event-stream"
     headers = {"Host": host, "Accept": accept, "Content-Type": "application/json"}

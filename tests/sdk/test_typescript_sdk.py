@@ -1,50 +1,23 @@
 """The official TypeScript SDK's client over WebSocket: it knows nothing of us either."""
 
 import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
+from tests.sdk.stock import Node
 from tests.sdk.test_python_sdk import APP
 from tests.wire.process import ServerProcess
 
-HERE: Final = Path(__file__).parent
-INSTALL_S: Final = 110
-NPM: Final = shutil.which("npm")
-
-pytestmark = pytest.mark.skipif(NPM is None, reason="there is no npm, which brings the SDK")
+# Installing the SDK has a bound of its own.
+pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
 @pytest.fixture(scope="module")
-def package() -> Path:
-    """The folder that the SDK is installed in."""
-    lock = (HERE / "package-lock.json").read_bytes()
-    installed = HERE / "node_modules" / "installed-from"
-    if not installed.exists() or installed.read_bytes() != lock:
-        assert NPM is not None
-        install = [NPM, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        subprocess.run(install, cwd=HERE, check=True, timeout=INSTALL_S, capture_output=True)
-        installed.write_bytes(lock)
-    return HERE
-
-
-@pytest.fixture(scope="module")
-def seen(package: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def seen(node: Node, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the client in websocket.mjs saw."""
     with ServerProcess(tmp_path_factory.mktemp("typescript"), app=APP) as server:
-        run = subprocess.run(
-            ["node", "websocket.mjs", server.url],
-            cwd=package,
-            env={**os.environ, "NODE_NO_WARNINGS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        run = node.run("websocket.mjs", server.url)
         assert run.returncode == 0, run.stderr
         assert server.is_alive()
     found: dict[str, Any] = json.loads(run.stdout)

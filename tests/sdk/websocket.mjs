@@ -7,14 +7,14 @@ import {
 } from "@modelcontextprotocol/sdk/types.js";
 import WebSocket from "ws";
 
-// Browsers, and later releases of node, have a WebSocket. Theirs hands over one message a task, as
-// the standard says; with several at once the SDK takes a response before the progress ahead of it.
+// Browsers hand over one message a task, as the standard says. The WebSocket that node has since 22
+// does not, and with several at once the SDK takes a response before the progress ahead of it.
 class StandardWebSocket extends WebSocket {
   constructor(url, protocols) {
     super(url, protocols, { allowSynchronousEvents: false });
   }
 }
-globalThis.WebSocket ??= StandardWebSocket;
+globalThis.WebSocket = StandardWebSocket;
 
 const seen = { progress: [], logs: [], problems: [] };
 const client = new Client(

@@ -84,10 +84,15 @@ def test_a_call_is_answered_in_an_event_stream(http: Http) -> None:
 
 def test_a_response_that_comes_alone_is_json(http: Http) -> None:
     """W§6: "plain JSON for the rest, and where the first message is the final response already and
-    no announcement is due"."""
-    exchange = http.opened().call("blocks", 7)
-    assert exchange.message().answers(7)
-    assert (exchange.status, exchange.media_type) == (200, JSON)
+    no announcement is due": a matter of how quick the tool is, which most of these are."""
+    client = http.opened()
+    kinds = []
+    for n in range(20):
+        exchange = client.call("blocks", n)
+        assert client.read_one(exchange).answers(n)
+        kinds.append(exchange.media_type)
+    assert set(kinds) <= {JSON, EVENTS}
+    assert JSON in kinds
 
 
 def test_an_announcement_is_no_json_answer(http: Http) -> None:

@@ -1,0 +1,434 @@
+"""What a client's user can rely on over every transport, to a server that is a process of its own.
+
+The way to it can be cut: over stdio the relay is killed, TCP goes through a proxy. What the client
+does about servers that are unruly is tested without processes, in tests/test_client.py and others.
+"""
+
+import itertools
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from streams.client import Client
+from streams.errors import CallFailed, StreamGone, Superseded
+from streams.messages import Message
+from streams.running import RunningCall
+from streams.ticket import Ticket
+from tests.acceptance.launch import owners, wait_for_end
+from tests.acceptance.ways import (
+    APP,
+    KINDS,
+    NARROW,
+    Listening,
+    Owned,
+    Served,
+    Way,
+    way_to,
+    way_to_port,
+)
+from tests.clients import Params, said
+from tests.wire.process import Gate, ServerProcess, gate_in
+
+PAIRS = list(itertools.product(KINDS, KINDS))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests, at every kind of address."""
+    with ServerProcess(tmp_path_factory.mktemp("server"), app=APP) as process:
+        yield Listening(process, APP)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=PAIRS, ids="-to-".join)
+def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
+    kinds: tuple[str, str] = request.param
+    return kinds
+
+
+Serve = Callable[[str], Served]
+
+
+@pytest.fixture
+def serve(kind: str, tmp_path: Path) -> Iterator[Serve]:
+    """Serve an app to this test alone, in the way that is usual for this kind of address."""
+    with ExitStack() as stack:
+
+        def serve(app: str) -> Served:
+            if kind != "stdio":
+                process = stack.enter_context(ServerProcess(tmp_path, app=app))
+                return Listening(process, app)
+            owned = Owned(tmp_path, app)
+            stack.callback(_end_owners, owned.journal)
+            return owned
+
+        yield serve
+
+
+def _end_owners(journal: Path) -> None:
+    for pid in owners(journal):
+        os.kill(pid, signal.SIGKILL)
+        wait_for_end(pid)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with gate_in(tmp_path / "gate") as gate:
+        yield gate
+
+
+@asynccontextmanager
+async def open_client(
+    served: Served, kind: str, **options: Any
+) -> AsyncIterator[tuple[Client, Way]]:
+    async with way_to(served, kind) as way, Client(way, **options) as client:
+        yield client, way
+
+
+def steps(client: Client, gate: Gate, n: int) -> AbstractAsyncContextManager[RunningCall]:
+    return client.call("steps", {"n": n, "gate": gate.path})
+
+
+async def marked(gate: Gate, mark: str) -> None:
+    """Wait until the tool says so."""
+    await trio.to_thread.run_sync(gate.wait_for, mark)
+
+
+def number(message: Message) -> int:
+    return int(said(message)["n"])
+
+
+async def numbers(call: RunningCall) -> list[int]:
+    return [number(message) async for message in call]
+
+
+async def text(call: RunningCall) -> str:
+    return str((await call.result())["content"][0]["text"])
+
+
+def carried(ticket: Ticket | None) -> Ticket:
+    """The ticket, as text that somebody has carried elsewhere."""
+    return Ticket.parse(str(ticket))
+
+
+# While the connection holds
+
+
+async def test_every_message_comes_once_and_in_order_and_then_the_result(
+    served: Served, kind: str
+) -> None:
+    async with (
+        open_client(served, kind) as (client, _),
+        client.call("count", {"n": 2_500}) as call,
+    ):
+        assert await numbers(call) == list(range(1, 2_501))
+        assert await text(call) == "counted 2500"
+
+
+async def test_the_result_can_be_had_without_reading_the_messages(
+    served: Served, kind: str
+) -> None:
+    async with (
+        open_client(served, kind) as (client, _),
+        client.call("count", {"n": 20_000}) as call,
+    ):
+        assert await text(call) == "counted 20000"
+
+
+async def test_calls_run_side_by_side_and_do_not_mix(served: Served, kind: str) -> None:
+    found: dict[int, list[int]] = {}
+
+    async def follow(client: Client, n: int) -> None:
+        async with client.call("count", {"n": n}) as call:
+            found[n] = await numbers(call)
+            assert await text(call) == f"counted {n}"
+
+    async with open_client(served, kind) as (client, _), trio.open_nursery() as nursery:
+        for n in range(1, 30):
+            nursery.start_soon(follow, client, n)
+    assert found == {n: list(range(1, n + 1)) for n in range(1, 30)}
+
+
+async def test_what_fails_says_so(served: Served, kind: str) -> None:
+    async with open_client(served, kind) as (client, _):
+        async with client.call("fail") as call:
+            assert (await call.result())["isError"] is True
+        async with client.call("nowhere") as call:
+            with pytest.raises(CallFailed, match="No tool 'nowhere' here"):
+                await call.result()
+
+
+async def test_what_the_server_asks_is_answered(served: Served, kind: str) -> None:
+    asked: list[Params] = []
+
+    async def answer(params: Params) -> Params:
+        asked.append(params)
+        return {"action": "decline"}
+
+    answers = {"elicitation/create": answer}
+    async with (
+        open_client(served, kind, answers=answers) as (client, _),
+        client.call("ask") as call,
+    ):
+        assert await text(call) == '{"action":"decline"}'
+    assert [params["message"] for params in asked] == ["Go on?"]
+
+
+async def test_cancel_stops_the_work_for_everybody(served: Served, kind: str, gate: Gate) -> None:
+    async with open_client(served, kind) as (client, _):
+        async with steps(client, gate, 3) as call:
+            gate.release()
+            assert number(await anext(call)) == 1
+            await call.cancel()
+            await marked(gate, "cancelled")
+            with pytest.raises(StreamGone) as caught:
+                await call.result()
+        assert caught.value.reason == "cancelled"
+    async with (
+        open_client(served, kind) as (other, _),
+        other.resume(carried(call.ticket)) as again,
+    ):
+        with pytest.raises(StreamGone) as caught:
+            await again.result()
+    assert caught.value.reason == "cancelled"
+
+
+async def test_too_many_streams_are_refused_until_one_is_cancelled(
+    serve: Serve, kind: str, gate: Gate
+) -> None:
+    def call(client: Client) -> RunningCall:
+        return client.call("count", {"n": 1, "gate": gate.path})
+
+    async with (
+        open_client(serve(NARROW), kind) as (client, _),
+        call(client) as one,
+        call(client) as two,
+    ):
+        for running in (one, two):
+            assert number(await anext(running)) == 1
+        async with call(client) as three:
+            with pytest.raises(CallFailed) as caught:
+                await three.result()
+        assert caught.value.data == {"reason": "too_many_streams", "limit": 2}
+        await one.cancel()
+        async with call(client) as three:
+            gate.release(2)
+            assert await text(two) == await text(three) == "counted 1"
+
+
+# When it is cut
+
+
+async def test_a_cut_connection_loses_nothing(served: Served, kind: str, gate: Gate) -> None:
+    async with open_client(served, kind) as (client, way), steps(client, gate, 12) as call:
+        for n in range(1, 12, 3):
+            gate.release()
+            assert number(await anext(call)) == n
+            way.cut()
+            gate.release(2)
+            assert number(await anext(call)) == n + 1
+            assert number(await anext(call)) == n + 2
+        assert await text(call) == "stepped 12"
+        assert way.connections == 5
+
+
+async def test_cuts_in_the_middle_of_much_lose_nothing_and_repeat_nothing(
+    served: Served, kind: str
+) -> None:
+    found: list[int] = []
+    async with (
+        open_client(served, kind) as (client, way),
+        client.call("count", {"n": 20_000, "pad": 100}) as call,
+    ):
+        async for message in call:
+            found.append(number(message))
+            if len(found) % 5_000 == 1:
+                way.cut()
+        assert await text(call) == "counted 20000"
+        assert way.connections > 2
+    assert found == list(range(1, 20_001))
+
+
+@pytest.mark.parametrize("kind", ["ws", "http"])
+@pytest.mark.parametrize("seed", range(3))
+async def test_cuts_at_any_byte_lose_nothing_and_repeat_nothing(
+    served: Served, kind: str, seed: int
+) -> None:
+    dice = random.Random(seed)
+
+    async def cut_now_and_then() -> None:
+        for _ in range(15):
+            await way.cut_after(dice.randrange(20_000))
+
+    async with way_to_port(served, kind) as way, Client(way) as client:
+        async with client.call("count", {"n": 3_000, "pad": 100}) as call:
+            first = number(await anext(call))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cut_now_and_then)
+                found = await numbers(call)
+            assert await text(call) == "counted 3000"
+    assert [first, *found] == list(range(1, 3_001))
+    assert way.connections > 10
+
+
+async def test_calls_side_by_side_all_come_back(served: Served, kind: str, gate: Gate) -> None:
+    found: list[list[int]] = []
+
+    async def follow(call: RunningCall) -> None:
+        found.append(await numbers(call))
+        assert await text(call) == "counted 3"
+
+    async with open_client(served, kind) as (client, way), trio.open_nursery() as nursery:
+        calls = [client.call("count", {"n": 3, "gate": gate.path}) for _ in range(5)]
+        async with calls[0], calls[1], calls[2], calls[3], calls[4]:
+            for call in calls:
+                assert number(await anext(call)) == 1
+            way.cut()
+            gate.release(5)
+            async with trio.open_nursery() as following:
+                for call in calls:
+                    following.start_soon(follow, call)
+        nursery.cancel_scope.cancel()
+    assert found == [[2, 3]] * 5
+
+
+async def test_an_answer_survives_a_cut_and_is_asked_for_once(
+    served: Served, kind: str, gate: Gate
+) -> None:
+    asked = 0
+    is_asked, may_answer = trio.Event(), trio.Event()
+
+    async def answer(params: Params) -> Params:
+        nonlocal asked
+        asked += 1
+        is_asked.set()
+        await may_answer.wait()
+        return {"action": "accept"}
+
+    answers = {"elicitation/create": answer}
+    async with open_client(served, kind, answers=answers) as (client, way):
+        async with (
+            client.call("ask", {"gate": gate.path}) as call,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(call.result)  # which is when the question is taken
+            await is_asked.wait()
+            way.cut()
+            await client.ping()  # over the next connection
+            may_answer.set()
+            await marked(gate, "answered")
+            gate.release()
+        assert await text(call) == '{"action":"accept"}'
+    assert asked == 1
+
+
+async def test_cancel_waits_until_it_can_be_said(served: Served, kind: str, gate: Gate) -> None:
+    async with open_client(served, kind) as (client, way), steps(client, gate, 3) as call:
+        gate.release()
+        assert number(await anext(call)) == 1
+        way.cut()
+        await call.cancel()
+        await marked(gate, "cancelled")
+
+
+async def test_a_stream_that_nobody_came_back_for_is_gone(
+    served: Served, kind: str, gate: Gate
+) -> None:
+    async with (
+        open_client(served, kind) as (client, _),
+        client.call("brief", {"gate": gate.path}) as call,
+    ):
+        assert number(await anext(call)) == 1
+    await marked(gate, "cancelled")
+    async with (
+        open_client(served, kind) as (client, _),
+        client.resume(carried(call.ticket)) as again,
+    ):
+        with pytest.raises(StreamGone) as caught:
+            await again.result()
+    assert caught.value.reason == "abandoned"
+
+
+# Elsewhere
+
+
+async def test_a_ticket_leads_another_client_on_from_where_it_stands(
+    served: Served, pair: tuple[str, str], gate: Gate
+) -> None:
+    async with open_client(served, pair[0]) as (client, _), steps(client, gate, 5) as call:
+        gate.release(3)
+        assert [number(await anext(call)) for _ in range(2)] == [1, 2]
+    async with (
+        open_client(served, pair[1]) as (other, _),
+        other.resume(carried(call.ticket)) as resumed,
+    ):
+        gate.release(2)
+        assert await numbers(resumed) == [3, 4, 5]
+        assert await text(resumed) == "stepped 5"
+
+
+async def test_who_is_superseded_does_not_come_back(
+    served: Served, pair: tuple[str, str], gate: Gate
+) -> None:
+    async with open_client(served, pair[0]) as (client, _), steps(client, gate, 3) as call:
+        gate.release()
+        assert number(await anext(call)) == 1
+        async with (
+            open_client(served, pair[1]) as (other, way),
+            other.resume(carried(call.ticket)) as resumed,
+        ):
+            with pytest.raises(Superseded):
+                await anext(call)
+            gate.release()
+            assert number(await anext(resumed)) == 2
+            way.cut()  # after which the first could have taken its chance
+            gate.release()
+            assert await numbers(resumed) == [3]
+            assert await text(resumed) == "stepped 3"
+
+
+# When the server dies
+
+
+async def test_a_call_is_followed_over_the_death_of_its_server(
+    serve: Serve, kind: str, gate: Gate
+) -> None:
+    served = serve(APP)
+    async with open_client(served, kind) as (client, _):
+        async with client.call("count", {"n": 3, "gate": gate.path}) as call:
+            assert number(await anext(call)) == 1
+            await marked(gate, "sent")
+            await trio.to_thread.run_sync(served.restart)
+            assert await numbers(call) == [2, 3]
+            with pytest.raises(CallFailed) as caught:
+                await call.result()
+        assert caught.value.data == {"reason": "interrupted"}
+        async with client.call("count", {"n": 1}) as call:
+            assert await text(call) == "counted 1"
+
+
+async def test_what_was_not_read_is_there_after_the_death_of_the_server(
+    serve: Serve, kind: str
+) -> None:
+    served = serve(APP)
+    async with open_client(served, kind) as (client, _):
+        async with client.call("count", {"n": 3}) as call:
+            assert number(await anext(call)) == 1
+        ticket = carried(call.ticket)
+        while (await client.poll(ticket)).status != "completed":
+            pass
+        await trio.to_thread.run_sync(served.restart)
+    async with open_client(served, kind) as (other, _), other.resume(ticket) as resumed:
+        assert await numbers(resumed) == [2, 3]
+        assert await text(resumed) == "counted 3"

@@ -1,0 +1,133 @@
+"""Ways from a client to a real server process that a test can cut: each is a `Dialer`."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+
+from streams.messages import Channel
+from tests.acceptance.launch import LINGER, owner_pid, wait_for_end
+from tests.proxy import Proxy
+from tests.wire.process import CLI, ServerProcess
+from transports import dial, stdio
+
+APP: Final = f"{Path(__file__).with_name('client_server.py')}:server"
+NARROW: Final = APP.replace(":server", ":narrow")
+KINDS: Final = ("stdio", "ws", "http")
+PATIENCE_S: Final = 100.0  # a safety net
+
+
+class Way(Protocol):
+    """How a client gets to the server."""
+
+    connections: int  # that there have been
+
+    def __call__(self) -> AbstractAsyncContextManager[Channel]:
+        """Connect."""
+
+    def cut(self) -> None:
+        """Cut every connection that it has at the moment."""
+
+
+class RelayWay:
+    """stdio: a relay as a child process, which a cut kills."""
+
+    def __init__(self, app: str, journal: Path) -> None:
+        self._command = [*CLI, "serve", app, "--stdio", "--journal", str(journal), *LINGER]
+        self._pid: int | None = None
+        self.connections = 0
+
+    @asynccontextmanager
+    async def __call__(self) -> AsyncIterator[Channel]:
+        async with stdio.connect(self._command) as channel:
+            self.connections += 1
+            self._pid = int(channel.principal.removeprefix("child(").removesuffix(")"))
+            try:
+                yield channel
+            finally:
+                self._pid = None
+
+    def cut(self) -> None:
+        if self._pid is not None:
+            os.kill(self._pid, signal.SIGKILL)
+
+
+class ProxyWay:
+    """TCP, with a proxy on it."""
+
+    def __init__(self, proxy: Proxy, scheme: str) -> None:
+        self._dialer = dial(f"{scheme}://127.0.0.1:{proxy.port}")
+        self._proxy = proxy
+        self.connections = 0
+
+    def __call__(self) -> AbstractAsyncContextManager[Channel]:
+        self.connections += 1
+        return self._dialer()
+
+    def cut(self) -> None:
+        self._proxy.cut()
+
+    async def cut_after(self, count: int) -> None:
+        """Cut when so many more bytes have come from the server, and let the next ones pass."""
+        await self._proxy.cut_after(count)
+
+
+class Served(Protocol):
+    """A server that answers on a journal."""
+
+    app: str
+    journal: Path
+    ports: dict[str, int]
+
+    def restart(self) -> None:
+        """Kill it; it is on the same journal again, or will be when the next client comes."""
+
+
+class Listening:
+    """A server that somebody has started, to be reached in every way."""
+
+    def __init__(self, process: ServerProcess, app: str) -> None:
+        self.app = app
+        self.journal = process.journal
+        self.ports = {"ws": process.port, "http": process.http_port}
+        self.restart: Callable[[], None] = process.restart
+
+
+class Owned:
+    """A server that the first relay starts, as hosts of stdio servers have it."""
+
+    def __init__(self, folder: Path, app: str) -> None:
+        self.app = app
+        self.journal = folder / "journal.db"
+        self.ports: dict[str, int] = {}
+
+    def restart(self) -> None:
+        pid = owner_pid(self.journal)
+        os.kill(pid, signal.SIGKILL)
+        wait_for_end(pid)
+
+
+@asynccontextmanager
+async def way_to(served: Served, kind: str) -> AsyncIterator[Way]:
+    """A way of this kind to the server."""
+    if kind == "stdio":
+        with trio.fail_after(PATIENCE_S):
+            yield RelayWay(served.app, served.journal)
+        return
+    async with way_to_port(served, kind) as way:
+        yield way
+
+
+@asynccontextmanager
+async def way_to_port(served: Served, kind: str) -> AsyncIterator[ProxyWay]:
+    """A way to the server's port of this kind."""
+    proxy = Proxy(served.ports[kind])
+    with trio.fail_after(PATIENCE_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(proxy.serve)
+            yield ProxyWay(proxy, kind)
+            nursery.cancel_scope.cancel()
