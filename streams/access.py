@@ -234,6 +234,11 @@ class Access:
             if delivery.stream.request_id == request_id:
                 self._on_cancel(delivery.stream)
                 return
+        if isinstance(session, HttpSession):  # whose requests outlive their connections
+            for stream in reversed(self._streams.wanted(session.principal)):
+                if stream.request_id == request_id:
+                    self._on_cancel(stream)
+                    return
 
 
 def _check_cursor(stream: Stream, after: int | None) -> None:

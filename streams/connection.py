@@ -101,6 +101,12 @@ class Connection:
         self._emptied: deque[tuple[float, dict[Stream, int]]] = deque()
 
     @property
+    def embeds_responses(self) -> bool:
+        """Whether a resume's reply has the final response in it, instead of following it."""
+        has_room = self.session.settings.replay_response and self._framing.announces
+        return self.is_response and not has_room
+
+    @property
     def has_event_ids(self) -> bool:
         """Whether whoever reads this can come back for what follows, announced or not."""
         return self._framing.has_ids

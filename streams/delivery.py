@@ -79,9 +79,7 @@ class Delivery:
 
         Stock clients take any response that a response to them brings for their own.
         """
-        settings = self.connection.session.settings
-        is_alone = self.connection.is_response and not settings.replay_response
-        return self.reply_id is not None and is_alone
+        return self.reply_id is not None and self.connection.embeds_responses
 
     def end(self, reason: str) -> None:
         """Let go of the stream and tell the client why: `superseded` or `released`."""

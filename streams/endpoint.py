@@ -182,20 +182,24 @@ class HttpEndpoint:
 
     async def _stand(self, session: HttpSession, responder: Responder) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""
-        session.standing.cancel()
-        with trio.CancelScope() as session.standing:
-            channel = ResponseChannel(responder, session.principal, EVENTS)
+        if session.standing is not None:
+            session.standing.cancel()
+        channel = ResponseChannel(responder, session.principal, EVENTS)
+        with trio.CancelScope() as scope:
+            session.standing = scope
             await channel.send(b":\n\n")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.keep_alive)
                 await responder.gone()
                 nursery.cancel_scope.cancel()
+        if session.standing is scope:
+            session.standing = None
         await channel.aclose()
 
     # DELETE
 
     async def _delete(self, request: Request, responder: Responder) -> None:
-        self._engine.end_session(self._session(request))
+        self._engine.sessions.end(self._session(request))
         await responder.respond(200)
 
     # What they share

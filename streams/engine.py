@@ -59,7 +59,7 @@ class Engine:
         self._committing = trio.CancelScope(shield=True)
         self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
         self._streams = Registry(limits)
-        self.sessions = Sessions(self._committer, keyring, limits)
+        self.sessions = Sessions(self._committer, keyring, limits, on_end=self._end_session)
         self._answers: dict[RequestId, Answer] = {}
         self.access = Access(
             self._streams,
@@ -199,9 +199,8 @@ class Engine:
             self.sessions.forget(stream)
             self._committer.add(stream.forget())
 
-    def end_session(self, session: HttpSession) -> None:
-        """The client is done; streams whose tokens it was told may be resumed from elsewhere."""
-        self.sessions.end(session)
+    def _end_session(self, session: HttpSession) -> None:
+        """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self._streams.wanted(session.principal):
                 self._drop(stream)

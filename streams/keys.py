@@ -69,13 +69,13 @@ class Keyring:
         """The resume token of a stream: url-safe base64 of 256 bits, without padding."""
         return _hash(self._keys[0], stream_id).decode()
 
-    def event_key(self, stream_id: str) -> str:
-        """What the ids of a stream's events begin with: 128 bits in hex, and no secret."""
-        return _event_key(self._keys[0], stream_id)
+    def event_keys(self, stream_id: str) -> list[str]:
+        """What the ids of a stream's events begin with, and may have begun with under older keys.
 
-    def is_event_key_of(self, stream_id: str, event_key: str) -> bool:
-        """Whether `event_key` is the stream's, under any of the keys."""
-        return any(_event_key(key, stream_id) == event_key for key in self._keys)
+        128 bits in hex, unrelated to the stream's id for who has no key, and no secret.
+        """
+        texts = [hmac.digest(key, b"event:" + _bytes(stream_id), "sha256") for key in self._keys]
+        return [text[:16].hex() for text in texts]
 
     def is_token_of(self, stream_id: str, token: str) -> bool:
         """Whether `token` is the stream's, under any of the keys.
@@ -87,10 +87,6 @@ class Keyring:
         for key in self._keys:
             is_match |= hmac.compare_digest(_hash(key, stream_id), given)
         return is_match
-
-
-def _event_key(key: bytes, stream_id: str) -> str:
-    return hmac.digest(key, b"event:" + _bytes(stream_id), "sha256")[:16].hex()
 
 
 def _hash(key: bytes, stream_id: str) -> bytes:

@@ -9,7 +9,7 @@ of a resume, the grant of that delivery:
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -49,8 +49,13 @@ class HttpSession(Session):
         super().__init__(f"session({key})")
         self.key = key
         self.seen_at = wall()
-        self.streams: dict[str, _Named] = {}  # by the key of their event ids
-        self.standing = trio.CancelScope()  # of the stream that belongs to no request
+        self.streams: dict[str, _Named] = {}  # by the keys of their event ids
+        self.standing: trio.CancelScope | None = None  # of the stream that belongs to no request
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the client waits for anything now."""
+        return bool(self.deliveries) or self.standing is not None
 
     def record(self) -> SessionRecord:
         """What is to be kept of it."""
@@ -79,23 +84,32 @@ class HttpSession(Session):
 class _Named:
     """A stream that a session was given event ids of."""
 
-    __slots__ = ("grants", "stream")
+    __slots__ = ("grants", "key", "stream")
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: str, key: str) -> None:
         self.stream = stream
+        self.key = key  # the newest one
         self.grants: dict[str, RequestId] = {}
 
 
 class Sessions:
     """The sessions of one journal."""
 
-    def __init__(self, committer: Committer, keyring: Keyring, limits: Limits) -> None:
+    def __init__(
+        self,
+        committer: Committer,
+        keyring: Keyring,
+        limits: Limits,
+        *,
+        on_end: Callable[[HttpSession], None],
+    ) -> None:
+        self._on_end = on_end
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
         self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
         self._saved: dict[str, SessionRecord] = {}
-        self._holders: dict[str, dict[HttpSession, str]] = {}  # of each stream, and its event key
+        self._holders: dict[str, dict[HttpSession, None]] = {}  # of event ids of each stream
 
     def restore(
         self,
@@ -129,13 +143,16 @@ class Sessions:
         if found is not None:
             self._by_key[key] = found
             found.seen_at = wall()
+            if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
+                record = self._saved[key] = found.record()
+                self._committer.add(SaveSession(record))
         return found
 
     async def add(self, session: HttpSession) -> None:
         """Keep a session. Raises `Refusal` where there are too many, or the journal takes none."""
         self._committer.check()
         if len(self._by_key) >= self._limits.sessions_max:
-            idle = next((each for each in self._by_key.values() if not each.deliveries), None)
+            idle = next((each for each in self._by_key.values() if not each.is_at_work), None)
             if idle is None:
                 raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
             self.end(idle)
@@ -143,17 +160,18 @@ class Sessions:
         await self.save(session)
 
     async def save(self, session: HttpSession) -> None:
-        """Keep what has changed; when it was last used may be kept later."""
+        """Keep what has changed; when it was last used is kept now and then."""
         record, saved = session.record(), self._saved.get(session.key)
-        if saved is not None and record.seen_at - saved.seen_at < SEEN_EVERY_S:
+        if saved is not None:
             record = msgspec.structs.replace(record, seen_at=saved.seen_at)
         if record != saved and self._by_key.get(session.key) is session:
             self._saved[session.key] = record
             await self._committer.settled(SaveSession(record))
 
     def end(self, session: HttpSession) -> None:
-        """Forget a session and hang up on it; whoever has a stream's token may still resume it."""
-        session.standing.cancel()
+        """Forget a session and hang up on it; streams whose tokens it was told live on."""
+        if session.standing is not None:
+            session.standing.cancel()
         for delivery in list(session.deliveries):
             delivery.connection.hang_up()
         self._by_key.pop(session.key, None)
@@ -161,13 +179,14 @@ class Sessions:
         for named in session.streams.values():
             self._holders[named.stream].pop(session, None)
         self._committer.add(DropSession(session.key))
+        self._on_end(session)
 
     def _idle(self) -> list[HttpSession]:
         idle, too_old = [], wall() - self._limits.session_idle_s
         for session in self._by_key.values():
             if session.seen_at >= too_old:
                 break
-            if not session.deliveries:
+            if not session.is_at_work:
                 idle.append(session)
         return idle
 
@@ -178,14 +197,16 @@ class Sessions:
         named = self._name(session, delivery.stream.id)
         if delivery.reply_id is not None and not delivery.grant:
             self._grant(session, named, delivery, delivery.reply_id)
-        return self._holders[named.stream][session], delivery.grant
+        return named.key, delivery.grant
 
     def _name(self, session: HttpSession, stream_id: str) -> _Named:
-        holders = self._holders.setdefault(stream_id, {})
-        if session not in holders:
-            key = holders[session] = self._keyring.event_key(stream_id)
-            session.streams[key] = _Named(stream_id)
-        return session.streams[holders[session]]
+        keys = self._keyring.event_keys(stream_id)
+        named = session.streams.get(keys[0])
+        if named is None:
+            named = _Named(stream_id, keys[0])
+            session.streams |= dict.fromkeys(keys, named)
+            self._holders.setdefault(stream_id, {})[session] = None
+        return named
 
     def _grant(
         self, session: HttpSession, named: _Named, delivery: Delivery, reply_id: RequestId
@@ -215,14 +236,15 @@ class Sessions:
     def cursor(self, stream_id: str, event_id: str | None) -> int | None:
         """Up to where an event id, of any session, says that the client has a stream."""
         match = _EVENT_ID.fullmatch(event_id or "")
-        if match is None or not self._keyring.is_event_key_of(stream_id, match[1]):
+        if match is None or match[1] not in self._keyring.event_keys(stream_id):
             return None
         return int(match[2])
 
     def forget(self, stream: Stream) -> None:
         """The stream is gone, and its grants with it."""
-        for session, key in self._holders.pop(stream.id, {}).items():
-            session.streams.pop(key, None)
+        for session in self._holders.pop(stream.id, {}):
+            for key in self._keyring.event_keys(stream.id):
+                session.streams.pop(key, None)
 
 
 def new_session() -> tuple[str, HttpSession]:
