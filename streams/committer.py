@@ -85,10 +85,11 @@ class Committer:
         self.waiting_bytes += size
         self._wanted.set()
 
-    async def settled(self, change: Change) -> None:
-        """Make a change durable, and wait until it is."""
+    async def settled(self, *changes: Change) -> None:
+        """Make changes durable, and wait until they and all that were added before are."""
         waiter = _Waiter()
-        self.add(change)
+        for change in changes:
+            self.add(change)
         self.mark(waiter, 0)
         await waiter.is_durable.wait()
 

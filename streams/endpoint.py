@@ -199,7 +199,7 @@ class HttpEndpoint:
     # DELETE
 
     async def _delete(self, request: Request, responder: Responder) -> None:
-        self._engine.sessions.end(self._session(request))
+        await self._engine.sessions.close(self._session(request))
         await responder.respond(200)
 
     # What they share

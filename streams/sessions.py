@@ -89,7 +89,8 @@ class _Named:
     def __init__(self, stream: str, key: str) -> None:
         self.stream = stream
         self.key = key  # the newest one
-        self.grants: dict[str, RequestId] = {}
+        # Under which id a response ends; "" is that to the originating request, which has its own.
+        self.grants: dict[str, RequestId | None] = {}
 
 
 class Sessions:
@@ -125,7 +126,7 @@ class Sessions:
         known = {stream.id for stream in streams}
         for stream in streams:
             if owner := principals.get(stream.record.principal):
-                self._name(owner, stream.id)
+                self._name(owner, stream.id).grants[""] = None
         for grant in grants:
             session_of_grant = self._by_key.get(grant.session)
             if session_of_grant is not None and grant.stream in known:
@@ -168,6 +169,12 @@ class Sessions:
             self._saved[session.key] = record
             await self._committer.settled(SaveSession(record))
 
+    async def close(self, session: HttpSession) -> None:
+        """End a session as its client wants it. Raises `Refusal` where the journal takes nothing."""
+        self._committer.check()
+        self.end(session)
+        await self._committer.settled()
+
     def end(self, session: HttpSession) -> None:
         """Forget a session and hang up on it; streams whose tokens it was told live on."""
         if session.standing is not None:
@@ -195,7 +202,9 @@ class Sessions:
     def name(self, session: HttpSession, delivery: Delivery) -> tuple[str, str]:
         """What the ids of a delivery's events begin and end with."""
         named = self._name(session, delivery.stream.id)
-        if delivery.reply_id is not None and not delivery.grant:
+        if delivery.reply_id is None:
+            named.grants[""] = None
+        elif not delivery.grant:
             self._grant(session, named, delivery, delivery.reply_id)
         return named.key, delivery.grant
 
@@ -215,10 +224,10 @@ class Sessions:
         delivery.grant, delivery.is_granted = new_request_id(), False
         named.grants[delivery.grant] = reply_id
         self._committer.add(SaveGrant(Grant(session.key, delivery.grant, named.stream, reply_id)))
-        if len(named.grants) > GRANTS_MAX:
-            oldest = next(iter(named.grants))
-            del named.grants[oldest]
-            self._committer.add(DropGrant(session.key, oldest))
+        resumes = list(filter(None, named.grants))
+        if len(resumes) > GRANTS_MAX:
+            del named.grants[resumes[0]]
+            self._committer.add(DropGrant(session.key, resumes[0]))
         self._committer.mark(delivery, 0)
 
     def parse(self, session: HttpSession, event_id: str) -> EventId:
@@ -226,12 +235,12 @@ class Sessions:
         match = _EVENT_ID.fullmatch(event_id)
         named = session.streams.get(match[1]) if match else None
         grant = (match[3] or "") if match else ""
-        if match is None or named is None or (grant and grant not in named.grants):
+        if match is None or named is None or grant not in named.grants:
             raise Refusal(
                 INVALID_PARAMS,
                 "This Last-Event-ID is none that this session was given: send one that is.",
             )
-        return EventId(named.stream, int(match[2]), grant, named.grants.get(grant))
+        return EventId(named.stream, int(match[2]), grant, named.grants[grant])
 
     def cursor(self, stream_id: str, event_id: str | None) -> int | None:
         """Up to where an event id, of any session, says that the client has a stream."""

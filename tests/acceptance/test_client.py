@@ -240,7 +240,7 @@ async def test_a_cut_connection_loses_nothing(served: Served, kind: str, gate: G
             assert number(await anext(call)) == n + 1
             assert number(await anext(call)) == n + 2
         assert await text(call) == "stepped 12"
-        assert way.connections == 5
+        assert 1 < way.connections <= 5  # what a cut comes too late for needs no other one
 
 
 async def test_cuts_in_the_middle_of_much_lose_nothing_and_repeat_nothing(
@@ -269,16 +269,19 @@ async def test_cuts_at_any_byte_lose_nothing_and_repeat_nothing(
 
     async def cut_now_and_then() -> None:
         for _ in range(15):
-            await way.cut_after(dice.randrange(20_000))
+            await way.cut_after(dice.randrange(150_000))
 
-    async with way_to_port(served, kind) as way, Client(way) as client:
-        async with client.call("count", {"n": 3_000, "pad": 100}) as call:
-            first = number(await anext(call))
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(cut_now_and_then)
-                found = await numbers(call)
-            assert await text(call) == "counted 3000"
-    assert [first, *found] == list(range(1, 3_001))
+    async with (
+        way_to_port(served, kind) as way,
+        Client(way) as client,
+        client.call("count", {"n": 12_000, "pad": 100}) as call,
+    ):
+        first = number(await anext(call))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut_now_and_then)
+            found = await numbers(call)
+        assert await text(call) == "counted 12000"
+    assert [first, *found] == list(range(1, 12_001))
     assert way.connections > 10
 
 

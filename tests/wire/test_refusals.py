@@ -106,7 +106,9 @@ def test_the_abandoned_stay_abandoned_after_a_restart(wire: Wire, gate: Gate) ->
     started = held(maker, gate, "brief")
     maker.cut()
     gate.wait_for("cancelled")
-    refused(wire.streams().ask("stream/poll", started.with_token), "abandoned")
+    peer = wire.streams()
+    refused(peer.ask("stream/poll", started.with_token), "abandoned")
+    held(peer, gate, "hold")  # is announced once it is in the journal, and all before it
     wire.server.restart()
     refused(wire.streams().ask("stream/resume", started.with_token), "abandoned")
 
