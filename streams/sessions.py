@@ -170,7 +170,7 @@ class Sessions:
             await self._committer.settled(SaveSession(record))
 
     async def close(self, session: HttpSession) -> None:
-        """End a session as its client wants it. Raises `Refusal` where the journal takes nothing."""
+        """End a session for its client. Raises `Refusal` where the journal takes nothing."""
         self._committer.check()
         self.end(session)
         await self._committer.settled()

@@ -99,7 +99,7 @@ class _Server:
         self._connections = 0
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
-        """Serve one connection to its end."""
+        """Serve one connection to its end; the caller closes it."""
         self._connections += 1
         try:
             keep_alive(tcp)
@@ -110,8 +110,6 @@ class _Server:
             pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
         finally:
             self._connections -= 1
-            with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
-                await trio.aclose_forcefully(tcp)
 
     async def _secure(self, tcp: trio.SocketStream) -> trio.SocketStream | TLSStream | None:
         """`tcp` itself, or TLS over it; None when the handshake takes too long."""
@@ -350,7 +348,8 @@ class _Exchange:
 
     async def finish(self) -> None:
         self.has_ended = True
-        await self._line.send(self._requests.end())
+        if end := self._requests.end():
+            await self._line.send(end)
 
     async def gone(self) -> None:
         self._line.watch()
