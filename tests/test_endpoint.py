@@ -92,6 +92,35 @@ async def test_a_shutdown_says_so_to_who_was_told_nothing(
         assert (answer.status, reason(answer.json["error"])) == (200, "interrupted")
 
 
+async def test_a_resume_in_json_alone_has_the_response_inside(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    positions = {"positions": True, "replayResponse": True}
+    capabilities = {"experimental": {"mcp-streams/v1": positions}}
+    async with open_house(server) as house, browsing(house, capabilities) as browser:
+        first = await browser.call(1, "step")
+        stream = first.events[1][1]["params"]["stream"]["streamId"]
+        await first.hang_up()
+        resumed = await browser.post(2, "stream/resume", JSON, streamId=stream)
+        steps.finish()
+        await wait_all_tasks_blocked()
+        assert resumed.json["id"] == 2
+        assert text_of(resumed.json["result"]["_meta"]["mcp-streams/response"]) == "done"
+
+
+async def test_a_call_can_be_cancelled_while_its_response_is_cut(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        await first.hang_up()
+        async with browsing(house, PLAIN) as other:
+            await other.tell("notifications/cancelled", requestId=1)
+            assert not steps.was_cancelled
+        assert (await browser.tell("notifications/cancelled", requestId=1)).status == 202
+        assert steps.was_cancelled
+
+
 # Going on
 
 
@@ -217,6 +246,30 @@ async def test_a_session_and_its_responses_survive_a_crash(
         nursery.cancel_scope.cancel()
 
 
+async def test_event_ids_under_an_older_key_stay_valid(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    older, newer = b"o" * 32, b"n" * 32
+    async with (
+        open_house(server, keyring=Keyring([older])) as house,
+        browsing(house, PLAIN) as browser,
+    ):
+        first = await browser.call(1, "step")
+        steps.finish()
+        await wait_all_tasks_blocked()
+        crashed, session = house.as_after_a_crash(), browser.session
+    async with (
+        open_house(server, journal=crashed, keyring=Keyring([newer, older])) as house,
+        trio.open_nursery() as nursery,
+    ):
+        browser = Browser(house, nursery)
+        browser.session = session
+        second = await browser.go_on(first.ids[0])
+        assert text_of(second.events[-1][1]) == "done"
+        assert (await browser.go_on(second.ids[-1])).status == 405
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_deleted_session_ends_what_nobody_has_a_token_for(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
@@ -283,6 +336,32 @@ async def test_a_session_ends_a_day_after_it_was_used_last(
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         now += DAY_S - 1
         assert (await browser.post(1, "ping")).status == 200
+        now += DAY_S + 1
+        assert (await browser.post(2, "ping")).status == 404
+
+
+async def test_what_an_idle_session_had_begun_ends_with_it(
+    server: Server, steps: Steps, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    now = 1_000_000.0
+    monkeypatch.setattr("streams.sessions.wall", lambda: now)
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        await (await browser.call(1, "step")).hang_up()
+        now += DAY_S + 1
+        assert (await browser.post(2, "ping")).status == 404
+        assert steps.was_cancelled
+
+
+async def test_a_session_whose_client_stands_by_is_not_idle(
+    server: Server, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    now = 1_000_000.0
+    monkeypatch.setattr("streams.sessions.wall", lambda: now)
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        standing = await browser.fetch("GET", accept=EVENTS)
+        now += DAY_S + 1
+        assert (await browser.post(1, "ping")).status == 200
+        await standing.hang_up()
         now += DAY_S + 1
         assert (await browser.post(2, "ping")).status == 404
 

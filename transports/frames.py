@@ -19,7 +19,7 @@ MCP_STREAMS: Final = "mcp-streams.v1"
 
 # The most that one binary frame holds, unless one line alone is longer; and what is framed at a
 # time for the other subprotocol.
-FRAME_BYTES_MAX: Final = 64 * 1024
+FRAME_BYTES_MAX: Final = 256 * 1024
 
 
 class Oversize(Exception):

@@ -141,7 +141,8 @@ class _Server:
 
     def _check_room(self) -> None:
         if self._connections > self._connections_max:
-            raise Refused(503, "Too many connections are open: try again later.")
+            full = "Too many connections are open: try again later."
+            raise Refused(503, Refusal(INTERNAL_ERROR, full))
 
     async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
         """Have the request answered. Raises `Refused` where the endpoint failed to."""

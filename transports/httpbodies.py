@@ -15,7 +15,7 @@ from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import Incoming, Message, RequestId, TooLarge, look
 from transports.httpwire import Head
-from transports.lines import LineSplitter, one_line
+from transports.lines import READ_BYTES, LineSplitter, one_line
 
 
 class Media(enum.StrEnum):
@@ -79,11 +79,17 @@ class LineBody:
     def __init__(self, limit: int) -> None:
         self._splitter = LineSplitter(limit)
         self._held: list[Incoming] = []
-        self._held_bytes_max = RUN_BYTES_MAX + limit + _HEADER_BYTES
+        self._held_bytes = 0  # or a little more
+        self._held_bytes_max = RUN_BYTES_MAX + limit + READ_BYTES
 
     def feed(self, data: bytes) -> list[Incoming]:
         self._held += self._splitter.feed(data)
-        return self._take_whole()
+        found = self._take_whole()
+        # What is held is one run that is not whole; it begins after whatever was found.
+        self._held_bytes = len(data) if found else self._held_bytes + len(data)
+        if self._held and self._held_bytes > self._held_bytes_max:
+            raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
+        return found
 
     def end(self) -> list[Incoming]:
         self._held += self._splitter.flush()
@@ -105,15 +111,9 @@ class LineBody:
             at = end
         if at < len(lines):
             self._held = lines[at:]
-            self._check()
         else:
             self._held = []
         return lines[:at] if self._held else lines
-
-    def _check(self) -> None:
-        held_bytes = sum(len(line) for line in self._held if isinstance(line, bytes))
-        if held_bytes > self._held_bytes_max:
-            raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
 
 
 class _Params(msgspec.Struct):
