@@ -18,12 +18,13 @@ from wsproto.events import TextMessage
 
 from tests.acceptance.load import SERVER, Flood, Highest, Probe, Scale, cpu_s
 from tests.bare_websocket import messages_of, open_bare_websocket
+from tests.wire.httppeer import HttpPeer
 from tests.wire.process import ServerProcess
 from tests.wire.raw import DEADLINE_S, Message, Peer, PipePeer, WebSocketPeer, method_is
 from tests.wire.verbs import CREATE, POSITIONS, STREAMS, UNKNOWN
 
 SCALE: Final = Scale.chosen()
-KINDS: Final = ("ws-mcp", "ws-streams", "stdio")
+KINDS: Final = ("ws-mcp", "ws-streams", "stdio", "http-sse", "http-lines")
 LATE_S: Final = 2.0
 MEMORY_MIB: Final = 150
 FLOOD_LINE: Final = 1000
@@ -231,6 +232,8 @@ def _leave_badly(peer: Peer, dice: random.Random) -> None:
     junk = dice.randbytes(dice.randint(1, 3000))
     if isinstance(peer, PipePeer):
         peer.send_bytes(junk)
+    elif isinstance(peer, HttpPeer):
+        peer.http.send(junk)
     else:
         assert isinstance(peer, WebSocketPeer)
         frame = (
