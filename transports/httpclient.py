@@ -27,6 +27,7 @@ from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, r
 from transports.httpinbox import Inbox
 from transports.httpwire import Connection, Connections, Head
 from transports.lines import CLOSE_S
+from transports.tasks import tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
 # that begins its response when it has all of it may take long: after this time the line has arrived
@@ -58,20 +59,9 @@ async def connect(
     connections = Connections(Address(url, HTTP), ssl_context)
     await connections.open()
     channel = HttpChannel(connections, message_bytes_max)
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            await nursery.start(channel.run)
-            yield channel
-        except BaseException as error:
-            failure = error  # is raised below, where no nursery makes a group of it
-        with trio.CancelScope(shield=True):
-            await channel.aclose()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # it refers to this frame, and would keep it alive
+    async with tasks_until(channel.aclose) as nursery:
+        await nursery.start(channel.run)
+        yield channel
 
 
 class HttpChannel:

@@ -26,6 +26,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
 from transports.listening import linger
+from transports.tasks import tasks_until
 
 # What is kept of the answer to a client's handshake, for its error message.
 ANSWER_BYTES_MAX: Final = 16 * 1024
@@ -268,16 +269,5 @@ async def open_wire(
 ) -> AsyncIterator[tuple[Wire, trio.Nursery]]:
     """Run a `Wire` over `stream`, with the nursery for its trio-websocket; closes it at the end."""
     wire = Wire(stream, head, early)
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        try:
-            yield wire, await nursery.start(wire.run)
-        except BaseException as error:
-            failure = error  # is raised below, where no nursery makes a group of it
-        with trio.CancelScope(shield=True):
-            await wire.hang_up()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure  # it refers to this frame, and would keep it alive
+    async with tasks_until(wire.hang_up) as nursery:
+        yield wire, await nursery.start(wire.run)

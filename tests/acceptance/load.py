@@ -25,7 +25,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     streams: int = 500
     given_up_after_s: tuple[int, ...] = (1, 2, 3)
-    flood_bytes: int = 64 * 1024 * 1024
+    flood_bytes: int = 32 * 1024 * 1024
     stall_s: float = 0.0
     requests: int = 2_000
     connections: int = 200
