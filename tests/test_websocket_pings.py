@@ -127,11 +127,11 @@ async def test_a_ping_ends_with_the_connection() -> None:
 
 async def test_a_flood_of_pings_is_answered_with_the_last() -> None:
     async with bare() as (stream, connection):
-        for start in range(0, 100_000, 1000):
+        for start in range(0, 30_000, 1000):
             pings = [Ping(payload=b"%d" % number) for number in range(start, start + 1000)]
             await stream.send_all(b"".join(map(connection.send, pings)))  # and nothing is read
         last = b""
-        while last != b"99999":
+        while last != b"29999":
             connection.receive_data(bytes(await stream.receive_some()))
             pongs = [event for event in connection.events() if isinstance(event, Pong)]
             last = bytes(pongs[-1].payload) if pongs else b""
