@@ -20,7 +20,7 @@ from streams.keys import Keyring
 from streams.messages import Message, RequestId
 from streams.registry import Registry
 from streams.session import Session
-from streams.sessions import EventId, HttpSession
+from streams.sessions import EventId
 from streams.stream import Answer, Stream
 
 log = structlog.get_logger()
@@ -49,6 +49,8 @@ class Access:
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
         """What tells a client how to come back, in each dialect that it speaks."""
+        if not speaks:
+            return []  # and a token is not worked out for nobody
         record = stream.record
         made = Announcement(
             stream=stream.id,
@@ -99,15 +101,13 @@ class Access:
             )
         )
 
-    def go_on(self, connection: Connection, session: HttpSession, told: EventId) -> None:
+    def go_on(self, connection: Connection, told: EventId) -> None:
         """Deliver more of a response, from the event on that the client had last.
 
         Nothing is deleted, and no request to the client is sent again. Raises `Refusal` where the
         stream or the messages are gone.
         """
-        stream = self._streams.get(told.stream)
-        if stream is None:
-            raise refusal("stream_not_found")
+        session, stream = connection.session, self._told(told)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         _check_cursor(stream, told.seq)
@@ -128,14 +128,12 @@ class Access:
         )
         connection.attach(delivery)
 
-    def has_more(self, session: HttpSession, told: EventId) -> bool:
+    def has_more(self, session: Session, told: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
 
         Raises `Refusal` where there never was such an event.
         """
-        stream = self._streams.get(told.stream)
-        if stream is None:
-            raise refusal("stream_not_found")
+        stream = self._told(told)
         if told.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
         if stream.state.is_tombstone or not stream.state.is_finished(told.seq):
@@ -143,12 +141,15 @@ class Access:
         # A reply that follows a response of its own has no event id, and may not have come.
         return told.reply_id is not None and session.settings.replay_response
 
-    def request_id(self, told: EventId) -> RequestId | None:
+    def request_id(self, told: EventId) -> RequestId:
         """Under which id the client waits for the end of this response."""
-        if told.reply_id is not None:
-            return told.reply_id
+        return self._told(told).request_id if told.reply_id is None else told.reply_id
+
+    def _told(self, told: EventId) -> Stream:
         stream = self._streams.get(told.stream)
-        return None if stream is None else stream.request_id
+        if stream is None:
+            raise refusal("stream_not_found")
+        return stream
 
     def poll(self, session: Session, intent: Poll) -> Standing:
         """How a stream stands. Raises `Refusal` as `resume` does."""
@@ -234,7 +235,7 @@ class Access:
             if delivery.stream.request_id == request_id:
                 self._on_cancel(delivery.stream)
                 return
-        if isinstance(session, HttpSession):  # whose requests outlive their connections
+        if session.outlives_connections:
             for stream in reversed(self._streams.wanted(session.principal)):
                 if stream.request_id == request_id:
                     self._on_cancel(stream)

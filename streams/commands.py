@@ -22,7 +22,7 @@ from rich.progress import (
 from streams import console, messages
 from streams.client import Client
 from streams.clientwire import Standing
-from streams.errors import CallFailed, ClientError, StreamGone, Superseded
+from streams.errors import CallFailed, ClientError, StreamGone, Superseded, first_of
 from streams.messages import Message
 from streams.running import RunningCall
 from streams.ticket import Ticket
@@ -68,9 +68,8 @@ def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
     return codes[-1]
 
 
-def _report(error: BaseException) -> int:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+def _report(failure: BaseException) -> int:
+    error = first_of(failure)
     if isinstance(error, StreamGone | Superseded):
         return complain(str(error), GONE)
     return complain(str(error), TOOL_FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal
+from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, first_of
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message, RequestId
@@ -61,7 +61,7 @@ class HttpEndpoint:
         try:
             await self._answer(request, responder)
         except* JournalUnusable as errors:
-            self._engine.fail(_first(errors))
+            self._engine.fail(first_of(errors))
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         try:
@@ -97,7 +97,7 @@ class HttpEndpoint:
         line = peer.take(message, request.body)
         if is_request:
             assert line is not None
-            await self._engine.sessions.save(session)  # it may have set the level of its log
+            await self._engine.sessions.save_level(session)
             await responder.respond(200, _content_of_one(accepted), line)
         elif line is None:
             await responder.respond(202)
@@ -174,7 +174,7 @@ class HttpEndpoint:
         framing = self._framing(session, EVENTS, may_be_json=False)
         async with self._engine.response(channel, session, framing) as connection:
             try:
-                self._engine.access.go_on(connection, session, told)
+                self._engine.access.go_on(connection, told)
             except Refusal as refused:
                 waiting = self._engine.access.request_id(told)
                 line = refused_line(waiting, refused)
@@ -215,11 +215,6 @@ class HttpEndpoint:
         if revision is not None and revision not in REVISIONS:
             raise Rejected(400, f"MCP-Protocol-Version: there are {', '.join(REVISIONS)}.")
         return session
-
-
-def _first(errors: BaseExceptionGroup[JournalUnusable]) -> JournalUnusable:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _parse(body: bytes) -> Message:

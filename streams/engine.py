@@ -19,7 +19,7 @@ from streams.committer import Committer
 from streams.connection import Connection, CursorOf, no_cursor
 from streams.deadlines import Deadlines
 from streams.delivery import Delivery
-from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.framing import Framing
 from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
@@ -323,7 +323,7 @@ class Engine:
             while self._connections:
                 await self._stirred.wait()
 
-    def fail(self, error: JournalUnusable) -> None:
+    def fail(self, error: BaseException) -> None:
         """Nobody can be served any more: end with this error, whoever has met it."""
 
         async def fail() -> None:

@@ -93,6 +93,13 @@ def refusal(reason: str, **details: Any) -> Refusal:
     return Refusal(code, message, {"reason": reason, **details})
 
 
+def first_of(error: BaseException) -> BaseException:
+    """The first of the errors that groups hold, however deep; any other error is its own."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class JournalError(StreamsError):
     """What storage can say; see the tree above."""
 

@@ -19,7 +19,7 @@ import structlog
 import trio
 
 from streams.endpoint import HttpEndpoint
-from streams.errors import JournalUnusable
+from streams.errors import JournalUnusable, first_of
 from streams.journal import Journal
 from streams.keys import Keyring
 from streams.memory import MemoryJournal
@@ -119,7 +119,7 @@ def run(options: Options) -> None:
     try:
         trio.run(_serve, server, options, fds, tls)
     except* (CannotServe, JournalUnusable, OSError) as errors:
-        failure = _first(errors)
+        failure = first_of(errors)
     if failure is not None:
         raise CannotServe(str(failure)) from failure
 
@@ -129,12 +129,6 @@ def _tune() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what was imported stays
     gc.set_threshold(*GARBAGE_MAX)
-
-
-def _first(errors: BaseException) -> BaseException:
-    while isinstance(errors, BaseExceptionGroup):
-        errors = errors.exceptions[0]
-    return errors
 
 
 # The process that does the work

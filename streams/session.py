@@ -4,7 +4,7 @@ On stdio and a WebSocket that lasts as long as the connection; over HTTP it goes
 number of requests (`streams.sessions`).
 """
 
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 from streams.dialects import Settings
 from streams.messages import RequestId
@@ -18,6 +18,8 @@ LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
 
 class Session:
     """One client's, whoever else has the same principal."""
+
+    outlives_connections: ClassVar[bool] = False  # and so do its requests
 
     def __init__(self, principal: str) -> None:
         self.principal = principal

@@ -45,6 +45,8 @@ class EventId(msgspec.Struct, frozen=True):
 class HttpSession(Session):
     """One client's, over any number of requests."""
 
+    outlives_connections = True
+
     def __init__(self, key: str) -> None:
         super().__init__(f"session({key})")
         self.key = key
@@ -110,7 +112,7 @@ class Sessions:
         self._limits = limits
         self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
         self._saved: dict[str, SessionRecord] = {}
-        self._holders: dict[str, dict[HttpSession, None]] = {}  # of event ids of each stream
+        self._holders: dict[str, set[HttpSession]] = {}  # of event ids of each stream
 
     def restore(
         self,
@@ -145,8 +147,7 @@ class Sessions:
             self._by_key[key] = found
             found.seen_at = wall()
             if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
-                record = self._saved[key] = found.record()
-                self._committer.add(SaveSession(record))
+                self._committer.add(self._save(found))
         return found
 
     async def add(self, session: HttpSession) -> None:
@@ -158,16 +159,17 @@ class Sessions:
                 raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
             self.end(idle)
         self._by_key[session.key] = session
-        await self.save(session)
+        await self._committer.settled(self._save(session))
 
-    async def save(self, session: HttpSession) -> None:
-        """Keep what has changed; when it was last used is kept now and then."""
-        record, saved = session.record(), self._saved.get(session.key)
-        if saved is not None:
-            record = msgspec.structs.replace(record, seen_at=saved.seen_at)
-        if record != saved and self._by_key.get(session.key) is session:
-            self._saved[session.key] = record
-            await self._committer.settled(SaveSession(record))
+    async def save_level(self, session: HttpSession) -> None:
+        """Keep the level of its log: the one thing that a client may change later."""
+        saved = self._saved.get(session.key)  # None: it was ended meanwhile
+        if saved is not None and session.level != saved.level:
+            await self._committer.settled(self._save(session))
+
+    def _save(self, session: HttpSession) -> SaveSession:
+        record = self._saved[session.key] = session.record()
+        return SaveSession(record)
 
     async def close(self, session: HttpSession) -> None:
         """End a session for its client. Raises `Refusal` where the journal takes nothing."""
@@ -184,7 +186,7 @@ class Sessions:
         self._by_key.pop(session.key, None)
         self._saved.pop(session.key, None)
         for named in session.streams.values():
-            self._holders[named.stream].pop(session, None)
+            self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
         self._on_end(session)
 
@@ -214,7 +216,7 @@ class Sessions:
         if named is None:
             named = _Named(stream_id, keys[0])
             session.streams |= dict.fromkeys(keys, named)
-            self._holders.setdefault(stream_id, {})[session] = None
+            self._holders.setdefault(stream_id, set()).add(session)
         return named
 
     def _grant(
@@ -251,7 +253,7 @@ class Sessions:
 
     def forget(self, stream: Stream) -> None:
         """The stream is gone, and its grants with it."""
-        for session in self._holders.pop(stream.id, {}):
+        for session in self._holders.pop(stream.id, ()):
             for key in self._keyring.event_keys(stream.id):
                 session.streams.pop(key, None)
 
