@@ -10,7 +10,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from streams.endpoint import HttpEndpoint
 from streams.exchange import Headers, Request
-from tests.house import House, Json
+from tests.house import House, Json, said
 
 EVENTS = "text/event-stream"
 JSON = "application/json"
@@ -98,8 +98,8 @@ class Answer:
 class Browser:
     """A client of a house, with one session or none."""
 
-    def __init__(self, house: House, nursery: trio.Nursery) -> None:
-        self.session: str | None = None
+    def __init__(self, house: House, nursery: trio.Nursery, session: str | None = None) -> None:
+        self.session = session
         self._endpoint = HttpEndpoint(house.running)
         self._nursery = nursery
 
@@ -157,3 +157,7 @@ async def browsing(
         await browser.greet(capabilities, revision)
         yield browser
         nursery.cancel_scope.cancel()
+
+
+def logged(answer: Answer) -> list[str]:
+    return said([message for _, message in answer.events if message])
