@@ -8,19 +8,17 @@ import itertools
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
 
 from streams.client import Client
 from streams.errors import CallFailed, StreamGone, Superseded
-from streams.messages import Message
 from streams.running import RunningCall
-from streams.ticket import Ticket
+from tests.acceptance.calls import carried, marked, number, numbers, open_client, steps, text
 from tests.acceptance.launch import owners, wait_for_end
 from tests.acceptance.ways import (
     APP,
@@ -29,11 +27,9 @@ from tests.acceptance.ways import (
     Listening,
     Owned,
     Served,
-    Way,
-    way_to,
     way_to_port,
 )
-from tests.clients import Params, said
+from tests.clients import Params
 from tests.wire.process import Gate, ServerProcess, gate_in
 
 PAIRS = list(itertools.product(KINDS, KINDS))
@@ -86,40 +82,6 @@ def _end_owners(journal: Path) -> None:
 def gate(tmp_path: Path) -> Iterator[Gate]:
     with gate_in(tmp_path / "gate") as gate:
         yield gate
-
-
-@asynccontextmanager
-async def open_client(
-    served: Served, kind: str, **options: Any
-) -> AsyncIterator[tuple[Client, Way]]:
-    async with way_to(served, kind) as way, Client(way, **options) as client:
-        yield client, way
-
-
-def steps(client: Client, gate: Gate, n: int) -> AbstractAsyncContextManager[RunningCall]:
-    return client.call("steps", {"n": n, "gate": gate.path})
-
-
-async def marked(gate: Gate, mark: str) -> None:
-    """Wait until the tool says so."""
-    await trio.to_thread.run_sync(gate.wait_for, mark)
-
-
-def number(message: Message) -> int:
-    return int(said(message)["n"])
-
-
-async def numbers(call: RunningCall) -> list[int]:
-    return [number(message) async for message in call]
-
-
-async def text(call: RunningCall) -> str:
-    return str((await call.result())["content"][0]["text"])
-
-
-def carried(ticket: Ticket | None) -> Ticket:
-    """The ticket, as text that somebody has carried elsewhere."""
-    return Ticket.parse(str(ticket))
 
 
 # While the connection holds

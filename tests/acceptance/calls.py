@@ -1,0 +1,49 @@
+"""What the tests of a client do with its calls."""
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import trio
+
+from streams.client import Client
+from streams.messages import Message
+from streams.running import RunningCall
+from streams.ticket import Ticket
+from tests.acceptance.ways import Served, Way, way_to
+from tests.clients import said
+from tests.wire.process import Gate
+
+
+@asynccontextmanager
+async def open_client(
+    served: Served, kind: str, **options: Any
+) -> AsyncIterator[tuple[Client, Way]]:
+    async with way_to(served, kind) as way, Client(way, **options) as client:
+        yield client, way
+
+
+def steps(client: Client, gate: Gate, n: int) -> AbstractAsyncContextManager[RunningCall]:
+    return client.call("steps", {"n": n, "gate": gate.path})
+
+
+async def marked(gate: Gate, mark: str) -> None:
+    """Wait until the tool says so."""
+    await trio.to_thread.run_sync(gate.wait_for, mark)
+
+
+def number(message: Message) -> int:
+    return int(said(message)["n"])
+
+
+async def numbers(call: RunningCall) -> list[int]:
+    return [number(message) async for message in call]
+
+
+async def text(call: RunningCall) -> str:
+    return str((await call.result())["content"][0]["text"])
+
+
+def carried(ticket: Ticket | None) -> Ticket:
+    """The ticket, as text that somebody has carried elsewhere."""
+    return Ticket.parse(str(ticket))
