@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from streams.call import Call as Call
     from streams.call import SyncCall as SyncCall
     from streams.client import Client as Client
+    from streams.client import Joined as Joined
     from streams.content import Audio as Audio
     from streams.content import EmbeddedResource as EmbeddedResource
     from streams.content import Image as Image
@@ -19,17 +20,19 @@ if TYPE_CHECKING:
     from streams.errors import Superseded as Superseded
     from streams.limits import Limits as Limits
     from streams.messages import Message as Message
+    from streams.pages import Pages as Pages
     from streams.server import Server as Server
     from streams.ticket import Ticket as Ticket
 
 # Loaded when asked for: a relay passes through this package, and must not wait for all of it.
 _HOMES = {
     "streams.call": ("Call", "SyncCall"),
-    "streams.client": ("Client",),
+    "streams.client": ("Client", "Joined"),
     "streams.content": ("Audio", "EmbeddedResource", "Image", "ResourceLink", "Text"),
     "streams.errors": ("CallFailed", "CallLost", "CannotConnect", "StreamGone", "Superseded"),
     "streams.limits": ("Limits",),
     "streams.messages": ("Message",),
+    "streams.pages": ("Pages",),
     "streams.server": ("Server",),
     "streams.ticket": ("Ticket",),
 }

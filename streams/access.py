@@ -9,21 +9,21 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-import structlog
+import msgspec
 import trio
 
+from streams.binding import call_digest
 from streams.connection import Connection
 from streams.delivery import Delivery
-from streams.dialects import Announcement, Dialect, Poll, PollAll, Resume, Standing
 from streams.errors import INVALID_PARAMS, Refusal, refusal
-from streams.keys import Keyring
+from streams.keys import Keyring, name_of, place_of
+from streams.logs import log
 from streams.messages import Message, RequestId
 from streams.registry import Registry
 from streams.session import Session
 from streams.sessions import EventId
-from streams.stream import Answer, Stream
-
-log = structlog.get_logger()
+from streams.stream import Answer, Stream, owner_of
+from streams.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 PAGE: Final = 100  # streams on one page of a poll of all
@@ -59,7 +59,7 @@ class Access:
             min_s=record.min_s,
             max_s=record.max_s,
         )
-        return [dialect.announce(made) for dialect in speaks]
+        return [line for dialect in speaks if (line := dialect.announce(made))]
 
     def resume(
         self,
@@ -68,28 +68,73 @@ class Access:
         *,
         reply_id: RequestId,
         speaks: tuple[Dialect, ...],
+        takes_over: bool,
     ) -> None:
         """Deliver a stream over this connection from now on: the newest wins.
 
         Raises `Refusal` where the stream is not there for this client, or not from this cursor on.
         """
         session = connection.session
-        stream = self._find(session, intent.stream, intent.token)
-        state = stream.state
+        stream = self._find(session, intent)
         given = connection.cursor_of(stream.id) if intent.after is None else intent.after
         _check_cursor(stream, given)
-        if {stream.request_id, reply_id} & session.taken or stream.request_id == reply_id:
-            raise refusal("id_in_use")
+        if not takes_over:
+            _check_ids(stream, reply_id, session)
         self._check_early(stream)
-        if stream.delivery is not None:
-            stream.delivery.end("superseded")
+        after = stream.state.delivered if given is None else given
         if given is not None:
             stream.deliver(given)
-        after = state.delivered if given is None else given
+        if takes_over:
+            _check_answerable(stream, after)
+        self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
+
+    def turn(
+        self,
+        connection: Connection,
+        token: str,
+        params: msgspec.Raw,
+        *,
+        reply_id: RequestId,
+    ) -> Stream:
+        """Deliver the page that a token leads to, and what comes ahead of it, to who makes the same
+        call again. What lies before that page is let go.
+
+        Raises `Refusal` where the token leads to no page of that call: one answer, whatever it is.
+        """
+        stream, seq = self._find_page(connection.session, token, params)
+        speaks = connection.session.settings.dialects
+        stream.turn(seq)
+        self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
+        return stream
+
+    def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
+        name, seq = place_of(token) or (b"", 0)
+        stream = self._streams.named(name)
+        if stream is None or seq not in stream.pages:
+            raise refusal("invalid_token")
+        call = call_digest(params, session.principal if owner_of(stream.record) else "")
+        if not self._keyring.is_page_token_of(stream.id, seq, call, token):
+            raise refusal("invalid_token")
+        return stream, seq
+
+    def _deliver(
+        self,
+        connection: Connection,
+        stream: Stream,
+        after: int,
+        reply_id: RequestId,
+        speaks: tuple[Dialect, ...],
+        *,
+        takes_over: bool,
+        is_call: bool = False,
+    ) -> None:
+        if stream.delivery is not None:
+            stream.delivery.supersede(connection)
+        state = stream.state
         preamble = self.announcements(stream, speaks) if after == 0 else []
         # An answer is still wanted, whatever the cursor says.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.note_asked(session, after)
+        stream.note_asked(connection.session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -98,6 +143,8 @@ class Access:
                 preamble=preamble,
                 speaks=speaks,
                 reply_id=reply_id,
+                takes_over=takes_over,
+                is_call=is_call,
             )
         )
 
@@ -105,17 +152,18 @@ class Access:
         """Deliver more of a response, from the event on that the client had last.
 
         Nothing is deleted, and no request to the client is sent again. Raises `Refusal` where the
-        stream or the messages are gone.
+        stream or the messages are gone, or the response has ended otherwise.
         """
-        session, stream = connection.session, self._told(told)
+        session, stream, granted = connection.session, self._told(told), told.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
+        if granted.ended:
+            raise refusal(granted.ended)
         _check_cursor(stream, told.seq)
         current = stream.delivery
         if current is not None:
-            is_same = current.connection.session is session and current.grant == told.grant
             # The response goes on over here: whoever waits for it must not hear that it failed.
-            current.drop() if is_same else current.end("superseded")
+            current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
         delivery = Delivery(
             stream,
@@ -123,8 +171,10 @@ class Access:
             after=told.seq,
             preamble=self.announcements(stream, speaks) if told.seq == 0 else [],
             speaks=speaks,
-            reply_id=told.reply_id,
-            grant=told.grant,
+            reply_id=granted.reply_id,
+            takes_over=granted.takes_over,
+            is_call=granted.is_call,
+            granted=granted,
         )
         connection.attach(delivery)
 
@@ -136,14 +186,19 @@ class Access:
         stream = self._told(told)
         if told.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-        if stream.state.is_tombstone or not stream.state.is_finished(told.seq):
+        if told.is_end or told.granted.ended == "cancelled":
+            return False
+        stop = told.granted.stop or stream.state.answer_after(told.granted.start)
+        if stream.state.is_tombstone or stop is None or told.seq < stop:
             return True
         # A reply that follows a response of its own has no event id, and may not have come.
-        return told.reply_id is not None and session.settings.replay_response
+        replays = told.granted.reply_id is not None and not told.granted.takes_over
+        return replays and session.settings.replay_response
 
     def request_id(self, told: EventId) -> RequestId:
         """Under which id the client waits for the end of this response."""
-        return self._told(told).request_id if told.reply_id is None else told.reply_id
+        reply_id = told.granted.reply_id
+        return self._told(told).request_id if reply_id is None else reply_id
 
     def _told(self, told: EventId) -> Stream:
         stream = self._streams.get(told.stream)
@@ -151,14 +206,14 @@ class Access:
             raise refusal("stream_not_found")
         return stream
 
-    def poll(self, session: Session, intent: Poll) -> Standing:
+    def poll(self, session: Session, intent: Poll) -> Report:
         """How a stream stands. Raises `Refusal` as `resume` does."""
-        stream = self._find(session, intent.stream, intent.token)
+        stream = self._find(session, intent)
         _check_cursor(stream, intent.after)
         self._check_early(stream)
         return self._stand(stream, intent.after)
 
-    def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Standing], str | None]:
+    def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
         cursor = _CURSOR.fullmatch("after-0" if intent.cursor is None else intent.cursor)
         if cursor is None:
@@ -169,24 +224,34 @@ class Access:
         next_cursor = f"after-{streams[-1].number}" if more else None
         return [self._stand(stream) for stream in streams], next_cursor
 
-    def _stand(self, stream: Stream, after: int | None = None) -> Standing:
+    def _stand(self, stream: Stream, after: int | None = None) -> Report:
         stream.state.touch(trio.current_time())
         flags = stream.state.flags(after)
-        return Standing(
-            stream_id=stream.id,
-            status="live" if flags.is_live else "completed",
-            pending_messages=flags.pending_messages,
+        return Report(
+            stream=stream.id,
+            request_id=stream.request_id,
+            is_live=flags.is_live,
+            has_failed=flags.has_failed,
+            has_pending=flags.pending_messages,
             has_request=flags.has_request,
             has_error=flags.has_error,
         )
 
-    def _find(self, session: Session, stream_id: str, token: str | None) -> Stream:
-        stream = self._streams.get(stream_id)
-        if token is None:
-            is_theirs = stream is not None and stream.record.principal == session.principal
+    def _find(self, session: Session, intent: Resume | Poll) -> Stream:
+        token = intent.token
+        if intent.stream is not None:
+            stream = self._streams.get(intent.stream)
+        else:
+            stream = None if token is None else self._streams.named(name_of(token))
+        if stream is None:
+            is_theirs = False
+        elif token is None:
+            is_theirs = stream.record.principal == session.principal
         else:
             # "Servers should validate that clients have appropriate permissions to resume streams"
-            is_theirs = self._keyring.is_token_of(stream_id, token)
+            is_theirs = self._keyring.is_token_of(stream.id, token)
+        if isinstance(intent, Poll) and intent.request_id is not None and stream is not None:
+            is_theirs &= intent.request_id == stream.request_id
         # What was never announced ends with its own connection: there is nothing to come back to.
         if stream is None or not is_theirs or not stream.record.is_announced:
             raise refusal("stream_not_found")
@@ -228,7 +293,11 @@ class Access:
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
+                if delivery.granted is not None:
+                    delivery.granted.ended = "cancelled"
                 delivery.drop()
+                if delivery.stands_for_call:
+                    self._on_cancel(delivery.stream)
                 return
         # What is in flight here comes before what was made elsewhere under the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
@@ -237,9 +306,23 @@ class Access:
                 return
         if session.outlives_connections:
             for stream in reversed(self._streams.wanted(session.principal)):
-                if stream.request_id == request_id:
+                if stream.request_id == request_id and not stream.state.is_answered:
                     self._on_cancel(stream)
                     return
+
+
+def _check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
+    """The response comes under an id of its own, beside the reply."""
+    if {stream.request_id, reply_id} & session.taken or stream.request_id == reply_id:
+        raise refusal("id_in_use")
+
+
+def _check_answerable(stream: Stream, after: int) -> None:
+    """A client that waits for the response itself cannot be told just that it has it already."""
+    if stream.state.is_finished(after):
+        gone = refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
+        gone.message = "Nothing is left to resume: all of it, the response too, is confirmed."
+        raise gone
 
 
 def _check_cursor(stream: Stream, after: int | None) -> None:

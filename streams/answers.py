@@ -9,14 +9,12 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
 
-import structlog
 import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
+from streams.logs import log
 from streams.messages import Message, RequestId
-
-log = structlog.get_logger()
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 

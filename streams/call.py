@@ -8,7 +8,6 @@ import trio
 from streams import messages
 from streams.errors import CallFailed
 from streams.keys import new_request_id
-from streams.lifecycle import ProgressToken
 from streams.messages import RequestId
 from streams.session import LEVELS, LogLevel, Session
 from streams.stream import Stream
@@ -34,12 +33,10 @@ class Call:
         *,
         tool: str,
         session: Session,
-        progress_token: ProgressToken | None,
     ) -> None:
         self._stream = stream
         self._tool = tool
         self._session = session
-        self._progress_token = progress_token
 
     @property
     def request_id(self) -> RequestId:
@@ -54,7 +51,7 @@ class Call:
         Nothing is sent to a client that did not ask for progress. Where the client is too far
         behind only the latest report is kept.
         """
-        token = self._progress_token
+        token = self._stream.progress_token
         if token is None:
             await trio.lowlevel.checkpoint()
             return

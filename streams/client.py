@@ -10,25 +10,26 @@ A server that knows nothing of streams is served as any MCP client would; then a
 connection, in `CallLost`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-import structlog
+import msgspec
 import trio
 
 from streams import clientwire, messages
 from streams.answers import Answers, Handler
 from streams.clientwire import Standing, StatusPage, Tool, ToolPage
-from streams.errors import ClientError
+from streams.dialects import DIALECTS
+from streams.errors import ClientError, StreamGone
 from streams.keeper import Keeper
 from streams.link import Calls
+from streams.logs import log
 from streams.messages import Dialer, Message
+from streams.pages import Pages
 from streams.resuming import Resumer
 from streams.running import RunningCall
 from streams.ticket import Ticket
-
-log = structlog.get_logger()
 
 FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
 
@@ -38,10 +39,18 @@ PAGES_MAX: Final = 10_000
 _T = TypeVar("_T")
 
 
+class Joined(msgspec.Struct, frozen=True):
+    """What `Client.join` came back with; `result` is as the server sent it, decoded."""
+
+    is_done: bool
+    result: Any = None
+
+
 class Client:
     """A connection to one server, made anew as often as it is lost. Use it in `async with`.
 
-    `dialer` opens a connection (`transports.dial`). `answers` are handlers for what the server may
+    `dialer` opens a connection (`transports.dial`). `dialects` are the proposals that the server is
+    told of; a call uses the best that it announces. `answers` are handlers for what the server may
     ask, by method (`elicitation/create`): each gets the params and returns the result, and its
     exception becomes the error that the server sees. `on_notification` is told what belongs to no
     call. `connect_timeout_s` is for one attempt, hello included; entering makes only one, later
@@ -55,6 +64,7 @@ class Client:
         *,
         name: str = "mcp-streams",
         version: str = "1",
+        dialects: Sequence[str] = ("streams", "resumableRequests"),
         answers: Mapping[str, Handler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
         connect_timeout_s: float = 10.0,
@@ -62,14 +72,19 @@ class Client:
     ) -> None:
         self._name = name
         self._version = version
+        self._dialects = tuple(dialects)
+        known = [name for name, dialect in DIALECTS.items() if dialect.announcing]
+        if unknown := set(dialects).difference(known):
+            raise ValueError(f"dialects: {', '.join(unknown)}: there are {', '.join(known)}")
         self._answers = Answers(dict(answers or {}))
+        self._on_notification = on_notification or _log_notification
         self._calls = Calls()
         self._keeper = Keeper(
             dialer,
             self._answers,
             self._calls,
             greeting=self._greeting,
-            on_notification=on_notification or _log_notification,
+            on_notification=self._on_notification,
             connect_timeout_s=connect_timeout_s,
             patience_s=patience_s,
         )
@@ -113,7 +128,7 @@ class Client:
             raise group.exceptions[0] from None
 
     def _greeting(self) -> dict[str, Any]:
-        return clientwire.hello(self._name, self._version, self._answers.handlers)
+        return clientwire.hello(self._name, self._version, self._answers.handlers, self._dialects)
 
     # The server
 
@@ -156,12 +171,47 @@ class Client:
         """Come back to a call, for the length of an `async with` block, from where `ticket` stands.
 
         Entering raises `CannotConnect`, and `StreamGone` where this client still receives the
-        stream for a block that is open, or that was left at another place than the ticket's.
+        stream for a block that is open, or that was left at another place than the ticket's. Raises
+        `ValueError` for a ticket of a proposal that this client does not know.
         """
-        left = self._calls.by_stream.get(ticket.stream)
+        clientwire.resuming(ticket)
+        left = self._calls.of(ticket)
         if left is not None and left.rejoin(ticket):
             return left
         return RunningCall.of(self._resumer, ticket)
+
+    async def join(self, ticket: Ticket, *, timeout_s: float | None = None) -> Joined:
+        """The result of a call, from wherever it was begun; without it, that it is not done yet.
+
+        A ticket is all that this takes, and the same one does it again until the result was had.
+        The call's messages are passed over: where they are to be read, `resume` is better. Waits
+        `timeout_s` seconds at most, connecting included; for ever without. Raises what reading a
+        call does.
+        """
+        clientwire.resuming(ticket)
+        call = self._calls.of(ticket)
+        if call is None or not call.rejoin(None):
+            call = RunningCall.of(self._resumer, msgspec.structs.replace(ticket, after=None))
+        with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
+            async with call:
+                return Joined(is_done=True, result=await call.result())
+        return Joined(is_done=False)
+
+    def pages(
+        self, name: str, arguments: Mapping[str, Any] | None = None, *, token: str | None = None
+    ) -> Pages:
+        """The pages of a tool, one after the other; with `token` from the page on that it leads to.
+
+        What the tool sends ahead of a page goes to `on_notification`. Iterating raises what reading
+        a call does.
+        """
+        given = dict(arguments or {})
+
+        def turn(token: str) -> Awaitable[Message]:
+            params = clientwire.page_call(name, given, token, self._keeper.new_id())
+            return self._keeper.ask("tools/call", params)
+
+        return Pages(lambda: self.call(name, given), turn, self._on_notification, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """How a stream stands, by its ticket or, where this client may ask so, by its id.
@@ -169,10 +219,16 @@ class Client:
         Raises `StreamGone`, `CallFailed` or `CannotConnect`.
         """
         if isinstance(ticket, str):
-            params = clientwire.named(ticket, None, None)
-        else:
-            params = clientwire.named(ticket.stream, ticket.token, ticket.after)
-        return await self._ask(clientwire.POLL, params, Standing)
+            ticket = Ticket(ticket, "", "")
+        word, params = clientwire.poll(ticket)
+        try:
+            reply = await self._keeper.ask(word.method, params)
+        except StreamGone as gone:
+            if gone.reason != "messages_gone" or ticket.after is None:
+                raise
+            # Somebody has gone on from a later place than the ticket's.
+            return await self.poll(msgspec.structs.replace(ticket, after=None))
+        return _read(reply, word.method, word.hear)
 
     async def poll_all(self) -> list[Standing]:
         """How all streams stand that run, or were not delivered, for who this client is.
@@ -182,7 +238,7 @@ class Client:
         statuses: list[Standing] = []
         cursor: str | None = None
         for _ in range(PAGES_MAX):
-            page = await self._ask(clientwire.POLL_ALL, _at(cursor), StatusPage)
+            page = await self._ask(clientwire.poll_all(), _at(cursor), StatusPage)
             statuses += page.statuses
             cursor = page.next_cursor
             if cursor is None:
@@ -217,10 +273,14 @@ class Client:
 
     async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
         reply = await self._keeper.ask(method, params)
-        try:
-            return messages.decode(clientwire.result_of(reply), shape)
-        except ValueError as error:
-            raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
+        return _read(reply, method, lambda result: messages.decode(result, shape))
+
+
+def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:
+    try:
+        return hear(clientwire.result_of(reply))
+    except ValueError as error:
+        raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
 
 
 def _at(cursor: str | None) -> dict[str, Any]:

@@ -3,18 +3,21 @@
 `dialects` is the mirror; as there, the wire's camelCase stops here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from streams import messages
-from streams.dialects import ACK, CREATE, END, EXTENSION, POLL, POLL_ALL, POSITION, RESUME, Standing
+from streams.dialects import DIALECTS, STREAMS
 from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, StreamGone, Superseded
+from streams.extension import ACK, EXTENSION, POSITION
 from streams.messages import Message, RequestId
 from streams.ticket import Ticket
+from streams.vocabulary import Announcing, Paging, Polling, Resuming, Standing
 
-__all__ = ["CREATE", "END", "POLL", "POLL_ALL", "POSITION", "RESUME", "Standing"]
+__all__ = ["POSITION", "Standing"]
 
 PROTOCOL_VERSION: Final = "2025-11-25"
 # What `tools/call` and the rest mean is the same in all of these.
@@ -63,22 +66,6 @@ class Position(msgspec.Struct, frozen=True, rename="camel"):
     def __post_init__(self) -> None:
         if self.seq < 1 or self.count < 1:
             raise ValueError("seq and count start at 1")
-
-
-class _Interval(msgspec.Struct, frozen=True):
-    min: float = 0.0
-    max: float | None = None
-
-
-class _Create(msgspec.Struct, frozen=True, rename="camel"):
-    stream_id: str
-    request_id: RequestId
-    resume_interval: _Interval = _Interval()
-    resume_token: str = ""
-
-
-class _Nested(msgspec.Struct, frozen=True):
-    stream: _Create | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -143,16 +130,25 @@ class ToolPage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
-    """A page of `stream/poll/all`."""
+    """A page of how all streams stand."""
 
     statuses: list[Standing]
     next_cursor: str | None = None
 
 
-def hello(name: str, version: str, answered: Iterable[str]) -> dict[str, Any]:
+def hello(
+    name: str, version: str, answered: Iterable[str], dialects: Sequence[str]
+) -> dict[str, Any]:
     """The params of `initialize`; `answered` are the methods that the client has handlers for."""
-    settings = {"dialects": ["streams"], "positions": True, "replayResponse": True}
-    capabilities: dict[str, Any] = {"streams": {}, "experimental": {EXTENSION: settings}}
+    spoken = [DIALECTS[each] for each in dialects]
+    has_positions = any(each.announcing and each.announcing.names_stream for each in spoken)
+    settings = {
+        "dialects": list(dialects),
+        "positions": has_positions,
+        "replayResponse": True,
+    }
+    capabilities: dict[str, Any] = {"experimental": {EXTENSION: settings}}
+    capabilities |= {each.capability: {} for each in spoken if each.capability}
     capabilities |= {_CAPABILITIES[method]: {} for method in answered if method in _CAPABILITIES}
     return {
         "protocolVersion": PROTOCOL_VERSION,
@@ -161,19 +157,68 @@ def hello(name: str, version: str, answered: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def wants_positions(hello: dict[str, Any]) -> bool:
+    """Whether the params of `initialize` ask the server to number what it sends."""
+    return bool(hello["capabilities"]["experimental"][EXTENSION]["positions"])
+
+
 def call(name: str, arguments: dict[str, Any], token: str) -> dict[str, Any]:
     """The params of `tools/call`; `token` is that of its progress."""
     return {"name": name, "arguments": arguments, "_meta": {"progressToken": token}}
 
 
-def named(stream: str, token: str | None, after: int | None) -> dict[str, Any]:
-    """The params of `stream/resume` and `stream/poll`."""
-    params: dict[str, Any] = {"streamId": stream}
-    if token:
-        params["resumeToken"] = token
-    if after is not None:
-        params["after"] = after
+def page_call(
+    name: str, arguments: dict[str, Any], token: str, progress_token: str
+) -> dict[str, Any]:
+    """The params of `tools/call` for the page that `token` leads to."""
+    params = call(name, arguments, progress_token)
+    meta: dict[str, Any] = params["_meta"]
+    for word in _pagings():
+        in_params, in_meta = word.ask(token)
+        params |= in_params
+        meta |= in_meta
     return params
+
+
+def next_token(result: Any) -> str | None:
+    """What leads to the page behind this one; None where it is the last. Raises `ValueError`."""
+    token = next((token for word in _pagings() if (token := word.hear(result))), None)
+    if not (token is None or isinstance(token, str)):
+        raise ValueError("a token that is no string")
+    return token
+
+
+def _pagings() -> list[Paging]:
+    return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
+
+
+def resuming(ticket: Ticket) -> Resuming:
+    """How to ask for the rest of a call. Raises `ValueError` where this client does not know."""
+    word = DIALECTS[ticket.dialect].resuming if ticket.dialect in DIALECTS else None
+    if word is None:
+        raise ValueError(f"a ticket of {ticket.dialect!r}, which this client does not speak")
+    return word
+
+
+def resume(ticket: Ticket, request_id: RequestId, after: int | None) -> bytes:
+    """The line that asks for the rest of a call, from a cursor on."""
+    word = resuming(ticket)
+    params = word.ask(ticket.stream, ticket.token, after)
+    return messages.request(request_id, word.method, params)
+
+
+def poll(ticket: Ticket) -> tuple[Polling, Any]:
+    """How to ask how a call stands, and with what params. Raises `ValueError` as `resuming`."""
+    word = DIALECTS[ticket.dialect].polling if ticket.dialect in DIALECTS else None
+    if word is None:
+        raise ValueError(f"a ticket of {ticket.dialect!r}, which this client cannot poll")
+    return word, word.ask(ticket.stream, ticket.token, ticket.request_id, ticket.after)
+
+
+def poll_all() -> str:
+    """The method that asks how all calls stand."""
+    assert STREAMS.listing is not None
+    return STREAMS.listing.method
 
 
 def ack(stream: str, seq: int) -> bytes:
@@ -186,19 +231,26 @@ def cancelled(request_id: RequestId) -> bytes:
     return messages.notification(CANCELLED, {"requestId": request_id})
 
 
-def created(params: msgspec.Raw) -> Ticket:
-    """Read `notifications/stream/create`, nested as the page prints it or flat as its schema has
-    it. Raises `ValueError`.
-    """
-    made = messages.decode(params, _Nested).stream or messages.decode(params, _Create)
-    interval = made.resume_interval
-    return Ticket(
-        stream=made.stream_id,
-        token=made.resume_token,
-        request_id=made.request_id,
-        min_s=interval.min,
-        max_s=interval.max,
-    )
+def announcements() -> dict[str, Callable[[msgspec.Raw], Ticket]]:
+    """What reads each notification that tells how to come back, by its method."""
+    words = {name: each.announcing for name, each in DIALECTS.items() if each.announcing}
+    return {word.method: partial(_announced, name, word) for name, word in words.items()}
+
+
+def _announced(dialect: str, word: Announcing, params: msgspec.Raw) -> Ticket:
+    made = word.hear(params)
+    return Ticket(made.stream, made.token, made.request_id, None, made.min_s, made.max_s, dialect)
+
+
+def is_as_good(ticket: Ticket, other: Ticket) -> bool:
+    """Whether one may come back by this one instead of the other."""
+    order = list(DIALECTS)
+    return order.index(ticket.dialect) <= order.index(other.dialect)
+
+
+def endings() -> set[str]:
+    """The notifications that say what a final response has said before."""
+    return {each.ending.method for each in DIALECTS.values() if each.ending}
 
 
 def position(params: msgspec.Raw) -> Position:
@@ -235,6 +287,14 @@ def error_of(message: Message) -> ErrorBody:
         return messages.decode(message.error or b"null", ErrorBody)
     except ValueError:
         return ErrorBody(INTERNAL_ERROR, "The server answered with a malformed error.")
+
+
+def ends_delivery(message: Message) -> bool:
+    """Whether an error says that nothing more comes over this connection, and not what came of the
+    call.
+    """
+    reason = error_of(message).reason
+    return reason in _GONE or reason in RETRIED or reason == "superseded"
 
 
 def as_error(error: ErrorBody) -> ClientError:

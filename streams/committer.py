@@ -7,14 +7,12 @@ batches.
 import math
 from typing import Final, Protocol
 
-import structlog
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
 from streams.journal import Ack, Append, Change, Forget, Journal
 from streams.limits import MIB
-
-log = structlog.get_logger()
+from streams.logs import log
 
 BATCH_BYTES_MAX: Final = 16 * MIB  # what may wait for one commit
 # What one stream may have waiting. Others wait for the commit that its messages are in, so it is

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from streams import dialects
+from streams import extension
 from streams.delivery import Delivery
 from streams.errors import Unavailable
 from streams.framing import NUMBERED, PLAIN, Framing
@@ -264,12 +264,15 @@ class Connection:
             run = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
         if delivery.is_over or not delivery.may_open:
             return
+        stop = delivery.stop
+        if run is not None and stop is not None:
+            run = run.until(stop)
         if not delivery.is_open:
             self._open(delivery, run, write)
         response = None
         if run is not None:
             response = self._hand_over(delivery, run, write)
-        if state.is_finished(delivery.position):
+        if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
         elif delivery.position < state.durable:
             self._ready[delivery] = None
@@ -280,14 +283,14 @@ class Connection:
         write.add(self._framing.opening(delivery, is_lone=is_lone))
         write.runs.append((delivery, delivery.position))
         stream = delivery.stream
-        is_told = bool(delivery.dialects) or self.has_event_ids
-        stream.is_reachable = stream.record.is_announced and is_told
+        if delivery.reply_id is None:
+            is_told = bool(delivery.dialects) or self.has_event_ids
+            stream.is_reachable = stream.record.is_announced and is_told
 
     def _hand_over(self, delivery: Delivery, run: Run, write: _Write) -> bytes | None:
-        """Put the run into the write, but for a final response that is to be embedded."""
-        stream, shown, response = delivery.stream, run, None
-        if delivery.embeds_response and stream.state.is_finished(run.last):
-            shown, response = run.without_last()
+        """Put the run into the write, but for a response at its end that is to be embedded."""
+        stream = delivery.stream
+        shown, response = delivery.shown(run)
         if shown.count:
             for part in self._framing.run(delivery, shown):
                 write.add(part)
@@ -299,10 +302,10 @@ class Connection:
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
-        for dialect in delivery.dialects:
-            write.add(self._framing.line(dialect.end(delivery.stream.id)))
-        if delivery.reply_id is not None:
-            reply = dialects.resumed(delivery.reply_id, "completed", response)
+        for line in delivery.farewells():
+            write.add(self._framing.line(line))
+        if delivery.replays:
+            reply = extension.resumed(delivery.waiting_id, "completed", response)
             write.add(self._framing.reply(delivery, reply))
         self._finishing.append(delivery)
         self.forget(delivery)

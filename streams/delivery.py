@@ -3,14 +3,51 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from streams import dialects, messages
-from streams.dialects import Dialect
+import msgspec
+
+from streams import dialects, extension, messages
 from streams.errors import Refusal, refusal
+from streams.journal import Grant
 from streams.messages import RequestId, Run
+from streams.vocabulary import Dialect
 
 if TYPE_CHECKING:
     from streams.connection import Connection
     from streams.stream import Stream
+
+
+class Granted:
+    """That a client may go on with one response, by the ids of its events."""
+
+    __slots__ = ("ended", "grant", "is_call", "stop")
+
+    def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
+        self.grant = grant  # None for the response to the originating request
+        self.is_call = is_call or grant is None  # and not to a request to resume one
+        self.stop: int | None = None  # the seq of its own end, once that was written
+        # Why it does not go on, though the stream may: `superseded` by another session, or
+        # `cancelled` by its own.
+        self.ended = ""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of its session and stream."""
+        return "" if self.grant is None else self.grant.delivery
+
+    @property
+    def start(self) -> int:
+        """Behind which seq the response began."""
+        return 0 if self.grant is None else self.grant.start
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """Under which id the response ends; None where that is the originating request's."""
+        return None if self.grant is None else self.grant.reply_id
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it ends with the stream's own response, for another request than that one's."""
+        return self.grant is not None and self.grant.takes_over
 
 
 class Delivery:
@@ -19,14 +56,17 @@ class Delivery:
     __slots__ = (
         "connection",
         "dialects",
-        "grant",
+        "granted",
+        "is_call",
         "is_granted",
         "is_open",
         "is_over",
         "position",
         "preamble",
         "reply_id",
+        "start",
         "stream",
+        "takes_over",
         "written",
     )
 
@@ -39,29 +79,53 @@ class Delivery:
         preamble: Sequence[bytes],
         speaks: tuple[Dialect, ...],
         reply_id: RequestId | None = None,
-        grant: str = "",
+        takes_over: bool = False,
+        is_call: bool = False,
+        granted: Granted | None = None,
     ) -> None:
+        """Begin behind `after`, or go on from there with the response that was `granted`."""
         self.stream = stream
         self.connection = connection
+        self.start = after if granted is None else granted.start
         self.position = after  # handed to the sender
         self.written = after - 1  # becomes `after` once the client knows how to come back
         self.preamble = preamble  # lines that have no number
         self.dialects = speaks
         self.reply_id = reply_id  # of the resume; None for the originating request's own delivery
-        self.grant = grant  # under which name it may be continued by event ids
-        self.is_granted = True  # the grant, if there is one, is durable
+        self.takes_over = takes_over  # the stream's response is the answer to that resume
+        self.is_call = is_call  # it answers a call, and not a request to resume one
+        self.granted = granted  # where it can be gone on with by event ids
+        self.is_granted = True  # and that is durable
         self.is_open = False  # the preamble is out
         self.is_over = False
 
     @property
     def taken_ids(self) -> set[RequestId]:
         """The request ids that stand for something else on this connection until this is over."""
-        taken: set[RequestId] = set()
-        if self.reply_id is not None:
-            taken.add(self.reply_id)
-        if self.reply_id is None or not self.connection.session.settings.positions:
+        taken = {self.waiting_id}
+        if self.replays and not self.connection.session.settings.positions:
             taken.add(self.stream.request_id)
         return taken
+
+    @property
+    def waiting_id(self) -> RequestId:
+        """Under which id the client waits for the end of this delivery."""
+        return self.stream.request_id if self.reply_id is None else self.reply_id
+
+    @property
+    def stands_for_call(self) -> bool:
+        """Whether who cancels the request for this delivery wants the work to stop."""
+        return self.is_call or (self.takes_over and self.waiting_id == self.stream.request_id)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the stream's response is not the answer to what asked for this delivery."""
+        return self.reply_id is not None and not self.takes_over
+
+    @property
+    def stop(self) -> int | None:
+        """The seq of the response that this delivery ends with; None where it is not there yet."""
+        return self.stream.state.answer_after(self.start)
 
     @property
     def may_open(self) -> bool:
@@ -79,21 +143,59 @@ class Delivery:
 
         Stock clients take any response that a response to them brings for their own.
         """
-        return self.reply_id is not None and self.connection.embeds_responses
+        return self.replays and self.connection.embeds_responses
+
+    def shown(self, run: Run) -> tuple[Run, bytes | None]:
+        """What goes out of a run, and the response at its end where that is to be embedded."""
+        is_changed = self.takes_over or self.embeds_response or self.stream.state.is_paged
+        if not is_changed or run.last != self.stop:
+            return run, None
+        rest, line = run.without_last()
+        line = self._response(line, run.last)
+        if self.embeds_response:
+            return rest, line
+        return Run(run.seq, run.count, rest.body + line), None
+
+    def _response(self, line: bytes, seq: int) -> bytes:
+        """The stream's response as this client is to have it.
+
+        It comes under the id that is waited for, and leads to the next page where there is one.
+        """
+        stream, record = self.stream, self.stream.record
+        request_id = self.waiting_id if self.takes_over else stream.request_id
+        if stream.state.is_paged and not stream.state.is_finished(seq):
+            token = stream.tell_page(seq)
+            result = messages.parse(line).result
+            assert isinstance(result, msgspec.Raw)
+            return messages.result(request_id, dialects.leading_on(result, token, record.max_s))
+        return messages.readdressed(line, request_id) if self.takes_over else line
+
+    def farewells(self) -> list[bytes]:
+        """All of it is sent: what is left to say, if the stream is over with it."""
+        if self.granted is not None:
+            self.granted.stop = self.position
+        if not self.stream.state.is_finished(self.position):
+            return []
+        return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
+
+    def supersede(self, by: "Connection") -> None:
+        """Another delivery has taken the place of this one: the newest wins."""
+        if self.granted is not None and by.session is not self.connection.session:
+            self.granted.ended = "superseded"  # else its client would just come back
+        self.end("superseded")
 
     def end(self, reason: str) -> None:
         """Let go of the stream and tell the client why: `superseded` or `released`."""
-        if self.reply_id is not None:
-            self._close(dialects.resumed(self.reply_id, reason))
-        elif reason == "superseded":
-            self._close(messages.error(self.stream.request_id, refusal(reason)))
+        if self.replays:
+            self._close(extension.resumed(self.waiting_id, reason))
+        elif self.takes_over or reason == "superseded":
+            self._close(messages.error(self.waiting_id, refusal(reason)))
         else:
             self._close(b"")
 
     def fail(self, refused: Refusal) -> None:
         """Let go of the stream with an error for whoever waits for it."""
-        waiting = self.stream.request_id if self.reply_id is None else self.reply_id
-        self._close(messages.error(waiting, refused))
+        self._close(messages.error(self.waiting_id, refused))
 
     def take(self) -> None:
         """For the committer: what this waits for is a change of its own."""

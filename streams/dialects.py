@@ -1,97 +1,43 @@
-"""The proposals, as tables over one vocabulary.
+"""The proposals, as tables: the only place that knows their methods and their fields.
 
-A dialect says how a client opts in, under which methods it asks for what (its *intents*), and how a
-stream is announced and ended. The rest of the house knows intents and streams only. The wire's
-camelCase stops here.
+A dialect says how a client opts in, under which methods it asks for what, how a stream is announced
+and ended, and how a page leads to the next. The wire's camelCase stops here.
 """
 
-from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from streams import messages
-from streams.errors import INVALID_PARAMS, Refusal
-from streams.messages import RequestId, Run
-
-EXTENSION: Final = "mcp-streams/v1"
-POSITION: Final = "notifications/stream/position"
-ACK: Final = "notifications/stream/ack"
-CREATE: Final = "notifications/stream/create"
-END: Final = "notifications/stream/end"
-RESUME: Final = "stream/resume"
-POLL: Final = "stream/poll"
-POLL_ALL: Final = "stream/poll/all"
-
-
-# What a client may want
-
-
-class Resume(msgspec.Struct, frozen=True):
-    """Send me this stream, from `after` on, or from what I am not known to have."""
-
-    stream: str
-    token: str | None
-    after: int | None
+from streams.messages import RequestId
+from streams.vocabulary import (
+    Announcement,
+    Announcing,
+    Dialect,
+    Ending,
+    Listing,
+    Paging,
+    Poll,
+    PollAll,
+    Polling,
+    Report,
+    Resume,
+    Resuming,
+    Standing,
+    read_params,
+)
 
 
-class Poll(msgspec.Struct, frozen=True):
-    """Tell me how this stream stands."""
-
-    stream: str
-    token: str | None
-    after: int | None
+def _number(seconds: float) -> float:
+    """Whole seconds as the pages print them: 5, not 5.0."""
+    return int(seconds) if float(seconds).is_integer() else seconds
 
 
-class PollAll(msgspec.Struct, frozen=True):
-    """Tell me how my streams stand, a page at a time."""
-
-    cursor: str | None
+def _present(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-class Ack(msgspec.Struct, frozen=True):
-    """I have this stream up to `seq`."""
-
-    stream: str
-    seq: int
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """What a client needs to come back to a stream."""
-
-    stream: str
-    token: str
-    request_id: RequestId
-    min_s: float
-    max_s: float
-
-
-class Standing(msgspec.Struct, frozen=True, rename="camel"):
-    """How a stream stands: the proposal's StreamStatus, all of it required."""
-
-    stream_id: str
-    status: str
-    pending_messages: bool
-    has_request: bool
-    has_error: bool
-
-
-class Dialect(msgspec.Struct, frozen=True):
-    """One proposal: how its words are read and written."""
-
-    capability: str
-    resumes: Mapping[str, Callable[[msgspec.Raw], Resume]]
-    questions: Mapping[str, Callable[[msgspec.Raw], Poll | PollAll]]
-    announce: Callable[[Announcement], bytes]
-    end: Callable[[str], bytes]
-
-
-# Streams, pull request 899
-
-
-class _Named(msgspec.Struct, rename="camel"):
-    stream_id: str
-    resume_token: str | None = None
+class _Cursor(msgspec.Struct):
     after: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,137 +45,274 @@ class _Named(msgspec.Struct, rename="camel"):
             raise ValueError("after must be 0 or more - at `$.after`")
 
 
+# Streams, pull request 899
+
+
+class _Named(_Cursor, rename="camel", kw_only=True):
+    stream_id: str
+    resume_token: str | None = None
+
+
 class _Page(msgspec.Struct):
     cursor: str | None = None
 
 
-class _Acked(msgspec.Struct, rename="camel"):
+class _Interval(msgspec.Struct, frozen=True):
+    min: float = 0.0
+    max: float | None = None
+
+
+class _Create(msgspec.Struct, frozen=True, rename="camel"):
     stream_id: str
-    seq: int
+    request_id: RequestId
+    resume_interval: _Interval = _Interval()
+    resume_token: str = ""
 
 
-def _read(params: msgspec.Raw, shape: type[Any]) -> Any:
-    try:
-        return messages.decode(params, shape)
-    except ValueError as error:
-        raise Refusal(INVALID_PARAMS, f"Bad params: {error}; see the method's schema.") from None
+class _Nested(msgspec.Struct, frozen=True):
+    stream: _Create | None = None
 
 
-def _resume(params: msgspec.Raw) -> Resume:
-    named = _read(params, _Named)
-    return Resume(named.stream_id, named.resume_token, named.after)
-
-
-def _poll(params: msgspec.Raw) -> Poll:
-    named = _read(params, _Named)
-    return Poll(named.stream_id, named.resume_token, named.after)
-
-
-def _poll_all(params: msgspec.Raw) -> PollAll:
-    return PollAll(_read(params, _Page).cursor)
-
-
-def _announce(made: Announcement) -> bytes:
+def _tell_create(made: Announcement) -> Any:
+    assert made.max_s is not None
     stream = {
         "streamId": made.stream,
         "requestId": made.request_id,
         "resumeInterval": {"min": _number(made.min_s), "max": _number(made.max_s)},
         "resumeToken": made.token,
     }
-    return messages.notification(CREATE, {"stream": stream})
+    return {"stream": stream}
 
 
-def _number(seconds: float) -> float:
-    """Whole seconds as the page prints them: 5, not 5.0."""
-    return int(seconds) if float(seconds).is_integer() else seconds
+def _hear_create(params: msgspec.Raw) -> Announcement:
+    # Nested as the proposal's page prints it, or flat as its schema has it.
+    made = messages.decode(params, _Nested).stream or messages.decode(params, _Create)
+    interval = made.resume_interval
+    return Announcement(
+        made.stream_id, made.resume_token, made.request_id, interval.min, interval.max
+    )
 
 
-def _end(stream: str) -> bytes:
-    return messages.notification(END, {"streamId": stream})
+def _ask_named(stream: str, token: str, after: int | None) -> Any:
+    return _present(streamId=stream, resumeToken=token or None, after=after)
+
+
+def _read_resume(params: msgspec.Raw) -> Resume:
+    named = read_params(params, _Named)
+    return Resume(named.stream_id, named.resume_token, named.after)
+
+
+def _read_poll(params: msgspec.Raw) -> Poll:
+    named = read_params(params, _Named)
+    return Poll(named.stream_id, named.resume_token, named.after)
+
+
+def _standing(report: Report) -> Standing:
+    return Standing(
+        stream_id=report.stream,
+        status="live" if report.is_live else "completed",
+        pending_messages=report.has_pending,
+        has_request=report.has_request,
+        has_error=report.has_error,
+    )
 
 
 STREAMS: Final = Dialect(
     capability="streams",
-    resumes={RESUME: _resume},
-    questions={POLL: _poll, POLL_ALL: _poll_all},
-    announce=_announce,
-    end=_end,
+    announcing=Announcing("notifications/stream/create", _tell_create, _hear_create),
+    resuming=Resuming("stream/resume", _ask_named, _read_resume),
+    polling=Polling(
+        "stream/poll",
+        lambda stream, token, _, after: _ask_named(stream, token, after),
+        _read_poll,
+        tell=_standing,
+        hear=lambda result: messages.decode(result, Standing),
+    ),
+    listing=Listing(
+        "stream/poll/all",
+        lambda params: PollAll(read_params(params, _Page).cursor),
+        lambda reports, cursor: _present(statuses=list(map(_standing, reports)), nextCursor=cursor),
+    ),
+    ending=Ending("notifications/stream/end", lambda stream: {"streamId": stream}),
 )
 
-DIALECTS: Final[dict[str, Dialect]] = {"streams": STREAMS}
 
-RESUMES: Final[dict[str, Callable[[msgspec.Raw], Resume]]] = {
-    method: read for dialect in DIALECTS.values() for method, read in dialect.resumes.items()
+# Resumable requests, pull request 925
+
+
+class _Tokened(_Cursor, rename="camel", kw_only=True):
+    resume_token: str
+
+
+class _Asked(_Tokened, rename="camel", kw_only=True):
+    request_id: RequestId
+
+
+class _Policy(msgspec.Struct, frozen=True, rename="camel"):
+    request_id: RequestId
+    resume_token: str
+    min_wait: float = 0.0
+    max_wait: float | None = None
+
+
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    status: str
+    has_pending_message: bool = False
+    has_input_request: bool = False
+
+
+def _tell_policy(made: Announcement) -> Any:
+    assert made.max_s is not None
+    return {
+        "requestId": made.request_id,
+        "resumeToken": made.token,
+        "minWait": _number(made.min_s),
+        "maxWait": _number(made.max_s),
+    }
+
+
+def _hear_policy(params: msgspec.Raw) -> Announcement:
+    made = messages.decode(params, _Policy)
+    return Announcement("", made.resume_token, made.request_id, made.min_wait, made.max_wait)
+
+
+def _read_tokened(params: msgspec.Raw) -> Resume:
+    named = read_params(params, _Tokened)
+    return Resume(None, named.resume_token, named.after)
+
+
+def _read_asked(params: msgspec.Raw) -> Poll:
+    asked = read_params(params, _Asked)
+    return Poll(None, asked.resume_token, asked.after, asked.request_id)
+
+
+def _tell_status(report: Report) -> Any:
+    ended = "failed" if report.has_failed else "completed"
+    return {
+        "requestId": report.request_id,
+        "status": "processing" if report.is_live else ended,
+        "hasPendingMessage": report.has_pending,
+        "hasInputRequest": report.has_request,
+    }
+
+
+def _hear_status(result: msgspec.Raw) -> Standing:
+    told = messages.decode(result, _Status)
+    return Standing(
+        stream_id="",
+        status="live" if told.status == "processing" else "completed",
+        pending_messages=told.has_pending_message,
+        has_request=told.has_input_request,
+        has_error=told.status == "failed",
+    )
+
+
+RESUMABLE_REQUESTS: Final = Dialect(
+    capability="resumableRequests",
+    announcing=Announcing(
+        "notifications/requests/resumePolicy", _tell_policy, _hear_policy, names_stream=False
+    ),
+    resuming=Resuming(
+        "requests/resume",
+        lambda _, token, after: _present(resumeToken=token, after=after),
+        _read_tokened,
+        takes_over=True,
+    ),
+    polling=Polling(
+        "requests/getStatus",
+        lambda _, token, asked, after: _present(requestId=asked, resumeToken=token, after=after),
+        _read_asked,
+        tell=_tell_status,
+        hear=_hear_status,
+    ),
+)
+
+
+# Resume tokens, pull request 1003. One official SDK drops the fields that it does not know, from
+# params and from results, but never what is in `_meta`: so a token stands in both.
+
+_TOKEN: Final = "mcp-streams/resumeToken"
+_NEXT: Final = "mcp-streams/nextResumeToken"
+_TTL: Final = "mcp-streams/resumeTtl"
+
+
+class _TokenMeta(msgspec.Struct):
+    token: str | None = msgspec.field(name=_TOKEN, default=None)
+
+
+class _PageCall(msgspec.Struct, rename="camel"):
+    resume_token: str | None = None
+    meta: _TokenMeta | None = msgspec.field(name="_meta", default=None)
+
+
+def _read_page(params: msgspec.Raw) -> str | None:
+    call = read_params(params, _PageCall)
+    if call.resume_token is not None or call.meta is None:
+        return call.resume_token
+    return call.meta.token
+
+
+class _Led(msgspec.Struct, rename="camel"):
+    next_resume_token: str | None = None
+    meta: dict[str, Any] = msgspec.field(name="_meta", default={})
+
+
+def _hear_page(result: Any) -> str | None:
+    led = msgspec.convert(result, _Led)
+    return led.next_resume_token or led.meta.get(_NEXT)
+
+
+RESUME_TOKENS: Final = Dialect(
+    paging=Paging(
+        ask=lambda token: ({"resumeToken": token}, {_TOKEN: token}),
+        read=_read_page,
+        tell=lambda token, ttl_s: (
+            {"nextResumeToken": token},
+            {_NEXT: token, _TTL: _number(ttl_s)},
+        ),
+        hear=_hear_page,
+    ),
+)
+
+# The best first: the client takes the first one that the server knows as well.
+DIALECTS: Final[dict[str, Dialect]] = {
+    "streams": STREAMS,
+    "resumableRequests": RESUMABLE_REQUESTS,
+    "resumeTokens": RESUME_TOKENS,
 }
-QUESTIONS: Final[dict[str, Callable[[msgspec.Raw], Poll | PollAll]]] = {
-    method: read for dialect in DIALECTS.values() for method, read in dialect.questions.items()
-}
+
+
+def resumings() -> dict[str, Resuming]:
+    """Every way to ask for a delivery, by its method."""
+    words = [dialect.resuming for dialect in DIALECTS.values()]
+    return {word.method: word for word in words if word is not None}
+
+
+def questions() -> dict[str, Polling | Listing]:
+    """Every way to ask how streams stand, by its method."""
+    words = [word for each in DIALECTS.values() for word in (each.polling, each.listing)]
+    return {word.method: word for word in words if word is not None}
 
 
 def speakers_of(method: str) -> tuple[Dialect, ...]:
     """The dialects that resume by this method: who uses it speaks them, declared or not."""
-    return tuple(dialect for dialect in DIALECTS.values() if method in dialect.resumes)
+    return tuple(d for d in DIALECTS.values() if d.resuming and d.resuming.method == method)
 
 
-def resumed(request_id: RequestId, ended: str, response: bytes | None = None) -> bytes:
-    """The reply to a resume, which says why this delivery is over.
-
-    `response` is the stream's final response, where that is not sent on its own.
-    """
-    meta: dict[str, Any] = {"mcp-streams/ended": ended}
-    if response is not None:
-        meta["mcp-streams/response"] = msgspec.Raw(response.rstrip(b"\n"))
-    return messages.result(request_id, {"_meta": meta})
+def page_token(params: msgspec.Raw) -> str | None:
+    """What a call says of the page that it is for; None for a new call. Raises `Refusal`."""
+    readers = [dialect.paging.read for dialect in DIALECTS.values() if dialect.paging]
+    return next((token for read in readers if (token := read(params)) is not None), None)
 
 
-# Our own extension
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What a client opted in to. A plain MCP client opted in to nothing."""
-
-    dialects: tuple[Dialect, ...] = ()
-    positions: bool = False
-    replay_response: bool = False
-
-
-class _Extension(msgspec.Struct, rename="camel"):
-    dialects: tuple[str, ...] = ("streams",)
-    positions: bool = False
-    replay_response: bool = False
-
-
-def settings_of(capabilities: Mapping[str, Any]) -> Settings:
-    """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
-    names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
-    positions = replay_response = False
-    for place in ("experimental", "extensions"):
-        extensions = capabilities.get(place)
-        if isinstance(extensions, dict) and EXTENSION in extensions:
-            try:
-                chosen = msgspec.convert(extensions[EXTENSION], _Extension)
-            except msgspec.ValidationError as error:
-                where = f"capabilities.{place}[{EXTENSION!r}]"
-                raise Refusal(INVALID_PARAMS, f"Bad settings in {where}: {error}.") from None
-            names += chosen.dialects
-            positions |= chosen.positions
-            replay_response |= chosen.replay_response
-    # A dialect that this server does not speak is not an error: the client sees what is announced.
-    known = tuple(dialect for name, dialect in DIALECTS.items() if name in names)
-    return Settings(known, positions, replay_response)
-
-
-def advertisement() -> dict[str, Any]:
-    """What the server says of itself, under `extensions` and `experimental`."""
-    return {EXTENSION: {"dialects": list(DIALECTS), "positions": True}}
-
-
-def position(stream: str, run: Run) -> bytes:
-    """The header that goes ahead of a run."""
-    return messages.notification(POSITION, {"streamId": stream, "seq": run.seq, "count": run.count})
-
-
-def ack(params: msgspec.Raw) -> Ack:
-    """What a client confirms."""
-    acked = _read(params, _Acked)
-    return Ack(acked.stream_id, acked.seq)
+def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:
+    """A result that leads to the next page, for which the token holds `ttl_s` seconds."""
+    fields = messages.decode(result, dict[str, msgspec.Raw])
+    meta = messages.decode(fields.get("_meta", msgspec.Raw(b"{}")), dict[str, Any])
+    led: dict[str, Any] = dict(fields)
+    for dialect in DIALECTS.values():
+        if dialect.paging is not None:
+            in_result, in_meta = dialect.paging.tell(token, ttl_s)
+            led |= in_result
+            meta |= in_meta
+    return led | {"_meta": meta}

@@ -16,7 +16,7 @@ from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message, RequestId
 from streams.peer import REVISIONS, Peer, refused_line
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
-from streams.sessions import HttpSession, new_session
+from streams.sessions import END, HttpSession, new_session
 
 if TYPE_CHECKING:
     from streams.server import RunningServer
@@ -178,7 +178,7 @@ class HttpEndpoint:
             except Refusal as refused:
                 waiting = self._engine.access.request_id(told)
                 line = refused_line(waiting, refused)
-                await channel.send(f"id: {last_event}\ndata: ".encode() + line + b"\n")
+                await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
 
     async def _stand(self, session: HttpSession, responder: Responder) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""

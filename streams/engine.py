@@ -9,10 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-import structlog
 import trio
 
-from streams import messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
@@ -25,13 +23,12 @@ from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
 from streams.lifecycle import Event
 from streams.limits import Limits
+from streams.logs import log
 from streams.messages import Channel, RequestId
 from streams.registry import Registry
 from streams.session import Session
 from streams.sessions import HttpSession, Sessions
 from streams.stream import Answer, Overflow, Stream
-
-log = structlog.get_logger()
 
 # What a handler gives: its final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
@@ -58,7 +55,8 @@ class Engine:
         # Whoever cancels the engine from outside still gets the shutdown that was promised.
         self._committing = trio.CancelScope(shield=True)
         self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
-        self._streams = Registry(limits)
+        self._keyring = keyring
+        self._streams = Registry(limits, keyring)
         self.sessions = Sessions(self._committer, keyring, limits, on_end=self._end_session)
         self._answers: dict[RequestId, Answer] = {}
         self.access = Access(
@@ -85,9 +83,11 @@ class Engine:
         min_s: float,
         max_s: float,
         overflow: Overflow = "block",
+        is_paged: bool = False,
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
+        One that `is_paged` may send several responses: the tokens of the pages lead to the others.
         Raises `Refusal` where there is a limit, or the journal takes nothing now.
         """
         if self._is_closing:
@@ -98,6 +98,7 @@ class Engine:
             self._forget(forgotten)
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
+        is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
         record = Record(
             stream=new_id(),
             principal=principal,
@@ -106,13 +107,17 @@ class Engine:
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=max_s > 0 and (bool(dialects) or connection.has_event_ids),
+            is_announced=is_reachable or is_paged,
+            pages=() if is_paged else None,
         )
         stream = self._hold(record, overflow)
+        stream.is_reachable = is_reachable  # pages are, once their client has a token
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
         preamble = self.access.announcements(stream, dialects)
-        connection.attach(Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects))
+        connection.attach(
+            Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
+        )
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
         return stream
@@ -122,6 +127,7 @@ class Engine:
             record,
             self._limits,
             self._committer,
+            self._keyring,
             number=self._streams.next_number(),
             answers=self._answers,
             on_settled=self._settled,
@@ -131,18 +137,19 @@ class Engine:
         return stream
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
-        final = b"", False
+        final: tuple[bytes, bool] | None = None
         # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
         try:
             with stream.scope:
                 final = await handler(stream)
         except Exception:
             log.exception("a handler failed", stream=stream.id[:8])
-            broken = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
-            final = messages.error(stream.request_id, broken), True
         if stream.state.outcome is Outcome.LIVE:  # a handler is only cancelled when it is not
-            line, is_error = final
-            stream.finish(line, is_error=is_error)
+            if final is None:
+                stream.fail(Refusal(INTERNAL_ERROR, "The server failed: see its log."))
+            else:
+                line, is_error = final
+                stream.finish(line, is_error=is_error)
         self._running -= 1
         self._stir()
 
@@ -168,7 +175,8 @@ class Engine:
 
     def _close(self, stream: Stream, event: Event) -> None:
         """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
-        if stream.state.is_ended and event is Event.CANCEL:
+        is_known = self._streams.get(stream.id) is stream
+        if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
             self._drop(stream)
@@ -203,7 +211,8 @@ class Engine:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self._streams.wanted(session.principal):
-                self._drop(stream)
+                if not stream.state.is_paged:
+                    self._drop(stream)
 
     # The engine's own life
 
@@ -300,8 +309,7 @@ class Engine:
 
     def _interrupt(self, stream: Stream) -> None:
         """The handler dies with the process and may not be run again: its call ends here."""
-        line = messages.error(stream.request_id, refusal("interrupted"))
-        stream.finish(line, is_error=True)
+        stream.fail(refusal("interrupted"))
         stream.scope.cancel()
 
     async def shut_down(self) -> None:

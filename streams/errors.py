@@ -75,6 +75,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "wait for that request, or resume over another connection.",
     ),
     "too_early": (INVALID_PARAMS, "Too early: wait for retryAfter seconds, then resume."),
+    "invalid_token": (
+        INVALID_PARAMS,
+        "This resumeToken does not lead to a page of this call: make the call again without it.",
+    ),
     "too_many_streams": (
         INVALID_PARAMS,
         "Too many streams are running or undelivered: resume or cancel some, then try again.",

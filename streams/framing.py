@@ -6,7 +6,7 @@ Stored runs go out as they are, or are re-framed as a whole; nothing here looks 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from streams import dialects
+from streams import extension
 from streams.messages import Run
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Numbered(Plain):
     """Lines, with a header ahead of each run that tells its numbers."""
 
     def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
-        return dialects.position(delivery.stream.id, run), run.body
+        return extension.position(delivery.stream.id, run), run.body
 
 
 class Lone(Plain):
@@ -89,7 +89,7 @@ class Lone(Plain):
         return b""
 
     def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
-        is_last = delivery.stream.state.is_finished(run.last) and delivery.reply_id is None
+        is_last = run.last == delivery.stop and not delivery.replays
         return (run.without_last()[1],) if is_last else ()
 
 

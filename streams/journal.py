@@ -29,6 +29,7 @@ class Outcome(enum.Enum):
 
     LIVE = "live"
     COMPLETED = "completed"
+    FAILED = "failed"
     ABANDONED = "abandoned"
     CANCELLED = "cancelled"
 
@@ -57,6 +58,13 @@ class Record(msgspec.Struct, frozen=True):
     last_request: int = 0  # seq of the last request to the client
     last_error: int = 0  # seq of a final response that is an error or says isError
     ended_at: float = 0.0
+    # Of a stream whose tool gives pages: the seqs of those that are kept, the final response apart.
+    pages: tuple[int, ...] | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the final response is among the lines."""
+        return self.outcome in (Outcome.COMPLETED, Outcome.FAILED)
 
     @property
     def is_tombstone(self) -> bool:
@@ -79,13 +87,15 @@ class Grant(msgspec.Struct, frozen=True):
     """That a session may continue a delivery of a stream, by the event ids of that delivery.
 
     `delivery` tells it from the others of its session. It is the response to the resume whose id is
-    `reply_id`, and keeps that id's JSON type: `"1"` is not `1`.
+    `reply_id`, and keeps that id's JSON type: `"1"` is not `1`. It began behind `start`.
     """
 
     session: str  # the key of the session's record
     delivery: str
     stream: str
     reply_id: RequestId
+    takes_over: bool = False  # the stream's own response is the answer to that resume
+    start: int = 0
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -99,14 +109,18 @@ class Create(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """More lines; `ends_at` is the wall time of the final response where it is among them."""
+    """More lines. Where the final response is among them, `outcome` says how the stream has ended,
+    and `ended_at` when, in wall time. `pages` are the seqs of those that are pages.
+    """
 
     stream: str
     fence: int
     run: Run
     last_request: int
     last_error: int
-    ends_at: float = 0.0
+    outcome: Outcome = Outcome.LIVE
+    ended_at: float = 0.0
+    pages: tuple[int, ...] = ()
 
 
 class Ack(msgspec.Struct, frozen=True):
@@ -228,12 +242,17 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             return _appended(record, change)
         case Ack():
             acked = min(max(record.acked, change.acked), record.last)
-            return msgspec.structs.replace(record, acked=acked)
+            pages = record.pages and tuple(seq for seq in record.pages if seq > acked)
+            return msgspec.structs.replace(record, acked=acked, pages=pages)
         case Close():
             if record.is_tombstone:
                 return record
             return msgspec.structs.replace(
-                record, outcome=change.outcome, acked=record.last, ended_at=change.at
+                record,
+                outcome=change.outcome,
+                acked=record.last,
+                ended_at=change.at,
+                pages=record.pages and (),
             )
         case Forget():
             return None
@@ -245,7 +264,7 @@ def _appended(record: Record, change: Append) -> Record:
         raise Gone(f"stream {record.stream[:8]}… is {record.outcome.value}")
     if run.last <= record.last:
         return record
-    if record.outcome is Outcome.COMPLETED:
+    if record.is_ended:
         raise Ended(f"stream {record.stream[:8]}… ended at {record.last}")
     if run.seq != record.last + 1:
         raise Conflict(f"stream {record.stream[:8]}… is at {record.last}, append at {run.seq}")
@@ -254,8 +273,9 @@ def _appended(record: Record, change: Append) -> Record:
         last=run.last,
         last_request=change.last_request,
         last_error=change.last_error,
-        outcome=Outcome.COMPLETED if change.ends_at else Outcome.LIVE,
-        ended_at=change.ends_at,
+        outcome=change.outcome,
+        ended_at=change.ended_at,
+        pages=record.pages if record.pages is None else record.pages + change.pages,
     )
 
 

@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-import structlog
 import trio
 
 from streams import clientwire, messages
@@ -17,9 +16,8 @@ from streams.clientwire import Hello
 from streams.errors import CannotConnect
 from streams.keys import new_request_id
 from streams.link import Calls, Link
+from streams.logs import log
 from streams.messages import Channel, Dialer, Kind, Message
-
-log = structlog.get_logger()
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.
@@ -141,7 +139,8 @@ class Keeper:
 
     async def _greet(self, link: Link) -> str | None:
         """Say hello; what is wrong with the server, if anything."""
-        reply = await link.ask(clientwire.INITIALIZE, self._greeting())
+        greeting = self._greeting()
+        reply = await link.ask(clientwire.INITIALIZE, greeting)
         if reply is None:
             return "the server closed the connection"
         if reply.kind is Kind.ERROR:
@@ -153,6 +152,7 @@ class Keeper:
         if hello.protocol_version not in clientwire.PROTOCOL_VERSIONS:
             return f"the server speaks MCP {hello.protocol_version}, which this client does not"
         link.hello = self.hello = hello
+        link.is_numbering = hello.has_positions and clientwire.wants_positions(greeting)
         link.post(messages.notification(clientwire.INITIALIZED))
         if self.level is not None:
             link.post(messages.request(self.new_id(), "logging/setLevel", {"level": self.level}))
@@ -221,7 +221,7 @@ class Keeper:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = clientwire.error_of(reply)
-            if error.reason != "too_early":
+            if error.reason not in ("too_early", "released"):
                 raise clientwire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 

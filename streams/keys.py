@@ -1,9 +1,12 @@
 """Secrets: resume tokens, and everything that nobody may guess.
 
 A resume token is a keyed hash of its stream's id, so nothing of it is stored: it is made again
-whenever it is needed. The keys are in a file of their own beside the journal, so that a copy of the
-journal opens nobody's stream. The file has one key a line, url-safe base64 of 256 bits, the newest
-first: tokens are made under the first and honoured under all. To change the key, put a line on top.
+whenever it is needed. So is the token of a page, which has three parts: where to find the stream,
+the seq that the page begins behind, and a keyed hash of both and of the call.
+
+The keys are in a file of their own beside the journal, so that a copy of the journal opens nobody's
+stream. The file has one key a line, url-safe base64 of 256 bits, the newest first: tokens are made
+under the first and honoured under all. To change the key, put a line on top.
 """
 
 import base64
@@ -21,6 +24,9 @@ from typing import Final
 from streams.errors import JournalUnusable
 
 _KEY_BYTES: Final = 32
+_NAME_BYTES: Final = 16
+_SEQ_BYTES: Final = 6  # with the rest a multiple of 3: every bit of the base64 counts
+_PAGE_TOKEN_LETTERS: Final = 72
 _KEY: Final = re.compile(rb"[A-Za-z0-9_-]{43}=?")  # 32 bytes, padded or not
 _FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is something else
 
@@ -77,6 +83,22 @@ class Keyring:
         texts = [hmac.digest(key, b"event:" + _bytes(stream_id), "sha256") for key in self._keys]
         return [text[:16].hex() for text in texts]
 
+    def names(self, stream_id: str) -> list[bytes]:
+        """What a stream is found by where only a token is given, under each of the keys."""
+        return [name_of(_hash(key, stream_id).decode()) for key in self._keys]
+
+    def page_token(self, stream_id: str, seq: int, call: bytes) -> str:
+        """The token of the page behind `seq`, for who makes the same `call` (32 bytes)."""
+        return _page_token(self._keys[0], stream_id, seq, call).decode()
+
+    def is_page_token_of(self, stream_id: str, seq: int, call: bytes, token: str) -> bool:
+        """Whether `token` is that of this page; as for `is_token_of`."""
+        given = _bytes(token)
+        is_match = False
+        for key in self._keys:
+            is_match |= hmac.compare_digest(_page_token(key, stream_id, seq, call), given)
+        return is_match
+
     def is_token_of(self, stream_id: str, token: str) -> bool:
         """Whether `token` is the stream's, under any of the keys.
 
@@ -87,6 +109,29 @@ class Keyring:
         for key in self._keys:
             is_match |= hmac.compare_digest(_hash(key, stream_id), given)
         return is_match
+
+
+def name_of(token: str) -> bytes:
+    """Where to look for the stream of a token; tells nothing of the token itself."""
+    return hashlib.sha256(_bytes(token)).digest()[:_NAME_BYTES]
+
+
+def place_of(page_token: str) -> tuple[bytes, int] | None:
+    """The stream's name in the token of a page, and the seq; None for what is no such token."""
+    if len(page_token) != _PAGE_TOKEN_LETTERS:
+        return None
+    try:
+        parts = base64.b64decode(_bytes(page_token), b"-_", validate=True)
+    except ValueError:
+        return None
+    return parts[:_NAME_BYTES], int.from_bytes(parts[_NAME_BYTES:][:_SEQ_BYTES], "big")
+
+
+def _page_token(key: bytes, stream_id: str, seq: int, call: bytes) -> bytes:
+    place = seq.to_bytes(_SEQ_BYTES, "big")
+    proof = hmac.digest(key, b"page:" + place + call + _bytes(stream_id), "sha256")
+    name = name_of(_hash(key, stream_id).decode())
+    return base64.urlsafe_b64encode(name + place + proof)
 
 
 def _hash(key: bytes, stream_id: str) -> bytes:

@@ -30,6 +30,7 @@ class Event(enum.Enum):
 
     APPEND = "a message"
     END = "the final response"
+    FAIL = "an error as the final response"
     ABANDON = "nobody came back in time"
     CANCEL = "the client cancelled"
 
@@ -42,11 +43,13 @@ TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
     LIVE: {
         Event.APPEND: LIVE,
         Event.END: COMPLETED,
+        Event.FAIL: Outcome.FAILED,
         Event.ABANDON: Outcome.ABANDONED,
         Event.CANCEL: Outcome.CANCELLED,
     },
     # A call that is done cannot be cancelled any more: the answer may be on its way already.
     COMPLETED: {Event.ABANDON: Outcome.ABANDONED},
+    Outcome.FAILED: {Event.ABANDON: Outcome.ABANDONED},
     Outcome.ABANDONED: {},
     Outcome.CANCELLED: {},
 }
@@ -66,6 +69,7 @@ class Flags(msgspec.Struct, frozen=True):
     """What a poll tells. "pendingMessages: Whether there are unsent messages"."""
 
     is_live: bool
+    has_failed: bool
     pending_messages: bool
     has_request: bool
     has_error: bool
@@ -75,6 +79,7 @@ class StreamState:
     """Where one stream stands."""
 
     __slots__ = (
+        "_answered_at",
         "_batch",
         "_batch_bytes",
         "_bytes_delivered",
@@ -93,6 +98,7 @@ class StreamState:
         "idle_since",
         "last",
         "outcome",
+        "pages",
         "questions",
         "written",
     )
@@ -101,6 +107,7 @@ class StreamState:
         self._record = record
         self._limits = limits
         self.outcome = record.outcome
+        self.pages = list(record.pages or ())  # the seqs of those that are kept
         self.last = self.durable = record.last
         self.delivered = self.written = record.acked
         self._last_request = record.last_request
@@ -114,6 +121,7 @@ class StreamState:
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
         self.idle_since: float | None = None  # None while a connection is attached
+        self._answered_at: float | None = None  # when the last page of all had been sent
 
     # What the handler sends
 
@@ -169,9 +177,16 @@ class StreamState:
         self.questions[request_id] = Question(self.last, line)
         return True
 
-    def end(self, line: bytes, *, is_error: bool, at: float) -> None:
+    def add_page(self, line: bytes) -> bool:
+        """Number a response that is not the last one; False where there is no room for it."""
+        if not self.add(line):
+            return False
+        self.pages.append(self.last)
+        return True
+
+    def end(self, line: bytes, event: Event = Event.END, *, is_error: bool, at: float) -> None:
         """Number the final response; there is always room for it. `at` is wall time."""
-        self.outcome = self._move(Event.END)
+        self.outcome = self._move(event)
         self._release_held()
         self._number(line)
         self._was_ended_at = at
@@ -209,7 +224,8 @@ class StreamState:
         """The batch, as the change that makes it durable; None where there is nothing new."""
         if not self._batch:
             return None
-        run = Run(self.last + 1 - len(self._batch), len(self._batch), b"".join(self._batch))
+        first = self.last + 1 - len(self._batch)
+        run = Run(first, len(self._batch), b"".join(self._batch))
         self._batch.clear()
         self._batch_bytes = 0
         return Append(
@@ -218,7 +234,9 @@ class StreamState:
             run=run,
             last_request=self._last_request,
             last_error=self._last_error,
-            ends_at=self._was_ended_at if self.outcome is COMPLETED else 0.0,
+            outcome=self.outcome,
+            ended_at=self._was_ended_at,
+            pages=tuple(seq for seq in self.pages if seq >= first),
         )
 
     def committed(self, seq: int) -> None:
@@ -254,6 +272,8 @@ class StreamState:
         self.written = max(self.written, seq)
         while self._marks and self._marks[0][0] <= seq:
             self._bytes_delivered = self._marks.popleft()[1]
+        while self.pages and self.pages[0] <= seq:
+            del self.pages[0]
         return True
 
     @property
@@ -267,6 +287,7 @@ class StreamState:
         self._batch.clear()
         self._batch_bytes = 0
         self._held.clear()
+        self.pages.clear()
         self.questions.clear()
         self.delivered = self.written = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
@@ -276,7 +297,12 @@ class StreamState:
     @property
     def is_ended(self) -> bool:
         """Whether the final response is numbered; it may still be on its way to disk or client."""
-        return self.outcome is COMPLETED
+        return self.outcome in (COMPLETED, Outcome.FAILED)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether there may be responses before the final one, which only their tokens confirm."""
+        return self._record.pages is not None
 
     @property
     def is_tombstone(self) -> bool:
@@ -295,6 +321,23 @@ class StreamState:
         """
         return self.is_ended and position >= self.last
 
+    def answer_after(self, position: int) -> int | None:
+        """The seq of the first response behind `position`, a page or the final one; None where it
+        is not there yet.
+        """
+        if self.is_paged and position < self.delivered:
+            return self.delivered  # it was one: nothing else moves the mark of such a stream
+        page = next((seq for seq in self.pages if seq > position), None)
+        if page is None and self.is_ended:
+            return self.last
+        return page
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the first response, which may be a page of many, was written."""
+        answer = self.answer_after(0)
+        return answer is not None and answer <= self.written
+
     def flags(self, after: int | None = None) -> Flags:
         """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
 
@@ -307,6 +350,7 @@ class StreamState:
             # A final response that a crash could take back has not been given yet: who is told
             # "completed" and "nothing pending" takes it that there will be no more.
             is_live=self.outcome is LIVE or self.durable < self.last,
+            has_failed=self.outcome is Outcome.FAILED,
             pending_messages=self.durable > mark,
             has_request=(self.durable > mark and self._last_request > mark) or bool(self.questions),
             has_error=mark < self._last_error <= self.durable,
@@ -322,6 +366,8 @@ class StreamState:
     def detach(self, now: float) -> None:
         """No connection follows the stream any more."""
         self.idle_since = now
+        if self.is_paged and self._answered_at is None and self.is_finished(self.written):
+            self._answered_at = now
 
     def touch(self, now: float) -> None:
         """The client was heard of: the clock of `max` starts again."""
@@ -342,9 +388,13 @@ class StreamState:
         """
         if self.idle_since is None:
             return None
+        limits = self._limits
         if self.is_tombstone:
-            return self.idle_since + self._limits.tombstone_s
+            return self.idle_since + limits.tombstone_s
+        if self._answered_at is not None:
+            # "Clients MUST treat resume tokens from completed requests as expired."
+            return min(self.idle_since + self._record.max_s, self._answered_at + limits.last_page_s)
         keep_s = self._record.max_s
         if self.is_drained:
-            keep_s = min(keep_s, self._limits.drained_s)
+            keep_s = min(keep_s, limits.drained_s)
         return self.idle_since + keep_s

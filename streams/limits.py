@@ -25,6 +25,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     session_idle_s: float = DAY_S  # after this long a session that nobody uses is ended
     tombstone_s: float = DAY_S  # how long it is remembered that a stream was abandoned or cancelled
     drained_s: float = DAY_S  # how long a completed and delivered stream keeps its status
+    last_page_s: float = 120.0  # how long the last page can be asked for again
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

@@ -10,18 +10,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-import structlog
 import trio
 
 from streams import clientwire, messages
 from streams.answers import Answers
 from streams.clientwire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
+from streams.logs import log
 from streams.messages import Channel, Incoming, Kind, Message, RequestId, TooLarge, look
 from streams.running import RunningCall, Unsound
 from streams.ticket import Ticket
-
-log = structlog.get_logger()
 
 # What may wait to be written before who wants to write waits too.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
@@ -48,7 +46,7 @@ class Calls:
         """Hold a call, under all the names that it has."""
         self._all[call] = None
         self.by_id[call.request_id] = call
-        if call.ticket is not None:
+        if call.ticket is not None and call.ticket.stream:
             self.by_stream[call.ticket.stream] = call
 
     def remove(self, call: RunningCall) -> None:
@@ -59,12 +57,17 @@ class Calls:
         if call.ticket is not None and self.by_stream.get(call.ticket.stream) is call:
             del self.by_stream[call.ticket.stream]
 
+    def of(self, ticket: Ticket) -> RunningCall | None:
+        """The call that a ticket leads to, where it is here already."""
+        calls = (each for each in self._all if each.ticket and each.ticket.leads_to_same(ticket))
+        return next(calls, None)
+
     def __contains__(self, call: RunningCall) -> bool:
         return call in self._all
 
     def only_unnumbered(self) -> RunningCall | None:
         """The call that a message without a number must belong to; None where that is not clear."""
-        plain = [call for call in self._all if call.is_running and not call.is_numbered]
+        plain = [call for call in self._all if not call.is_numbered]
         return plain[0] if len(plain) == 1 else None
 
 
@@ -101,6 +104,7 @@ class Link:
         on_notification: Callable[[Message], None],
     ) -> None:
         self.hello = Hello("")
+        self.is_numbering = False  # the server, and what it sends here
         self.is_over = False
         self.was_useful = False  # something came that somebody waited for
         self._channel = channel
@@ -109,6 +113,8 @@ class Link:
         self._new_id = new_id
         self._on_notification = on_notification
         self._replies: dict[RequestId, Reply] = {}
+        self._announcements = clientwire.announcements()
+        self._endings = clientwire.endings()
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._due: dict[RunningCall, None] = {}  # to be acknowledged in the next write
@@ -117,6 +123,7 @@ class Link:
         self._has_later = trio.Event()
         self._moved = trio.Event()
         self._is_writing = False
+        self._turns_pages = False
         self._run_left = 0  # lines of the current run that have not come
         self._run_seq = 0
         self._run_call: RunningCall | None = None
@@ -164,6 +171,7 @@ class Link:
 
     async def ask(self, method: str, params: dict[str, Any]) -> Message | None:
         """Send a request and wait for its response; None when the connection went before that."""
+        self._turns_pages |= method == "tools/call"
         request_id = self._new_id()
         await self.send(messages.request(request_id, method, params))
         return await self.reply_to(request_id)
@@ -302,30 +310,32 @@ class Link:
     ) -> RunningCall | None:
         self.was_useful = True
         reply = self._replies.get(request_id)
+        call = self._calls.by_id.get(request_id)
+        # Then it is no entry: it says what became of the delivery.
+        is_over = message.kind is Kind.ERROR and clientwire.ends_delivery(message)
         if reply is not None:
             reply.give(message)
-            return None
-        call = self._calls.by_id.get(request_id)
+            if call is None or is_over:
+                return None
         if call is None:
             return None  # to something that nobody waits for any more
-        if call.is_numbered and message.kind is Kind.ERROR:
-            # Not an entry: it says what became of the delivery.
+        if is_over or (call.is_numbered and message.kind is Kind.ERROR):
             call.fail(clientwire.as_error(clientwire.error_of(message)))
         else:
             call.take_line(line)
         return call
 
     def _notified(self, message: Message, line: bytes) -> RunningCall | None:
+        method = str(message.method)
         try:
-            match message.method:
-                case clientwire.POSITION:
-                    self._begin_run(clientwire.position(message.params))
-                    return None
-                case clientwire.CREATE:
-                    self._announced(clientwire.created(message.params))
-                    return None
-                case clientwire.END:
-                    return None  # the final response has said it
+            if method == clientwire.POSITION:
+                self._begin_run(clientwire.position(message.params))
+                return None
+            if method in self._announcements:
+                self._announced(self._announcements[method](message.params))
+                return None
+            if method in self._endings:
+                return None
         except ValueError as error:
             raise Unsound(f"{message.method}: {error}") from None
         call = self._whose(message)
@@ -341,16 +351,25 @@ class Link:
             call = None if token is None else self._calls.by_id.get(token)
             return call if call is not None and not call.is_numbered else None
         # Of a server that numbers, what has no number belongs to no call.
-        return None if self.hello.has_positions else self._calls.only_unnumbered()
+        return None if self.is_numbering else self._calls.only_unnumbered()
 
     def _begin_run(self, position: clientwire.Position) -> None:
-        self._run_left = position.count
-        self._run_seq = position.seq
-        self._run_call = self._calls.by_stream.get(position.stream_id)
+        self._run_left, self._run_seq = position.count, position.seq
+        stream = position.stream_id
+        if stream not in self._calls.by_stream and not self._turns_pages:
+            # A token alone may have led here. What is of a page is nobody's.
+            tickets = [call.ticket for call in self._calls if call.way is self]
+            nameless = [ticket for ticket in tickets if ticket and not ticket.stream]
+            if len(nameless) == 1:
+                self._announced(nameless[0].named(stream))
+        self._run_call = self._calls.by_stream.get(stream)
 
     def _announced(self, ticket: Ticket) -> None:
         call = self._calls.by_id.get(ticket.request_id)
-        if call is not None and (call.ticket is None or call.ticket.stream == ticket.stream):
+        if call is None:
+            return
+        known = call.ticket
+        if known is None or (known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known)):
             call.announce(ticket)
             self._calls.add(call)
 

@@ -42,6 +42,12 @@ class Run(msgspec.Struct, frozen=True):
             start = self.body.index(b"\n", start) + 1
         return Run(seq + 1, self.count - skipped, self.body[start:])
 
+    def until(self, seq: int) -> "Run":
+        """This run as far as `seq`, which must lie in it."""
+        if seq >= self.last:
+            return self
+        return Run(self.seq, seq + 1 - self.seq, self.body[: -len(self.after(seq).body)])
+
     def without_last(self) -> tuple["Run", bytes]:
         """This run without its last line, which may leave none, and that line."""
         start = self.body.rfind(b"\n", 0, -1) + 1
@@ -241,6 +247,14 @@ def error(id: RequestId | None, refused: Refusal) -> bytes:
     if refused.data is not None:
         body["data"] = refused.data
     return _line({"jsonrpc": "2.0", "id": id, "error": body})
+
+
+def readdressed(response: bytes, id: RequestId) -> bytes:
+    """A response as the answer to another request; what it says is left as it is."""
+    message = _decode_message(response)
+    if message.result is msgspec.UNSET:
+        return _line({"jsonrpc": "2.0", "id": id, "error": message.error})
+    return _line({"jsonrpc": "2.0", "id": id, "result": message.result})
 
 
 def _line(message: dict[str, Any]) -> bytes:

@@ -8,12 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import structlog
 import trio
 
-from streams import dialects, messages
+from streams import dialects, extension, messages
 from streams.connection import Connection
-from streams.dialects import Poll, Standing
 from streams.engine import Engine, Handler
 from streams.errors import (
     INVALID_PARAMS,
@@ -23,19 +21,19 @@ from streams.errors import (
     refusal,
 )
 from streams.lifecycle import ProgressToken
+from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
 from streams.tools import Tool, error_result
+from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
     from streams.server import Server
 
-log = structlog.get_logger()
-
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
-MakeHandler = Callable[[Tool, Mapping[str, Any], Session, ProgressToken | None], Handler]
+MakeHandler = Callable[[Tool, Mapping[str, Any], Session], Handler]
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -75,21 +73,23 @@ class Peer:
         self._server = server
         self._engine = engine
         self._handler = handler
+        self._questions = dialects.questions()
+        self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
             "initialize": self._initialize,
             "ping": lambda _: {},
             "tools/list": self._list_tools,
             "logging/setLevel": self._set_level,
-            **dict.fromkeys(dialects.QUESTIONS, self._poll),
+            **dict.fromkeys(self._questions, self._poll),
         }
         # These answer when they are done, and need the message as it came.
         self._deliveries: dict[str, Callable[[Message, bytes, Connection], None]] = {
             "tools/call": self._call_tool,
-            **dict.fromkeys(dialects.RESUMES, self._resume),
+            **dict.fromkeys(self._resumings, self._resume),
         }
         self._notifications: dict[str, Callable[[Message], None]] = {
             "notifications/cancelled": self._cancelled,
-            dialects.ACK: self._ack,
+            extension.ACK: self._ack,
         }
 
     def delivers(self, method: str) -> bool:
@@ -175,11 +175,11 @@ class Peer:
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
         params = _params(message, _Initialize)
-        session.settings = dialects.settings_of(params.capabilities)
+        session.settings = extension.settings_of(params.capabilities)
         session.capabilities = params.capabilities
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
-        ours = dialects.advertisement()
+        ours = extension.advertisement()
         server = self._server
         answer = {
             "protocolVersion": session.revision,
@@ -216,6 +216,10 @@ class Peer:
     def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, _CallTool)
         assert isinstance(message.id, int | str)
+        token = dialects.page_token(message.params)
+        if token is not None:
+            self._turn(message, token, params.meta.progress_token, connection)
+            return
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
@@ -229,14 +233,23 @@ class Peer:
         server = self._server
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
-        self._engine.begin(
+        stream = self._engine.begin(
             connection,
             line,
-            self._handler(tool, arguments, self.session, params.meta.progress_token),
+            self._handler(tool, arguments, self.session),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
+            is_paged=tool.paged is not None,
         )
+        stream.progress_token = params.meta.progress_token
+
+    def _turn(
+        self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
+    ) -> None:
+        assert isinstance(message.id, int | str)
+        stream = self._engine.access.turn(connection, token, message.params, reply_id=message.id)
+        stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
         self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
@@ -246,20 +259,24 @@ class Peer:
     def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        intent = dialects.RESUMES[method](message.params)
-        speaks = self.session.settings.dialects or dialects.speakers_of(method)
-        self._engine.access.resume(connection, intent, reply_id=request_id, speaks=speaks)
+        word = self._resumings[method]
+        self._engine.access.resume(
+            connection,
+            word.read(message.params),
+            reply_id=request_id,
+            speaks=self.session.settings.dialects or dialects.speakers_of(method),
+            takes_over=word.takes_over,
+        )
 
-    def _poll(self, message: Message) -> Standing | dict[str, Any]:
-        intent = dialects.QUESTIONS[str(message.method)](message.params)
-        if isinstance(intent, Poll):
-            return self._engine.access.poll(self.session, intent)
-        standings, cursor = self._engine.access.poll_all(self.session, intent)
-        page: dict[str, Any] = {"statuses": standings}
-        return page if cursor is None else page | {"nextCursor": cursor}
+    def _poll(self, message: Message) -> Any:
+        word = self._questions[str(message.method)]
+        access = self._engine.access
+        if isinstance(word, Polling):
+            return word.tell(access.poll(self.session, word.read(message.params)))
+        return word.tell(*access.poll_all(self.session, word.read(message.params)))
 
     def _ack(self, message: Message) -> None:
-        acked = dialects.ack(message.params)
+        acked = extension.ack(message.params)
         self._engine.access.ack(self.session, acked.stream, acked.seq)
 
 

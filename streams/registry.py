@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from streams.errors import refusal
+from streams.keys import Keyring
 from streams.limits import Limits
 from streams.stream import Stream
 
@@ -11,10 +12,12 @@ from streams.stream import Stream
 class Registry:
     """Every stream of a journal: running, undelivered, or remembered for a while."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, keyring: Keyring) -> None:
         self._limits = limits
+        self._keyring = keyring
         self._numbers = itertools.count(1)
         self._by_id: dict[str, Stream] = {}
+        self._by_name: dict[bytes, Stream] = {}  # those that may be asked for by a token alone
         # Running or not known to be delivered, of each principal, in the order of creation.
         self._wanted: dict[str, dict[int, Stream]] = {}
         # Drained, abandoned and cancelled ones, in that order: what goes first where room is
@@ -32,9 +35,15 @@ class Registry:
         """The stream of this id."""
         return self._by_id.get(stream_id)
 
+    def named(self, name: bytes) -> Stream | None:
+        """The stream of this name, which is what its tokens lead to (`keys.name_of`)."""
+        return self._by_name.get(name)
+
     def add(self, stream: Stream) -> None:
         """Hold a stream that runs or is not delivered."""
         self._by_id[stream.id] = stream
+        if stream.record.is_announced:
+            self._by_name |= dict.fromkeys(self._keyring.names(stream.id), stream)
         self._wanted.setdefault(stream.record.principal, {})[stream.number] = stream
 
     def retire(self, stream: Stream) -> None:
@@ -45,6 +54,9 @@ class Registry:
     def remove(self, stream: Stream) -> None:
         """Forget a stream."""
         self._by_id.pop(stream.id, None)
+        if stream.record.is_announced:
+            for name in self._keyring.names(stream.id):
+                self._by_name.pop(name, None)
         self._leftover.pop(stream, None)
         self._unwant(stream)
 
@@ -86,7 +98,8 @@ class Registry:
 
 
 def _is_probably_read(stream: Stream) -> bool:
-    """Whether it was fully written to a client that confirms nothing."""
+    """Whether it was fully written to a client that confirms nothing, or not that it has it all."""
     state = stream.state
     is_written = state.is_ended and state.written == state.last
-    return is_written and not state.client_confirms and stream.delivery is None
+    may_confirm = state.client_confirms and not state.is_paged
+    return is_written and not may_confirm and stream.delivery is None

@@ -1,24 +1,21 @@
 """What becomes of running calls when connections come and go: `running.Home` for a client.
 
 A call belongs to one connection at a time (`call.way`). The original request attaches it to the one
-that it is sent over; on every later one a `stream/resume` does, whose response comes last and says
-how that delivery ended.
+that it is sent over; on every later one a resume does. Its response comes last: it says how that
+delivery ended, or, where the resume took over from the original request, is the call's own.
 """
 
 from typing import Final
 
-import structlog
 import trio
 
-from streams import clientwire, messages
+from streams import clientwire
 from streams.answers import Answers
 from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
 from streams.keeper import RETRY_S, Keeper
 from streams.link import Calls, Link
 from streams.messages import Kind, Message, RequestId
 from streams.running import RunningCall
-
-log = structlog.get_logger()
 
 _HELD: Final = (
     "This client still receives the stream: read it there, or resume over another client."
@@ -70,9 +67,13 @@ class Resumer:
 
         Raises `CannotConnect`, or `StreamGone` where this client has the stream already.
         """
-        link = await self._keeper.connected()
-        if call in self._calls:  # it was left and is read on
-            return
+        try:
+            link = await self._keeper.connected()
+        except BaseException:
+            call.is_left = True  # again: its connection must not wait for it to be read
+            raise
+        if call in self._calls or call.is_complete or call.has_failed:
+            return  # it was left and is read on
         if call.request is None:
             await self._make_way(call, link)
             self._calls.add(call)
@@ -90,7 +91,7 @@ class Resumer:
     async def _make_way(self, call: RunningCall, link: Link) -> None:
         """Let what is still under way of an earlier delivery pass."""
         assert call.ticket is not None
-        earlier = self._calls.by_stream.get(call.ticket.stream)
+        earlier = self._calls.of(call.ticket)
         if earlier is None:
             return
         if earlier.has_failed or (earlier.is_left and earlier.resume_id is not None):
@@ -124,21 +125,24 @@ class Resumer:
                     call.fail(_as_error(reply))
                     break
                 await trio.sleep(pause_s)
-        if not (call.is_running or call.is_left):
+        # What was detached is forgotten behind its last messages (`_barrier`).
+        if not (call.is_running or call.resuming.cancelled_caught):
             self._calls.remove(call)
 
     async def _deliver(self, call: RunningCall, link: Link) -> Message | None:
         ticket = call.ticket
         assert ticket is not None  # without one, a call does not outlive its connection
-        request_id = self._keeper.new_id()
-        params = clientwire.named(ticket.stream, ticket.token, call.cursor)
-        call.attach(link, request_id)
-        await link.send(messages.request(request_id, clientwire.RESUME, params))
+        # What takes over a request has its id, and cannot be told from it any more.
+        takes_over = clientwire.resuming(ticket).takes_over
+        request_id = call.request_id if takes_over else self._keeper.new_id()
+        resume_id = None if takes_over else request_id
+        call.attach(link, resume_id)
+        await link.send(clientwire.resume(ticket, request_id, call.cursor))
         self._keeper.stir()
         try:
             return await link.reply_to(request_id)
         finally:
-            if call.resume_id == request_id and not call.is_complete:
+            if call.resume_id == resume_id and not (call.is_complete or link.is_over):
                 call.way = None
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
@@ -148,7 +152,7 @@ class Resumer:
         if reply.kind is Kind.ERROR:
             error = clientwire.error_of(reply)
             if error.reason in clientwire.RETRIED:
-                return error.retry_after_s or RETRY_S
+                return error.retry_after_s or max(ticket.min_s, RETRY_S)
         elif clientwire.how_it_ended(reply) == "released":
             return max(ticket.min_s, RETRY_S)
         call.fail(_as_error(reply))  # which changes nothing where the final response is here
@@ -168,10 +172,8 @@ class Resumer:
             self._calls.remove(call)
             if call.is_complete and not call.is_confirmed:
                 # Its connection went before it could be confirmed: a cursor does that too.
-                ticket, request_id = call.ticket, self._keeper.new_id()
-                assert ticket is not None
-                params = clientwire.named(ticket.stream, ticket.token, call.cursor)
-                link.post(messages.request(request_id, clientwire.RESUME, params))
+                assert call.ticket is not None
+                link.post(clientwire.resume(call.ticket, self._keeper.new_id(), call.cursor))
 
     def _leave_attached(self, call: RunningCall, link: Link) -> None:
         link.post(call.ack())
@@ -215,7 +217,8 @@ class Resumer:
             link.want_ack(call, now=now)
 
     def ended(self, call: RunningCall) -> None:
-        """The final response is here."""
+        """The final response is here: what asked for it may be answered by that alone."""
+        call.resuming.cancel()
         self._calls.remove(call)
 
 

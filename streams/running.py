@@ -259,8 +259,7 @@ class RunningCall:
         if not self._is_settled:
             self._is_settled = True
             self._end += 1
-            if self.is_numbered:
-                self._home.want_ack(self, now=True)
+            self._home.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()
@@ -327,11 +326,18 @@ class RunningCall:
         while self.is_full:
             await self._inbox.room()
 
-    def rejoin(self, ticket: Ticket) -> bool:
-        """Read on where this call was left, if that is where `ticket` stands; whether it is."""
+    def rejoin(self, ticket: Ticket | None) -> bool:
+        """Read on where this call was left, if that is where `ticket` stands; whether it is.
+
+        Without one any place will do, also one behind messages that nobody has kept.
+        """
         is_coming = self.is_left and self.resume_id is None  # a resumed call is detached then
-        if not is_coming or self._inbox.is_dropped or ticket.after != (self._taken or None):
+        if not is_coming or self._failure or self.ticket is None:
             return False
+        if ticket and (self._inbox.is_dropped or ticket.after != self.ticket.after):
+            return False
+        if self._inbox.is_dropped:
+            self._inbox, self._end = Inbox(), self._received or 0
         self.is_left = False
         self._is_waiting = True
         return True

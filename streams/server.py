@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, overload
 
-import structlog
 import trio
 
 from streams import messages
@@ -14,18 +13,19 @@ from streams.engine import Engine, Handler, open_engine
 from streams.errors import JournalUnusable, StreamsError
 from streams.journal import Journal
 from streams.keys import Keyring
-from streams.lifecycle import ProgressToken
 from streams.limits import Limits
+from streams.logs import log
 from streams.messages import Channel
+from streams.paging import Paging
 from streams.peer import Peer
 from streams.session import Session
 from streams.stream import Overflow, Stream
 from streams.tools import Tool, ToolAnnotations, Tools, error_result, make_tool, to_result
 
-log = structlog.get_logger()
-
 # Sync tools run in threads: what they may have at once, apart from everything else's threads.
 THREADS_MAX: Final = 40
+# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
+PAGING_THREADS_MAX: Final = 1_000
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -80,18 +80,29 @@ class Server:
         resume_min_s: float | None = None,
         resume_max_s: float | None = None,
         overflow: Overflow = "block",
+        pages: bool = False,
+        pages_ahead: int = 1,
+        page_wait_s: float = 10.0,
+        expected_s: float | None = None,
     ) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
         """Make a function a tool: its name, docstring and annotations say what it is.
 
         A plain function runs in a thread. `overflow="fail"` ends a call whose client is too far
-        behind, instead of making the tool wait. Raises `TypeError` or `ValueError` for what cannot
-        be a tool.
+        behind, instead of making the tool wait. `expected_s` tells clients how many seconds a call
+        is likely to take. With `pages` the function is a generator, and each call gets one of the
+        results that it yields, with a token for the next one: they are made `pages_ahead` of the
+        calls, and an empty one is given where there is none within `page_wait_s` seconds.
+
+        Raises `TypeError` or `ValueError` for what cannot be a tool.
         """
         if function is None:
             return partial(self.tool, **settings)
-        self.tools.add(make_tool(function, **settings))
+        tool = make_tool(function, **settings)
+        if tool.paged and tool.resume_max_s is None and self.resume_max_s == 0:
+            raise ValueError(f"tool {tool.name}: pages need a resume_max_s above 0")
+        self.tools.add(tool)
         return function
 
     @asynccontextmanager
@@ -113,6 +124,7 @@ class RunningServer:
         self.server = server
         self.engine = engine
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
+        self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
 
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it is over."""
@@ -134,29 +146,30 @@ class RunningServer:
         tool: Tool,
         arguments: Mapping[str, Any],
         session: Session,
-        progress_token: ProgressToken | None,
     ) -> Handler:
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
-            call = Call(stream, tool=tool.name, session=session, progress_token=progress_token)
-            result = await self._invoke(tool, arguments, call)
+            call = Call(stream, tool=tool.name, session=session)
+            result = await self._result(tool, arguments, call, stream)
             return messages.result(stream.request_id, result), bool(result.get("isError"))
 
         return handle
 
-    async def _invoke(self, tool: Tool, arguments: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    async def _result(
+        self, tool: Tool, arguments: Mapping[str, Any], call: Call, stream: Stream
+    ) -> dict[str, Any]:
         """The tool's result; its exception becomes one too, and its traceback goes to the log."""
+        first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
+        work = partial(tool.function, *first, **arguments)
         try:
+            if tool.paged is not None:
+                paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+                return await paging.run(work(), self._paging_limiter)
             if tool.is_async:
-                first = (call,) if tool.takes_call else ()
-                value = await tool.function(*first, **arguments)
-            else:
-                sync_first = (SyncCall(call),) if tool.takes_call else ()
-                value = await trio.to_thread.run_sync(
-                    partial(tool.function, *sync_first, **arguments),
-                    abandon_on_cancel=True,
-                    limiter=self._limiter,
-                )
+                return to_result(await work(), tool)
+            value = await trio.to_thread.run_sync(
+                work, abandon_on_cancel=True, limiter=self._limiter
+            )
             return to_result(value, tool)
         except Exception as error:
             if isinstance(error, StreamsError):

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import structlog
 import trio
 
 from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable, first_of
 from streams.journal import Journal
 from streams.keys import Keyring
+from streams.logs import log
 from streams.memory import MemoryJournal
 from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.ownership import key_path, socket_path
@@ -29,8 +29,6 @@ from streams.server import RunningServer, Server
 from streams.sqlite import open_sqlite_journal
 from transports import http, stdio, unix, websocket
 from transports.origins import names_loopback
-
-log = structlog.get_logger()
 
 # Threads of the journal and of tools come and go in less than the interpreter's 5 ms, for which
 # everybody else would wait.

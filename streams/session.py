@@ -6,7 +6,7 @@ number of requests (`streams.sessions`).
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
-from streams.dialects import Settings
+from streams.extension import Settings
 from streams.messages import RequestId
 
 if TYPE_CHECKING:

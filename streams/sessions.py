@@ -6,6 +6,8 @@ of a resume, the grant of that delivery:
 
     <key>_<seq>            the response to the originating request
     <key>_<seq>_<grant>    the response to a resume
+
+Either is followed by `.end` where the event said that nothing more will come of that response.
 """
 
 import re
@@ -15,10 +17,10 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams import dialects
+from streams import extension
 from streams.clock import wall
 from streams.committer import Committer
-from streams.delivery import Delivery
+from streams.delivery import Delivery, Granted
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
 from streams.journal import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
 from streams.keys import Keyring, hashed, new_id, new_request_id
@@ -30,7 +32,10 @@ from streams.stream import Stream
 GRANTS_MAX: Final = 16  # of one stream in one session; of more resumes, the oldest cannot go on
 SEEN_EVERY_S: Final = 3600.0  # how late the journal may be with when a session was last used
 
-_EVENT_ID: Final = re.compile(r"([0-9a-f]{32})_([0-9]{1,18})(?:_([A-Za-z0-9_-]{1,64}))?")
+END: Final = ".end"
+_EVENT_ID: Final = re.compile(
+    r"([0-9a-f]{32})_([0-9]{1,18})(?:_([A-Za-z0-9_-]{1,64}))?(\.end)?", re.ASCII
+)
 
 
 class EventId(msgspec.Struct, frozen=True):
@@ -38,8 +43,8 @@ class EventId(msgspec.Struct, frozen=True):
 
     stream: str
     seq: int
-    grant: str
-    reply_id: RequestId | None
+    granted: Granted
+    is_end: bool
 
 
 class HttpSession(Session):
@@ -77,7 +82,7 @@ class HttpSession(Session):
         session.principal = record.principal
         session.revision = record.revision
         session.capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
-        session.settings = dialects.settings_of(session.capabilities)
+        session.settings = extension.settings_of(session.capabilities)
         session.level = record.level
         session.seen_at = record.seen_at
         return session
@@ -86,13 +91,13 @@ class HttpSession(Session):
 class _Named:
     """A stream that a session was given event ids of."""
 
-    __slots__ = ("grants", "key", "stream")
+    __slots__ = ("granted", "key", "stream")
 
     def __init__(self, stream: str, key: str) -> None:
         self.stream = stream
         self.key = key  # the newest one
-        # Under which id a response ends; "" is that to the originating request, which has its own.
-        self.grants: dict[str, RequestId | None] = {}
+        # The responses, by the names of their grants; that to the originating request has none.
+        self.granted: dict[str, Granted] = {}
 
 
 class Sessions:
@@ -128,12 +133,12 @@ class Sessions:
         known = {stream.id for stream in streams}
         for stream in streams:
             if owner := principals.get(stream.record.principal):
-                self._name(owner, stream.id).grants[""] = None
+                self._name(owner, stream.id).granted[""] = Granted(None)
         for grant in grants:
             session_of_grant = self._by_key.get(grant.session)
             if session_of_grant is not None and grant.stream in known:
                 named = self._name(session_of_grant, grant.stream)
-                named.grants[grant.delivery] = grant.reply_id
+                named.granted[grant.delivery] = Granted(grant)
 
     # Sessions
 
@@ -204,11 +209,12 @@ class Sessions:
     def name(self, session: HttpSession, delivery: Delivery) -> tuple[str, str]:
         """What the ids of a delivery's events begin and end with."""
         named = self._name(session, delivery.stream.id)
-        if delivery.reply_id is None:
-            named.grants[""] = None
-        elif not delivery.grant:
-            self._grant(session, named, delivery, delivery.reply_id)
-        return named.key, delivery.grant
+        if delivery.granted is None:
+            if delivery.reply_id is None:
+                delivery.granted = named.granted[""] = Granted(None)
+            else:
+                delivery.granted = self._grant(session, named, delivery, delivery.reply_id)
+        return named.key, delivery.granted.name
 
     def _name(self, session: HttpSession, stream_id: str) -> _Named:
         keys = self._keyring.event_keys(stream_id)
@@ -221,28 +227,32 @@ class Sessions:
 
     def _grant(
         self, session: HttpSession, named: _Named, delivery: Delivery, reply_id: RequestId
-    ) -> None:
+    ) -> Granted:
         """Let the session continue this delivery; it must not hear of it before that is durable."""
-        delivery.grant, delivery.is_granted = new_request_id(), False
-        named.grants[delivery.grant] = reply_id
-        self._committer.add(SaveGrant(Grant(session.key, delivery.grant, named.stream, reply_id)))
-        resumes = list(filter(None, named.grants))
+        name = new_request_id()
+        takes_over, start = delivery.takes_over, delivery.start
+        grant = Grant(session.key, name, named.stream, reply_id, takes_over, start)
+        granted = named.granted[name] = Granted(grant, is_call=delivery.is_call)
+        delivery.is_granted = False
+        self._committer.add(SaveGrant(grant))
+        resumes = list(filter(None, named.granted))
         if len(resumes) > GRANTS_MAX:
-            del named.grants[resumes[0]]
+            del named.granted[resumes[0]]
             self._committer.add(DropGrant(session.key, resumes[0]))
         self._committer.mark(delivery, 0)
+        return granted
 
     def parse(self, session: HttpSession, event_id: str) -> EventId:
         """What an event id stands for. Raises `Refusal` where it is none of this session's."""
         match = _EVENT_ID.fullmatch(event_id)
         named = session.streams.get(match[1]) if match else None
-        grant = (match[3] or "") if match else ""
-        if match is None or named is None or grant not in named.grants:
+        granted = named.granted.get(match[3] or "") if match and named else None
+        if match is None or named is None or granted is None:
             raise Refusal(
                 INVALID_PARAMS,
                 "This Last-Event-ID is none that this session was given: send one that is.",
             )
-        return EventId(named.stream, int(match[2]), grant, named.grants[grant])
+        return EventId(named.stream, int(match[2]), granted, bool(match[4]))
 
     def cursor(self, stream_id: str, event_id: str | None) -> int | None:
         """Up to where an event id, of any session, says that the client has a stream."""

@@ -8,7 +8,7 @@ named `call` and has no annotation. Annotations may be strings.
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import msgspec
@@ -25,10 +25,13 @@ class Signature(msgspec.Struct, frozen=True):
     returns: Any
 
     @classmethod
-    def of(cls, function: Callable[..., Any], what: str) -> "Signature":
-        """Raises `TypeError`, beginning with `what`, for a function that cannot be a tool."""
+    def of(cls, function: Callable[..., Any], what: str, *, pages: bool = False) -> "Signature":
+        """Raises `TypeError`, beginning with `what`, for a function that cannot be a tool.
+
+        With `pages` it has to be a generator.
+        """
         core = innermost(function)
-        _require_no_yield(function, core, what)
+        _require_yield(function, core, what, pages)
         signature = _resolved(function, core, what)
         found = list(signature.parameters.values())
         call_name = found.pop(0).name if found and _takes_call(found[0]) else None
@@ -58,15 +61,25 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Whether a call of `function` is to be awaited."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        type(function).__call__  # of an object that is called
-    )
+    written = (function, type(function).__call__)  # the second of an object that is called
+    return _is_any(written, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
-def _require_no_yield(function: Callable[..., Any], core: Callable[..., Any], what: str) -> None:
-    for candidate in (function, core, type(core).__call__):
-        if inspect.isgeneratorfunction(candidate) or inspect.isasyncgenfunction(candidate):
-            raise TypeError(f"{what}: a tool returns its result, it cannot yield; use call.notify")
+def _is_any(written: Iterable[Callable[..., Any]], *kinds: Callable[[Any], bool]) -> bool:
+    return any(is_kind(each) for each in written for is_kind in kinds)
+
+
+def _require_yield(
+    function: Callable[..., Any], core: Callable[..., Any], what: str, pages: bool
+) -> None:
+    written = (function, core, type(core).__call__)
+    has_yield = _is_any(written, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if has_yield and not pages:
+        raise TypeError(
+            f"{what}: a tool returns its result; one that yields pages says so with pages=True"
+        )
+    if pages and not has_yield:
+        raise TypeError(f"{what}: pages=True is for a function that yields them")
 
 
 def _resolved(

@@ -1,15 +1,17 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import TYPE_CHECKING, Literal
 
 import trio
 
 from streams import messages
+from streams.binding import call_digest
 from streams.clock import wall
 from streams.committer import Committer
-from streams.errors import refusal
+from streams.errors import Refusal, refusal
 from streams.journal import Ack, Append, Close, Forget, Record
+from streams.keys import Keyring
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
@@ -51,11 +53,16 @@ class Stream:
         "_answers",
         "_changed",
         "_committer",
+        "_keyring",
         "_limits",
         "_offered",
         "_on_settled",
+        "_progress_token",
         "_reader",
+        "ahead_of_messages",
+        "asked",
         "delivery",
+        "digest",
         "is_reachable",
         "is_recorded",
         "number",
@@ -71,6 +78,7 @@ class Stream:
         record: Record,
         limits: Limits,
         committer: Committer,
+        keyring: Keyring,
         *,
         number: int,
         answers: dict[RequestId, Answer],
@@ -80,9 +88,16 @@ class Stream:
         self.record = record
         self.state = StreamState(record, limits)
         self.number = number  # in the order of creation
-        request_id = messages.parse(record.origin).id
-        assert isinstance(request_id, int | str)
-        self.request_id = request_id
+        origin = messages.parse(record.origin)
+        assert isinstance(origin.id, int | str)
+        self.request_id = origin.id
+        # What the tokens of its pages are bound to.
+        is_paged = self.state.is_paged
+        self.digest = call_digest(origin.params, owner_of(record)) if is_paged else b""
+        self.asked = 0  # the highest place that a client has asked for what is behind it
+        self._progress_token: ProgressToken | None = None
+        # Lets out what must come first, where the tool gives pages.
+        self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
         self.delivery: Delivery | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
@@ -90,6 +105,7 @@ class Stream:
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
+        self._keyring = keyring
         self._answers = answers  # of all streams
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
@@ -113,12 +129,17 @@ class Stream:
 
         Raises `Refusal` where it is too large, or there is no room and the stream fails of that.
         """
-        self._check_size(line)
+        await self._prepare(line)
         await self._offer(lambda: self.state.add(line))
+
+    async def send_page(self, line: bytes) -> None:
+        """Send a response that is not the last one. As for `send`."""
+        self._check_size(line)
+        await self._offer(lambda: self.state.add_page(line))
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress; where there is no room, only the latest of its token is kept."""
-        self._check_size(line)
+        await self._prepare(line)
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
             await self._accepted(size)
@@ -127,7 +148,7 @@ class Stream:
 
     async def ask(self, request_id: RequestId, line: bytes) -> Message:
         """Send a request to the client and wait for the answer, over however many connections."""
-        self._check_size(line)
+        await self._prepare(line)
         answer = self._answers[request_id] = Answer(self)
         is_forced = self.overflow == "fail"
         try:
@@ -136,6 +157,20 @@ class Stream:
         finally:
             self._answers.pop(request_id, None)
             self.state.questions.pop(request_id, None)
+
+    @property
+    def progress_token(self) -> ProgressToken | None:
+        """Under which token progress is reported, if at all.
+
+        MCP: "Progress notifications MUST only reference tokens that: were provided in an active
+        request": a page that is made before it is asked for has none.
+        """
+        is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
+        return self._progress_token if is_awaited else None
+
+    @progress_token.setter
+    def progress_token(self, token: ProgressToken | None) -> None:
+        self._progress_token = token
 
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
@@ -167,6 +202,11 @@ class Stream:
     def _mark(self, size_before: int) -> None:
         self._committer.mark(self, self.state.batch_bytes - size_before)
 
+    async def _prepare(self, line: bytes) -> None:
+        self._check_size(line)
+        if self.ahead_of_messages is not None:
+            await self.ahead_of_messages()
+
     def _check_size(self, line: bytes) -> None:
         if len(line) > self._limits.message_bytes_max:
             raise refusal("too_large", limit=self._limits.message_bytes_max)
@@ -174,18 +214,25 @@ class Stream:
     def _fail(self) -> Exception:
         failure = refusal("too_large", limit=self._limits.unsent_entries_max)
         failure.message = "The client reads too slowly and the stream is full: make the call again."
-        self.finish(messages.error(self.request_id, failure), is_error=True)
+        self.fail(failure)
         return failure
 
     # For the engine
 
     def finish(self, line: bytes, *, is_error: bool) -> None:
-        """Send the final response."""
+        """Send the final response, a result; `is_error` tells whether it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
-            too_large = refusal("too_large", limit=self._limits.message_bytes_max)
-            line, is_error = messages.error(self.request_id, too_large), True
+            self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
+        else:
+            self._end(line, Event.END, is_error=is_error)
+
+    def fail(self, refused: Refusal) -> None:
+        """Send an error as the final response."""
+        self._end(messages.error(self.request_id, refused), Event.FAIL, is_error=True)
+
+    def _end(self, line: bytes, event: Event, *, is_error: bool) -> None:
         size = self.state.batch_bytes
-        self.state.end(line, is_error=is_error, at=wall())
+        self.state.end(line, event, is_error=is_error, at=wall())
         self._mark(size)
 
     def take(self) -> Append | None:
@@ -223,10 +270,31 @@ class Stream:
         return Forget(self.id, self.record.fence)
 
     def deliver(self, seq: int) -> None:
-        """The client has everything up to `seq`."""
+        """The client has everything up to `seq`.
+
+        That a page has arrived does not mean that it will not be asked for again.
+        """
+        if not self.state.is_paged:
+            self.turn(seq)
+
+    def turn(self, seq: int) -> None:
+        """Nothing up to `seq` is wanted any more, be it a page or not."""
         if self.state.deliver(seq):
             self._delivered()
             self._make_use_of_room()
+
+    @property
+    def pages(self) -> Container[int]:
+        """The seqs behind which a page may be asked for; none once the stream is given up."""
+        state = self.state
+        if state.is_tombstone or not state.is_paged:
+            return ()
+        return (state.delivered, *state.pages) if state.delivered else state.pages
+
+    def tell_page(self, seq: int) -> str:
+        """The token of the page behind `seq`, for a client that can come back with it."""
+        self.is_reachable = True
+        return self._keyring.page_token(self.id, seq, self.digest)
 
     def confirm(self, session: "Session", seq: int) -> bool:
         """An ack of a client that counts; False where it is not for this one to give."""
@@ -241,7 +309,10 @@ class Stream:
         if session is not self._reader:
             self._reader, self._offered = session, 0
         self.delivery = delivery
-        self.state.attach(confirms=session.settings.positions)
+        if delivery.start > self.asked:
+            self.asked = delivery.start
+            self.notify()
+        self.state.attach(confirms=session.settings.positions or self.state.is_paged)
 
     def detach(self, delivery: "Delivery") -> None:
         """The delivery is over; nothing changes where another one has taken its place."""
@@ -279,3 +350,11 @@ class Stream:
         if self.state.release_held():
             self._mark(size)
         self.notify()
+
+
+def owner_of(record: Record) -> str:
+    """Who alone may ask for its pages: a principal that somebody has vouched for, else nobody.
+
+    An anonymous connection is not the same one after a reconnect: there the token is the authority.
+    """
+    return record.principal if record.principal.startswith(("os(", "bearer(")) else ""

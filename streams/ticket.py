@@ -14,7 +14,8 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     `token` is a secret: whoever has it may read the call's messages. `after` is the number of the
     last message that was handed out, None before the first: then the server starts with whatever it
     does not know to have arrived. Times are seconds: the server wants nobody back before `min_s`
-    and deletes the stream when nobody came for `max_s`.
+    and deletes the stream when nobody came for `max_s`. `dialect` is the proposal that leads back
+    to it; where the token is all that this takes, `stream` is empty.
     """
 
     stream: str
@@ -23,6 +24,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     after: int | None = None
     min_s: float = 0.0
     max_s: float | None = None
+    dialect: str = "streams"
 
     def __post_init__(self) -> None:
         if self.after is not None and self.after < 0:
@@ -33,6 +35,15 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     def __str__(self) -> str:
         """One word of url-safe letters. It holds the token: not for logs."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).rstrip(b"=").decode()
+
+    def leads_to_same(self, other: "Ticket") -> bool:
+        """Whether both are for the same call, wherever they stand and whoever told of it."""
+        is_named = self.stream != "" and self.stream == other.stream
+        return is_named or (self.token != "" and self.token == other.token)
+
+    def named(self, stream: str) -> "Ticket":
+        """The same ticket, now that one knows to which stream its token leads."""
+        return msgspec.structs.replace(self, stream=stream)
 
     def __repr__(self) -> str:
         return f"<Ticket {self.stream[:8]}… after {self.after}>"

@@ -28,6 +28,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 import msgspec
 
 from streams.content import Block
+from streams.extension import EXPECTED
 from streams.schemas import (
     Binder,
     GivenSchema,
@@ -58,6 +59,13 @@ class ToolAnnotations(TypedDict, total=False):
     openWorldHint: bool
 
 
+class Paged(msgspec.Struct, frozen=True):
+    """How a tool gives pages: how many ahead of those asked for, and how long one is waited for."""
+
+    ahead: int
+    wait_s: float
+
+
 class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """One tool. `resume_min_s` and `resume_max_s` are None where the server's own hold."""
 
@@ -73,6 +81,8 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     resume_min_s: float | None
     resume_max_s: float | None
     overflow: Overflow
+    paged: Paged | None
+    expected_s: float | None
     binder: Binder
     output_check: OutputCheck | None
 
@@ -96,20 +106,31 @@ def make_tool(
     resume_min_s: float | None = None,
     resume_max_s: float | None = None,
     overflow: Overflow = "block",
+    pages: bool = False,
+    pages_ahead: int = 1,
+    page_wait_s: float = 10.0,
+    expected_s: float | None = None,
 ) -> Tool:
     """Look at a function once; everything that can be wrong with it is told here.
 
     With `input_schema` the arguments are checked by it alone and come as plain JSON; annotations
-    are not looked at. Raises `TypeError` for a function that cannot be a tool, `ValueError` for a
-    name, a schema or a setting that cannot be.
+    are not looked at. With `pages` it is a generator, and each of what it yields is a result.
+    Raises `TypeError` for a function that cannot be a tool, `ValueError` for a name, a schema or a
+    setting that cannot be.
     """
     core = innermost(function)
     tool_name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
     what = f"tool {tool_name}"
     _require_settings(resume_min_s, resume_max_s, overflow, what)
-    accepted = Signature.of(function, what)
+    _require_page_settings(pages_ahead, page_wait_s, expected_s, what)
+    if pages and resume_max_s == 0:
+        raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
+    if pages and output_schema is not None:
+        raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
+    accepted = Signature.of(function, what, pages=pages)
     in_schema, binder = _input(accepted, input_schema, what)
-    out_schema, output_check = _output(accepted.returns, output_schema, what)
+    returns = inspect.Signature.empty if pages else accepted.returns
+    out_schema, output_check = _output(returns, output_schema, what)
     return Tool(
         name=tool_name,
         function=function,
@@ -123,6 +144,8 @@ def make_tool(
         resume_min_s=resume_min_s,
         resume_max_s=resume_max_s,
         overflow=overflow,
+        paged=Paged(pages_ahead, page_wait_s) if pages else None,
+        expected_s=expected_s,
         binder=binder,
         output_check=output_check,
     )
@@ -147,6 +170,14 @@ def _require_settings(
         raise ValueError(f"{what}: resume_min_s ({min_s}) is above resume_max_s ({max_s})")
     if overflow not in get_args(Overflow):
         raise ValueError(f"{what}: overflow: expected 'block' or 'fail', got {overflow!r}")
+
+
+def _require_page_settings(ahead: int, wait_s: float, expected_s: float | None, what: str) -> None:
+    if ahead < 1:
+        raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
+    for name, seconds in (("page_wait_s", wait_s), ("expected_s", expected_s)):
+        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
 
 
 def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnotations | None:
@@ -209,6 +240,7 @@ def listing(tool: Tool) -> dict[str, Any]:
         "inputSchema": tool.input_schema,
         "outputSchema": tool.output_schema,
         "annotations": tool.annotations,
+        "_meta": None if tool.expected_s is None else {EXPECTED: tool.expected_s},
     }
     return {key: value for key, value in entry.items() if value is not None}
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import trio
 
+from streams import Server
 from streams.client import Client
 from streams.messages import Message, decode
 from streams.running import RunningCall
+from tests.house import open_house
 from tests.scripted import Scripted, Stream
+from transports.memory import MemoryServer
 
 Params = dict[str, Any]
 
@@ -59,6 +62,25 @@ class Stepping:
             self._send.send_nowait(text)
 
 
+class Asking:
+    """A tool that asks the client, and a handler that answers when the test says so."""
+
+    def __init__(self, server: Scripted) -> None:
+        server.tools["ask"] = self
+        self.asked = 0
+        self.may_answer = trio.Event()
+
+    async def __call__(self, stream: Stream) -> Any:
+        stream.say("before")
+        answer = await stream.ask("elicitation/create", {"message": "Go on?"})
+        return {"content": [], "answer": answer}
+
+    async def handler(self, params: Params) -> Params:
+        self.asked += 1
+        await self.may_answer.wait()
+        return {"action": "accept", "to": params["message"]}
+
+
 async def rest_of(call: RunningCall) -> list[Any]:
     return [said(message) async for message in call]
 
@@ -73,3 +95,13 @@ async def held(nursery: trio.Nursery, dial: Any) -> Client:
 
     client: Client = await nursery.start(hold)
     return client
+
+
+@asynccontextmanager
+async def at_home(server: Server) -> AsyncIterator[MemoryServer]:
+    """A real server in this process; to connect and to be cut."""
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        memory = MemoryServer()
+        await nursery.start(memory.serve, house.running.serve)
+        yield memory
+        nursery.cancel_scope.cancel()

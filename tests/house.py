@@ -22,8 +22,12 @@ from transports.memory import Cable
 Json = dict[str, Any]
 
 STREAMS: Final[Json] = {"streams": {}}
+REQUESTS: Final[Json] = {"resumableRequests": {}}
 POSITIONS: Final[Json] = {"experimental": {"mcp-streams/v1": {"positions": True}}}
 PLAIN: Final[Json] = {}
+
+RESUME_REQUEST: Final = "requests/resume"
+STATUS_OF_REQUEST: Final = "requests/getStatus"
 
 PATIENCE_S: Final = 5 * 86_400  # of a mock clock, mostly; a safety net
 
@@ -65,6 +69,19 @@ class Talker:
         created = await self.find(lambda m: m.get("method") == "notifications/stream/create")
         stream: Json = created["params"]["stream"]
         return stream
+
+    async def policy(self) -> Json:
+        """How to come back to the request that is announced next, in the words of `REQUESTS`."""
+        told = await self.find(lambda m: m.get("method") == "notifications/requests/resumePolicy")
+        policy: Json = told["params"]
+        return policy
+
+    async def page(
+        self, id: int | str, tool: str, token: str | None = None, **arguments: Any
+    ) -> Json:
+        """A page of a tool, the first one or that of a token: the result, or the error."""
+        turn = {} if token is None else {"resumeToken": token}
+        return await self.request(id, "tools/call", name=tool, arguments=arguments, **turn)
 
     async def read(self) -> Json:
         """The next message."""
@@ -155,6 +172,17 @@ async def greeted(talker: Talker, capabilities: Json = STREAMS) -> Talker:
     await talker.tell("notifications/initialized")
     talker.seen.clear()
     return talker
+
+
+async def requested(
+    house: House, capabilities: Json = REQUESTS, id: int | str = 1
+) -> tuple[Talker, Json]:
+    """A client with a call of `step` under way, and what leads back to it."""
+    talker = await house.dial(capabilities)
+    await talker.call(id, "step")
+    policy = await talker.policy()
+    talker.seen.clear()
+    return talker, with_token(policy)
 
 
 @asynccontextmanager
@@ -262,7 +290,25 @@ def methods(messages: list[Json]) -> list[str]:
 
 def text_of(answer: Json) -> str:
     """What a tool's result says."""
-    return str(answer["result"]["content"][0]["text"])
+    return page_text(answer["result"])
+
+
+def page_text(result: Json) -> str:
+    """What a result or a page says; "" where it is empty."""
+    return "".join(block["text"] for block in result["content"])
+
+
+def next_of(result: Json) -> str:
+    """The token of the page that follows this one."""
+    token = str(result["nextResumeToken"])
+    assert result["_meta"]["mcp-streams/nextResumeToken"] == token
+    return token
+
+
+def is_last(result: Json) -> bool:
+    """Whether nothing leads on from this page."""
+    assert ("nextResumeToken" in result) == ("_meta" in result)
+    return "nextResumeToken" not in result
 
 
 def reason(error: Json) -> str:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from streams import messages
-from streams.dialects import POSITION
+from streams.extension import POSITION
 from streams.messages import Channel, Incoming
 from tests.scripted_http import NDJSON, Asked, HttpServer, Script, accept, http_server
 from transports import httpclient

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from streams.journal import Append, Change, Grant, Journal, Record, SessionRecord
+from streams.journal import Append, Change, Grant, Journal, Outcome, Record, SessionRecord
 from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 
@@ -14,7 +14,7 @@ OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
 Stored = tuple[list[SessionRecord], list[Grant]]
 
 
-def record(stream: str = "s", fence: int = 1) -> Record:
+def record(stream: str = "s", fence: int = 1, pages: tuple[int, ...] | None = None) -> Record:
     return Record(
         stream=stream,
         principal="os(0)",
@@ -24,6 +24,7 @@ def record(stream: str = "s", fence: int = 1) -> Record:
         created_at=1_750_000_000.25,
         fence=fence,
         is_announced=True,
+        pages=pages,
     )
 
 
@@ -33,14 +34,15 @@ def lines(first: int, last: int) -> Run:
 
 
 def append(first: int, last: int, *, stream: str = "s", fence: int = 1, **more: Any) -> Append:
-    return Append(
-        stream,
-        fence,
-        lines(first, last),
-        last_request=more.get("last_request", 0),
-        last_error=more.get("last_error", 0),
-        ends_at=more.get("ends_at", 0.0),
-    )
+    given = {"last_request": 0, "last_error": 0} | more
+    return Append(stream, fence, lines(first, last), **given)
+
+
+def last_append(
+    first: int, last: int, *, outcome: Outcome = Outcome.COMPLETED, at: float = 5.0, **more: Any
+) -> Append:
+    """Lines with the final response among them."""
+    return append(first, last, outcome=outcome, ended_at=at, **more)
 
 
 def session(key: str = "k", seen_at: float = 1_750_000_000.25) -> SessionRecord:
@@ -55,9 +57,13 @@ def session(key: str = "k", seen_at: float = 1_750_000_000.25) -> SessionRecord:
 
 
 def grant(
-    session: str = "k", delivery: str = "d", stream: str = "s", reply_id: RequestId = 1
+    session: str = "k",
+    delivery: str = "d",
+    stream: str = "s",
+    reply_id: RequestId = 1,
+    **more: Any,
 ) -> Grant:
-    return Grant(session, delivery, stream, reply_id)
+    return Grant(session, delivery, stream, reply_id, **more)
 
 
 def memory_journals() -> OpenJournal:

@@ -1,8 +1,10 @@
-"""A stream's record and lines, for the tests of its life."""
+"""A stream's record and lines, and the steps of its life."""
 
 from typing import Any
 
 from streams.journal import Record
+from streams.lifecycle import StreamState
+from streams.messages import Run
 
 FENCE = 1
 
@@ -23,3 +25,22 @@ def record(**more: Any) -> Record:
 
 def line(text: object) -> bytes:
     return f'{{"{text}":0}}\n'.encode()
+
+
+def commit(state: StreamState) -> Run:
+    """Make durable what is numbered."""
+    append = state.take(FENCE)
+    assert append is not None
+    state.committed(append.run.last)
+    return append.run
+
+
+def write(state: StreamState) -> Run:
+    """Make durable what is numbered, and write it."""
+    run = commit(state)
+    state.wrote(run)
+    return run
+
+
+def end(state: StreamState, *, is_error: bool = False) -> None:
+    state.end(line("final"), is_error=is_error, at=1.0)

@@ -1,7 +1,8 @@
 """A server of streams for the client's tests: small, in memory, and as unruly as a test likes.
 
 It speaks what WIRE says a server speaks to a client with positions, or, told so, what a plain MCP
-server speaks. It shares no code with the real one but the JSON-RPC envelope.
+server speaks, or one that knows a proposal and no numbers. It shares no code with the real one but
+the JSON-RPC envelope.
 """
 
 import itertools
@@ -20,6 +21,9 @@ from transports.memory import MemoryServer
 Tool = Callable[["Stream"], Awaitable[Any]]
 Params = dict[str, Any]
 
+CREATE = "notifications/stream/create"
+POLICY = "notifications/requests/resumePolicy"
+
 
 class Stream:
     """What one call has sent. A tool gets it, sends on it, and returns its result."""
@@ -29,8 +33,9 @@ class Stream:
         self.id = f"stream-{number}"
         self.token = f"token-{number}"
         self.request_id = request["id"]
-        self.arguments: Params = request["params"]["arguments"]
-        self.progress_token = request["params"]["_meta"]["progressToken"]
+        self.params: Params = request["params"]
+        self.arguments: Params = self.params["arguments"]
+        self.progress_token = self.params["_meta"].get("progressToken")
         self.entries: list[bytes] = []
         self.acked = 0
         self.is_ended = False
@@ -75,7 +80,7 @@ class Connection:
         self.channel = channel
         self.replies: list[bytes] = []
         self.following: dict[str, tuple[int, Any]] = {}  # stream → (position, id of the resume)
-        self.is_greeted = False
+        self.has_positions = False
 
     def reply(self, line: bytes) -> None:
         self.replies.append(line)
@@ -120,7 +125,7 @@ class Connection:
         return lines
 
     def _header(self, stream: Stream, seq: int, count: int) -> bytes:
-        if not self.server.is_numbering:
+        if not (self.server.is_numbering and self.has_positions):
             return b""
         seq += self.number in self.server.skips_on
         params = {"streamId": stream.id, "seq": seq, "count": count}
@@ -140,9 +145,16 @@ def _ended(request_id: Any, why: str) -> bytes:
 class Scripted:
     """The server. `received` is every message that came, with the number of its connection."""
 
-    def __init__(self, *, is_numbering: bool = True, min_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        is_numbering: bool = True,
+        min_s: float = 0.0,
+        announces: tuple[str, ...] | None = None,
+    ) -> None:
         self.memory = MemoryServer()
         self.is_numbering = is_numbering
+        self.announces = ((CREATE,) if is_numbering else ()) if announces is None else announces
         self.min_s = min_s
         self.run_lines_max = 1_000
         self.skips_on: set[int] = set()  # connections where the numbers leave a gap
@@ -236,6 +248,8 @@ class Scripted:
     def _asked(self, connection: Connection, message: Params, method: str, params: Params) -> None:
         match method:
             case "initialize":
+                wanted = params["capabilities"]["experimental"]["mcp-streams/v1"]
+                connection.has_positions = wanted["positions"]
                 connection.reply(messages.result(message["id"], self._hello()))
             case "ping" if self.is_deaf:
                 pass
@@ -245,8 +259,11 @@ class Scripted:
                 connection.reply(messages.result(message["id"], self._page(params)))
             case "tools/call":
                 self._call(connection, message)
-            case "stream/resume":
-                self._resume(connection, message["id"], params)
+            case "stream/resume" | "requests/resume":
+                takes_over = method == "requests/resume"
+                self._resume(connection, message["id"], params, takes_over=takes_over)
+            case "requests/getStatus":
+                connection.reply(messages.result(message["id"], self._status(params)))
             case "stream/poll":
                 connection.reply(messages.result(message["id"], self._standing(params)))
             case "stream/poll/all":
@@ -281,22 +298,41 @@ class Scripted:
             "hasError": False,
         }
 
+    def _status(self, params: Params) -> Params:
+        stream = self._named(params)
+        if params["requestId"] != stream.request_id:
+            raise refusal("stream_not_found")
+        return {
+            "requestId": stream.request_id,
+            "status": "completed" if stream.is_ended else "processing",
+            "hasPendingMessage": stream.acked < len(stream.entries),
+            "hasInputRequest": bool(stream.open_requests),
+        }
+
+    def _named(self, params: Params) -> Stream:
+        """By its id and its token, or, in the proposal that has no ids, by its token."""
+        for stream in self.streams.values():
+            is_it = params.get("streamId", stream.id) == stream.id
+            if is_it and params["resumeToken"] == stream.token:
+                return stream
+        raise refusal("stream_not_found")
+
     def _call(self, connection: Connection, message: Params) -> None:
         stream = Stream(self, next(self._numbers), message)
         self.streams[stream.id] = stream
-        if self.is_numbering:
-            connection.reply(self._announcement(stream))
+        self._announce(connection, stream)
         connection.attach(stream, 0, None)
         self._nursery.start_soon(self._run, stream, self.tools[message["params"]["name"]])
 
-    def _announcement(self, stream: Stream) -> bytes:
+    def _announce(self, connection: Connection, stream: Stream) -> None:
+        named = {"requestId": stream.request_id, "resumeToken": stream.token}
+        interval = {"resumeInterval": {"min": self.min_s, "max": 3600}}
         announced = {
-            "streamId": stream.id,
-            "requestId": stream.request_id,
-            "resumeInterval": {"min": self.min_s, "max": 3600},
-            "resumeToken": stream.token,
+            CREATE: {"stream": {"streamId": stream.id} | named | interval},
+            POLICY: named | {"minWait": self.min_s, "maxWait": 3600},
         }
-        return messages.notification("notifications/stream/create", {"stream": announced})
+        for method in self.announces:
+            connection.reply(messages.notification(method, announced[method]))
 
     async def _run(self, stream: Stream, tool: Tool) -> None:
         with stream.scope:
@@ -305,18 +341,18 @@ class Scripted:
             except Refusal as refused:
                 stream.finish(messages.error(stream.request_id, refused))
 
-    def _resume(self, connection: Connection, request_id: Any, params: Params) -> None:
+    def _resume(
+        self, connection: Connection, request_id: Any, params: Params, *, takes_over: bool
+    ) -> None:
         if self.resume_refusals:
             raise self.resume_refusals.pop(0)
         if self.resume_endings:
             connection.reply(_ended(request_id, self.resume_endings.pop(0)))
             return
-        stream = self.streams.get(params["streamId"])
-        if stream is None or params["resumeToken"] != stream.token:
-            raise refusal("stream_not_found")
+        stream = self._named(params)
         if stream.is_cancelled:
             raise refusal("cancelled")
-        if connection.following.get(stream.id, (0, request_id))[1] is None:
+        if not takes_over and connection.following.get(stream.id, (0, request_id))[1] is None:
             raise refusal("id_in_use")
         after = params.get("after", stream.acked)
         if after < stream.acked:
@@ -325,11 +361,12 @@ class Scripted:
             raise refusal("cursor_ahead", lastSeq=len(stream.entries))
         stream.acked = after
         if after == 0:
-            connection.reply(self._announcement(stream))
+            self._announce(connection, stream)
         for seq in stream.open_requests.values():
             if seq <= after:
                 connection.reply(stream.entries[seq - 1])
-        connection.attach(stream, after, request_id)
+        # What takes over stands for the original request, whose id our client gives it.
+        connection.attach(stream, after, None if takes_over else request_id)
 
 
 def _paged(found: list[Params], params: Params) -> tuple[list[Params], Params]:

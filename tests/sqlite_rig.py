@@ -74,11 +74,35 @@ SCHEMA_1 = f"""
 """
 
 
-def make_journal_of_schema_1(path: Path) -> Path:
-    """A journal that holds `record()` and two lines of it, in WAL mode like all, closed."""
+# What the release after that has written on top of it: a session, and a resume that may go on.
+SCHEMA_2 = """
+    PRAGMA user_version = 2;
+    INSERT INTO "_sqlite_migrations"
+        VALUES (2, 'mcp-streams', 'sessions', '2026-11-21 20:12:11.011167+00:00');
+    CREATE TABLE "sessions" (
+       "key" TEXT PRIMARY KEY NOT NULL, "principal" TEXT NOT NULL, "revision" TEXT NOT NULL,
+       "capabilities" BLOB NOT NULL, "level" TEXT NOT NULL, "seen_at" REAL NOT NULL
+    );
+    INSERT INTO "sessions" VALUES
+        ('k', 'session(k)', '2025-11-25', CAST('{"streams":{}}' AS BLOB), 'warning', 1750000000.25);
+    CREATE TABLE "grants" (
+       "session" TEXT NOT NULL, "delivery" TEXT NOT NULL, "stream" TEXT NOT NULL,
+       "reply_id" BLOB NOT NULL, PRIMARY KEY ("session", "delivery")
+    );
+    CREATE INDEX "idx_grants_stream" ON "grants" ("stream");
+    INSERT INTO "grants" VALUES ('k', 'd', 's', X'31');
+"""
+
+
+def make_journal_of_schema(version: int, path: Path) -> Path:
+    """A journal that holds `record()` and two lines of it, in WAL mode like all, closed.
+
+    From schema 2 on it also has the `session()` and the `grant()` of `tests.journals`.
+    """
     with closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("PRAGMA journal_mode = WAL")
-        made.executescript(SCHEMA_1)
+        for schema in (SCHEMA_1, SCHEMA_2)[:version]:
+            made.executescript(schema)
     return path
 
 

@@ -1,32 +1,12 @@
 """What the server asks of the client."""
 
 from functools import partial
-from typing import Any
 
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.clients import Params, connected
-from tests.scripted import Scripted, Stream
-
-
-class Asking:
-    """A tool that asks the client, and a handler that answers when the test says so."""
-
-    def __init__(self, server: Scripted) -> None:
-        server.tools["ask"] = self
-        self.asked = 0
-        self.may_answer = trio.Event()
-
-    async def __call__(self, stream: Stream) -> Any:
-        stream.say("before")
-        answer = await stream.ask("elicitation/create", {"message": "Go on?"})
-        return {"content": [], "answer": answer}
-
-    async def handler(self, params: Params) -> Params:
-        self.asked += 1
-        await self.may_answer.wait()
-        return {"action": "accept", "to": params["message"]}
+from tests.clients import Asking, Params, connected
+from tests.scripted import Scripted
 
 
 async def test_a_request_of_the_server_is_answered_by_the_handler() -> None:

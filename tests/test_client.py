@@ -45,11 +45,12 @@ async def test_the_client_opts_in_and_declares_what_it_answers() -> None:
                 "streams": {},
                 "experimental": {
                     "mcp-streams/v1": {
-                        "dialects": ["streams"],
+                        "dialects": ["streams", "resumableRequests"],
                         "positions": True,
                         "replayResponse": True,
                     }
                 },
+                "resumableRequests": {},
                 "roots": {},
                 "elicitation": {},
             },

@@ -180,8 +180,9 @@ async def test_who_comes_back_too_late_is_told_under_the_id_that_waits(
         late = await browser.go_on(first.ids[0])
         assert (late.status, late.is_whole) == (200, True)
         ((event_id, message),) = late.events
-        assert event_id == first.ids[0]
+        assert event_id.startswith(first.ids[0])
         assert (message["id"], reason(message["error"])) == ("x", "abandoned")
+        assert (await browser.go_on(event_id)).status == 405, "nothing is left to say"
 
 
 async def test_coming_back_puts_off_the_end(

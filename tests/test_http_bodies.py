@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from streams import messages
-from streams.dialects import POSITION
+from streams.extension import POSITION
 from streams.messages import Incoming, TooLarge
 from transports.httpbodies import (
     RUN_BYTES_MAX,

@@ -33,6 +33,7 @@ from tests.journals import (
     append,
     applied,
     grant,
+    last_append,
     lines,
     memory_journals,
     read_all,
@@ -55,7 +56,7 @@ async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> 
     )
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), Create(strange))
-        await applied(journal, append(1, 9, last_request=4, last_error=9, ends_at=1.75e9))
+        await applied(journal, last_append(1, 9, last_request=4, last_error=9, at=1.75e9))
         await applied(journal, Ack("s", 1, 3))
         ended = replace(
             record(),
@@ -99,7 +100,7 @@ async def test_a_claim_voids_the_leases_before_it(open_journal: OpenJournal) -> 
 CHANGES: dict[str, list[Change]] = {
     "create": [Create(record("t"))],
     "append": [append(4, 6, last_request=5)],
-    "last append": [append(4, 6, last_error=6, ends_at=7.0)],
+    "last append": [last_append(4, 6, last_error=6)],
     "ack": [Ack("s", 1, 2)],
     "close": [Close("s", 1, Outcome.ABANDONED, 9.0)],
     "forget": [Forget("s", 1)],
@@ -142,7 +143,7 @@ async def test_a_repeated_commit_changes_nothing(
 async def test_a_change_that_is_not_allowed_is_answered_alone(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
         await applied(journal, *(Create(record(name)) for name in ("s", "done", "closed")))
-        await applied(journal, append(1, 2, stream="done", ends_at=3.0))
+        await applied(journal, last_append(1, 2, stream="done"))
         await applied(journal, Close("closed", 1, Outcome.CANCELLED, 4.0))
         changes: list[tuple[Change, type[JournalError] | None]] = [
             (append(1, 2), None),
@@ -270,7 +271,7 @@ async def test_nothing_is_left_of_a_forgotten_stream(open_journal: OpenJournal) 
 
 async def test_an_ended_stream_can_be_read(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
-        await applied(journal, Create(record()), append(1, 4, ends_at=5.0))
+        await applied(journal, Create(record()), last_append(1, 4))
         assert await read_all(journal) == lines(1, 4).body
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from streams.errors import JournalError
 from streams.journal import (
     Ack,
+    Append,
     Change,
     Close,
     Create,
@@ -59,6 +60,8 @@ VISITS = st.lists(
             st.sampled_from(DELIVERIES),
             st.sampled_from(STREAMS),
             st.sampled_from([1, "1"]),
+            takes_over=st.booleans(),
+            start=st.integers(0, 9),
         ).map(SaveGrant),
         st.builds(DropGrant, st.sampled_from(SESSIONS), st.sampled_from(DELIVERIES)),
     ),
@@ -102,14 +105,8 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         known = self.expected.get(stream) or record(stream)
         fence = known.fence + (off == 1 and is_odd)
         changes: dict[str, Change] = {
-            "create": Create(record(stream)),
-            "append": append(
-                max(1, known.last + 1 + off),
-                known.last + max(1, count + off),
-                stream=stream,
-                fence=fence,
-                ends_at=5.0 if is_odd and count == 2 else 0.0,
-            ),
+            "create": Create(record(stream, pages=() if is_odd else None)),
+            "append": self.append(known, fence, off, count, is_odd),
             "ack": Ack(stream, fence, known.acked + count + off),
             "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
             "forget": Forget(stream, fence),
@@ -120,6 +117,18 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
             if after is not None:
                 self.expected[stream] = after
         return changes[kind]
+
+    def append(self, known: Record, fence: int, off: int, count: int, is_odd: bool) -> Append:
+        first, last = max(1, known.last + 1 + off), known.last + max(1, count + off)
+        more: dict[str, Any] = {}
+        if is_odd and count == 2:
+            more = {
+                "outcome": Outcome.FAILED if known.last % 2 else Outcome.COMPLETED,
+                "ended_at": 5.0,
+            }
+        if known.pages is not None:
+            more["pages"] = (first, last) if count == 5 else ()
+        return append(first, last, stream=known.stream, fence=fence, **more)
 
     @rule()
     def claim(self) -> None:

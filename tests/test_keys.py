@@ -5,13 +5,14 @@ import os
 import stat
 import threading
 from pathlib import Path
+from string import ascii_letters, digits
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streams.errors import JournalUnusable
-from streams.keys import Keyring, new_id, new_request_id
+from streams.keys import Keyring, name_of, new_id, new_request_id, place_of
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too
 
@@ -165,3 +166,107 @@ def test_a_keyring_does_not_show_its_keys() -> None:
 def test_a_keyring_needs_a_key() -> None:
     with pytest.raises(ValueError, match="needs a key"):
         Keyring([])
+
+
+# Tokens of pages
+
+CALL = b"c" * 32
+LETTERS = ascii_letters + digits + "-_"
+
+
+def test_a_page_token_is_of_its_page_and_of_no_other() -> None:
+    keyring = Keyring.load(None)
+    token = keyring.page_token("s", 5, CALL)
+    assert keyring.is_page_token_of("s", 5, CALL, token)
+    assert not keyring.is_page_token_of("s", 4, CALL, token)
+    assert not keyring.is_page_token_of("t", 5, CALL, token)
+    assert not keyring.is_page_token_of("s", 5, b"d" * 32, token)
+    assert not Keyring.load(None).is_page_token_of("s", 5, CALL, token)
+
+
+def test_a_page_token_is_made_again_as_it_was() -> None:
+    keyring = Keyring([b"k" * 32])
+    assert keyring.page_token("s", 5, CALL) == Keyring([b"k" * 32]).page_token("s", 5, CALL)
+    assert set(keyring.page_token("s", 5, CALL)) <= set(LETTERS)
+
+
+@pytest.mark.parametrize("seq", [0, 1, 2**32, 2**48 - 1])
+def test_a_page_token_tells_where_its_page_is(seq: int) -> None:
+    keyring = Keyring.load(None)
+    place = place_of(keyring.page_token("s", seq, CALL))
+    assert place == (keyring.names("s")[0], seq)
+
+
+def test_every_letter_of_a_page_token_counts() -> None:
+    keyring = Keyring([b"k" * 32])
+    token = keyring.page_token("s", 5, CALL)
+    bits = base64.urlsafe_b64decode(token)
+    for at in range(len(bits) * 8):
+        flipped = bytearray(bits)
+        flipped[at // 8] ^= 1 << at % 8
+        text = base64.urlsafe_b64encode(flipped).decode()
+        place = place_of(text)
+        assert place is not None
+        for seq in (5, place[1]):  # also as the token of the page that it names now
+            assert not keyring.is_page_token_of("s", seq, CALL, text)
+    for at, letter in enumerate(token):
+        for other in LETTERS:
+            near = token[:at] + other + token[at + 1 :]
+            assert keyring.is_page_token_of("s", 5, CALL, near) is (other == letter)
+
+
+def test_a_page_token_with_anything_added_or_missing_leads_nowhere() -> None:
+    keyring = Keyring.load(None)
+    token = keyring.page_token("s", 5, CALL)
+    for near in (token + "=", token[:-1], token + "AAAA", " " + token[1:]):
+        assert not keyring.is_page_token_of("s", 5, CALL, near)
+        assert place_of(near) is None
+    for near in (token[:-1] + "=", token[:-1] + "+", token.swapcase()):
+        assert not keyring.is_page_token_of("s", 5, CALL, near)
+
+
+@given(ANY_TEXT | st.text(LETTERS + "=+/", min_size=70, max_size=74))
+@example("é" * 72)
+@example("=" * 72)
+@example("\ud800" * 72)
+def test_whatever_a_client_sends_for_a_page_leads_nowhere(token: str) -> None:
+    keyring = Keyring([b"k" * 32])
+    name, seq = place_of(token) or (b"", 0)
+    assert name not in keyring.names("s")
+    assert not keyring.is_page_token_of("s", seq, CALL, token)
+
+
+@given(st.binary(min_size=54, max_size=54))
+def test_bytes_that_nobody_made_lead_nowhere(bits: bytes) -> None:
+    token = base64.urlsafe_b64encode(bits).decode()
+    place = place_of(token)
+    assert place == (bits[:16], int.from_bytes(bits[16:22], "big"))
+    assert not Keyring([b"k" * 32]).is_page_token_of("s", place[1], CALL, token)
+
+
+def test_a_stream_is_found_by_its_token_and_by_those_of_its_pages() -> None:
+    keyring = Keyring.load(None)
+    (name,) = keyring.names("s")
+    assert name_of(keyring.token("s")) == name
+    place = place_of(keyring.page_token("s", 7, CALL))
+    assert place is not None
+    assert place[0] == name
+    assert keyring.names("t") != [name]
+    assert name not in keyring.token("s").encode()
+
+
+def test_what_an_old_key_made_is_found_and_honoured_under_a_new_one() -> None:
+    one, two = b"1" * 32, b"2" * 32
+    old, both, new = Keyring([one]), Keyring([two, one]), Keyring([two])
+    token, page = old.token("s"), old.page_token("s", 5, CALL)
+    assert both.names("s") == new.names("s") + old.names("s")
+    assert name_of(token) in both.names("s")
+    assert name_of(token) not in new.names("s")
+    assert both.is_page_token_of("s", 5, CALL, page)
+    assert not new.is_page_token_of("s", 5, CALL, page)
+    assert both.page_token("s", 5, CALL) == new.page_token("s", 5, CALL) != page
+
+
+@given(ANY_TEXT)
+def test_any_text_has_a_name(token: str) -> None:
+    assert len(name_of(token)) == 16

@@ -9,30 +9,11 @@ from streams.journal import Append, Outcome
 from streams.lifecycle import TRANSITIONS, Event, StreamState
 from streams.limits import Limits
 from streams.messages import Run
-from tests.lives import FENCE, line, record
+from tests.lives import FENCE, commit, end, line, record, write
 
 
 def a_state(limits: Limits | None = None, **more: Any) -> StreamState:
     return StreamState(record(**more), limits or Limits())
-
-
-def commit(state: StreamState) -> Run:
-    """Make durable what is numbered."""
-    append = state.take(FENCE)
-    assert append is not None
-    state.committed(append.run.last)
-    return append.run
-
-
-def write(state: StreamState) -> Run:
-    """Make durable what is numbered, and write it."""
-    run = commit(state)
-    state.wrote(run)
-    return run
-
-
-def end(state: StreamState, *, is_error: bool = False) -> None:
-    state.end(line("final"), is_error=is_error, at=1.0)
 
 
 # Transitions
@@ -42,8 +23,8 @@ def drive(state: StreamState, event: Event) -> None:
     match event:
         case Event.APPEND:
             state.add(line("x"))
-        case Event.END:
-            end(state)
+        case Event.END | Event.FAIL:
+            state.end(line("final"), event, is_error=True, at=1.0)
         case Event.ABANDON | Event.CANCEL:
             state.close(event, FENCE, at=1.0)
 
@@ -51,6 +32,7 @@ def drive(state: StreamState, event: Event) -> None:
 WAYS_TO = {
     Outcome.LIVE: [],
     Outcome.COMPLETED: [Event.END],
+    Outcome.FAILED: [Event.FAIL],
     Outcome.ABANDONED: [Event.ABANDON],
     Outcome.CANCELLED: [Event.CANCEL],
 }
@@ -71,6 +53,10 @@ def test_what_the_table_allows_happens_and_nothing_else(outcome: Outcome, event:
         with pytest.raises(Ended, match=outcome.value):
             drive(state, event)
         assert (state.outcome, state.last, state.batch_bytes) == before
+
+
+def test_an_error_ends_a_stream_as_a_result_does() -> None:
+    assert TRANSITIONS[Outcome.FAILED] == TRANSITIONS[Outcome.COMPLETED]
 
 
 def test_nothing_leads_out_of_a_tombstone() -> None:
@@ -123,7 +109,8 @@ def test_the_final_response_says_when_the_stream_ended_and_whether_badly() -> No
     state.end(line("final"), is_error=True, at=12.5)
     append = state.take(FENCE)
     assert append is not None
-    assert (append.last_request, append.last_error, append.ends_at) == (1, 2, 12.5)
+    assert (append.last_request, append.last_error, append.ended_at) == (1, 2, 12.5)
+    assert append.outcome is Outcome.COMPLETED
 
 
 def test_numbers_go_on_after_a_restart() -> None:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streams.journal import Ack, Append, Outcome, Record, apply
-from streams.lifecycle import StreamState
+from streams.lifecycle import Event, StreamState
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 from tests.lives import FENCE, line, record
@@ -15,16 +15,18 @@ class Life(RuleBasedStateMachine):
     """Any order of what may happen to a stream, crashes included, against lists of lines."""
 
     limits = Limits(unsent_entries_max=5, unsent_bytes_max=60, undelivered_bytes_max=200)
+    pages: tuple[int, ...] | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.stored: Record = record()
+        self.stored: Record = record(pages=self.pages)
         self.state = StreamState(self.stored, self.limits)
         self.journal: list[bytes] = []  # what is durable
         self.numbered: list[bytes] = []  # what is not yet
         self.held: dict[str, bytes] = {}
         self.requests: dict[int, str] = {}  # seq → id, all that were ever made
         self.error_seq = 0
+        self.final_seq = 0
         self.seen = 0  # the highest seq that was handed to a connection in this life
         self.clock = 0.0
         self.serial = 0
@@ -82,12 +84,12 @@ class Life(RuleBasedStateMachine):
         del self.state.questions[data.draw(st.sampled_from(self.askable))]
 
     @precondition(lambda self: self.is_live)
-    @rule(is_error=st.booleans())
-    def end(self, is_error: bool) -> None:
+    @rule(event=st.sampled_from([Event.END, Event.FAIL]), is_error=st.booleans())
+    def end(self, event: Event, is_error: bool) -> None:
         text = self.new_line()
-        self.state.end(text, is_error=is_error, at=1.0)
-        seq = self.number(text)
-        self.error_seq = seq if is_error else 0
+        self.state.end(text, event, is_error=is_error, at=1.0)
+        self.final_seq = self.number(text)
+        self.error_seq = self.final_seq if is_error else 0
 
     @rule()
     def commit(self) -> None:
@@ -152,6 +154,7 @@ class Life(RuleBasedStateMachine):
         self.held.clear()
         self.requests = {n: q for n, q in self.requests.items() if n <= len(self.journal)}
         self.error_seq = self.error_seq if self.error_seq <= len(self.journal) else 0
+        self.final_seq = self.final_seq if self.final_seq <= len(self.journal) else 0
 
     @invariant()
     def marks_are_in_order(self) -> None:
@@ -184,7 +187,84 @@ class Life(RuleBasedStateMachine):
             is_asked = bool(pending) and max(self.requests, default=0) > mark
             assert flags.has_request is (is_asked or bool(self.state.questions))
             assert flags.is_live is (self.stored.outcome is Outcome.LIVE)
+            assert flags.has_failed is (self.state.outcome is Outcome.FAILED)
+
+    @invariant()
+    def the_answer_is_the_first_response_that_is_not_here_yet(self) -> None:
+        for position in range(self.state.delivered, self.state.last + 1):
+            behind = [seq for seq in self.responses if seq > position]
+            expected = behind[0] if behind else (self.final_seq or None)
+            assert self.state.answer_after(position) == expected
+
+    @property
+    def responses(self) -> list[int]:
+        return [self.final_seq] if self.final_seq else []
+
+
+class LifeWithPages(Life):
+    """The same for a stream whose tool gives pages: only asking for the next one confirms any."""
+
+    pages = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[int] = []  # the seqs of all that were ever made
+
+    @precondition(lambda self: self.is_live)
+    @rule()
+    def page(self) -> None:
+        text, had_room = self.new_line(), self.state.has_room
+        assert self.state.add_page(text) is had_room
+        if had_room:
+            self.made.append(self.number(text))
+
+    @rule(data=st.data())
+    def deliver(self, data: st.DataObject) -> None:
+        durable = [seq for seq in self.made if seq <= self.state.durable]
+        if durable:
+            seq = data.draw(st.sampled_from(durable))
+            assert self.state.deliver(seq) is (seq > self.stored.acked)
+            self.seen = max(self.seen, self.state.delivered)
+            self.store(Ack("a-stream", FENCE, self.state.delivered))
+            self.release()
+
+    @rule(passed=st.floats(0, 50))
+    def attach(self, passed: float) -> None:
+        self.clock += passed
+        self.state.attach(confirms=True)
+        assert self.state.deadline is None
+
+    @rule(passed=st.floats(0, 50))
+    def detach(self, passed: float) -> None:
+        self.clock += passed
+        self.state.detach(self.clock)
+        # Who comes back for the last page again and again does not put off its end.
+        assert self.state.deadline is not None
+        assert self.state.deadline <= self.clock + max(100.0, self.limits.last_page_s)
+        assert self.state.is_ended or self.state.deadline > self.clock
+
+    @rule()
+    def crash(self) -> None:
+        super().crash()
+        self.made = [seq for seq in self.made if seq <= len(self.journal)]
+
+    @property
+    def responses(self) -> list[int]:
+        return [*self.made, *super().responses]
+
+    @invariant()
+    def pages_are_kept_until_a_later_one_was_asked_for(self) -> None:
+        kept = [seq for seq in self.made if seq > self.state.delivered]
+        assert self.state.pages == kept
+        assert self.stored.pages == tuple(seq for seq in kept if seq <= self.stored.last)
+
+    @invariant()
+    def who_asks_again_for_the_page_before_is_answered_with_it(self) -> None:
+        if self.state.delivered:
+            assert self.state.answer_after(self.state.delivered - 1) == self.state.delivered
 
 
 Life.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+LifeWithPages.TestCase.settings = Life.TestCase.settings
 TestLife = Life.TestCase
+TestLifeWithPages = LifeWithPages.TestCase

@@ -7,6 +7,7 @@ import pytest
 from streams.committer import Committer
 from streams.errors import Refusal
 from streams.journal import Outcome, Record
+from streams.keys import Keyring
 from streams.limits import Limits
 from streams.memory import MemoryJournal
 from streams.registry import Registry
@@ -22,7 +23,8 @@ class Streams:
 
     def __init__(self, **more: int) -> None:
         self.limits = limits(**more)
-        self.registry = Registry(self.limits)
+        self.keyring = Keyring([b"2" * 32, b"1" * 32])
+        self.registry = Registry(self.limits, self.keyring)
 
     def add(self, principal: str = "alice", **more: Any) -> Stream:
         number = self.registry.next_number()
@@ -30,7 +32,7 @@ class Streams:
         record = Record(
             stream=f"s{number}",
             principal=principal,
-            origin=b'{"jsonrpc":"2.0","id":1,"method":"tools/call"}',
+            origin=b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}',
             min_s=0,
             max_s=1,
             created_at=0,
@@ -41,6 +43,7 @@ class Streams:
             record,
             self.limits,
             Committer(MemoryJournal()),
+            self.keyring,
             number=number,
             answers={},
             on_settled=lambda _: None,
@@ -48,9 +51,10 @@ class Streams:
         self.registry.add(stream)
         return stream
 
-    def written(self, principal: str = "alice") -> Stream:
+    def written(self, principal: str = "alice", **more: Any) -> Stream:
         """One that has ended and was written, to a client that confirms nothing."""
-        stream = self.add(principal, outcome=Outcome.COMPLETED, last=3, acked=1)
+        known = {"outcome": Outcome.COMPLETED, "last": 3, "acked": 1}
+        stream = self.add(principal, **(known | more))
         stream.state.written = 3
         return stream
 
@@ -64,6 +68,22 @@ def test_streams_are_found_by_their_id() -> None:
     streams.registry.remove(one)
     streams.registry.remove(one)
     assert list(streams.registry) == [two]
+
+
+def test_streams_are_found_by_what_their_tokens_are_named() -> None:
+    streams = Streams()
+    one, two, hidden = streams.add(), streams.add(), streams.add(is_announced=False)
+    for stream in (one, two):
+        names = streams.keyring.names(stream.id)
+        assert len(names) == 2  # one for each key
+        assert [streams.registry.named(name) for name in names] == [stream, stream]
+    assert all(streams.registry.named(name) is None for name in streams.keyring.names(hidden.id))
+    assert streams.registry.named(b"") is None
+    streams.registry.retire(one)
+    streams.registry.remove(two)
+    streams.registry.remove(hidden)
+    assert all(streams.registry.named(name) is one for name in streams.keyring.names(one.id))
+    assert all(streams.registry.named(name) is None for name in streams.keyring.names(two.id))
 
 
 def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -> None:
@@ -103,6 +123,23 @@ def test_what_was_fully_written_goes_first_the_oldest_before_others() -> None:
 def test_what_a_confirming_client_has_not_confirmed_is_kept() -> None:
     streams = Streams(streams_per_principal_max=1)
     streams.written().state.client_confirms = True
+    with pytest.raises(Refusal):
+        streams.registry.make_room("alice")
+
+
+@pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
+def test_pages_that_were_all_written_make_room_although_nothing_can_confirm_the_last(
+    outcome: Outcome,
+) -> None:
+    streams = Streams(streams_per_principal_max=1)
+    stream = streams.written(pages=(2,), outcome=outcome)
+    stream.state.client_confirms = True  # it always is, of a stream with pages
+    assert streams.registry.make_room("alice") == [stream]
+
+
+def test_pages_that_were_not_all_written_are_kept() -> None:
+    streams = Streams(streams_per_principal_max=1)
+    streams.written(pages=(2,)).state.written = 2
     with pytest.raises(Refusal):
         streams.registry.make_room("alice")
 

@@ -130,6 +130,22 @@ async def test_a_stream_is_not_resumed_before_it_may_be(autojump_clock: MockCloc
         assert cut_at + 7 <= trio.current_time() < cut_at + 8
 
 
+async def test_it_is_not_resumed_too_soon_the_second_time_either(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted(min_s=7)
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        for _ in range(3):
+            cut_at = trio.current_time()
+            server.cut()
+            step.say("b")
+            assert said(await anext(call)) == "b"
+            assert cut_at + 7 <= trio.current_time() < cut_at + 8
+
+
 # How a resume can end
 
 

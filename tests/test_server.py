@@ -220,7 +220,8 @@ async def test_initialize_settles_the_revision(server: Server, asked: str, given
     assert answer["serverInfo"] == {"name": "tested", "version": "1.2"}
     assert answer["instructions"] == "Ask nicely."
     assert answer["capabilities"]["tools"] == {"listChanged": False}
-    ours = {"mcp-streams/v1": {"dialects": ["streams"], "positions": True}}
+    dialects = ["streams", "resumableRequests", "resumeTokens"]
+    ours = {"mcp-streams/v1": {"dialects": dialects, "positions": True}}
     assert answer["capabilities"]["extensions"] == ours
     assert answer["capabilities"]["experimental"] == ours
     assert again["code"] == -32600

@@ -32,7 +32,6 @@ from tests.sqlite_rig import (
     append,
     last_of,
     make_journal,
-    make_journal_of_schema_1,
     record,
     running,
 )
@@ -342,38 +341,3 @@ def test_the_file_says_what_it_is(made: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         assert len(file.migrations.applied(db)) == SCHEMA_VERSION
         assert not file.migrations.pending(db)
-
-
-def test_a_journal_of_an_older_schema_is_migrated_in_its_place(path: Path) -> None:
-    make_journal_of_schema_1(path)
-    for fence in 2, 3:
-        with closing(SQLiteStore(path)) as opened:
-            assert opened.claim() == [replace(record(), fence=fence, last=2)]
-            assert opened.read("s", 0, bytes_max=PLENTY) == append(1, 2).run
-            opened.commit([SaveSession(session()), SaveGrant(grant())])
-            assert opened.sessions() == ([session()], [grant()])
-    SQLiteStore(path.with_name("new")).close()
-    assert tables_of(path) == tables_of(path.with_name("new"))
-
-
-def tables_of(path: Path) -> dict[str, tuple[object, object]]:
-    """The columns and the indexes of every table."""
-    db = Database(path)
-    with closing(db):
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        return {table.name: (table.columns, table.indexes) for table in db.tables}
-
-
-def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(path: Path) -> None:
-    make_journal_of_schema_1(path)
-    with closing(sqlite3.connect(path)) as other:
-        other.execute("CREATE TABLE grants (id INTEGER PRIMARY KEY)")  # in the way of the last step
-        before = list(other.iterdump())
-        with pytest.raises(JournalUnusable, match="grants"):
-            SQLiteStore(path)
-        assert list(other.iterdump()) == before
-        assert other.execute("PRAGMA user_version").fetchone() == (1,)
-        other.execute("DROP TABLE grants")
-    with closing(SQLiteStore(path)) as opened:
-        assert last_of(opened) == 2
-        assert opened.sessions() == ([], [])

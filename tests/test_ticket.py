@@ -3,15 +3,18 @@
 import json
 
 import pytest
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from streams import Server
 from streams.client import Client
 from streams.errors import (
     StreamGone,
 )
+from streams.messages import Message
 from streams.ticket import Ticket
-from tests.clients import Stepping, connected, counting, rest_of, said
-from tests.scripted import Scripted
+from tests.clients import Stepping, at_home, connected, counting, rest_of, said
+from tests.house import Steps
+from tests.scripted import CREATE, POLICY, Scripted, Stream
 
 
 @pytest.mark.parametrize("after", [None, 0, 17])
@@ -22,6 +25,29 @@ def test_a_ticket_is_one_word_or_json(after: int | None) -> None:
     assert all(letter.isalnum() or letter in "-_" for letter in word)
     plain = {"stream": "s/t", "token": "secret", "request_id": 1, "min_s": 0.5, "after": after}
     assert Ticket.parse(json.dumps(plain)) == ticket
+
+
+def test_a_ticket_says_by_which_proposal_it_leads_back() -> None:
+    ticket = Ticket("", "secret", "x-1", min_s=2, dialect="resumableRequests")
+    assert Ticket.parse(str(ticket)) == ticket
+    assert Ticket.parse('{"stream":"s","token":"t","request_id":1}').dialect == "streams"
+
+
+def test_a_ticket_from_before_there_was_a_choice_is_one_of_streams() -> None:
+    old = "eyJzdHJlYW0iOiJzIiwidG9rZW4iOiJ0IiwicmVxdWVzdF9pZCI6ImEtMSIsImFmdGVyIjozfQ"
+    assert Ticket.parse(old) == Ticket("s", "t", "a-1", 3)
+    assert str(Ticket("s", "t", "a-1", 3)) == old  # and can be read by who knows no other
+
+
+def test_tickets_for_one_call_are_known_by_its_stream_or_its_token() -> None:
+    ticket = Ticket("s", "t", 1)
+    for same in (Ticket("s", "", 1, 5), Ticket("", "t", 1, dialect="resumableRequests"), ticket):
+        assert ticket.leads_to_same(same)
+        assert same.leads_to_same(ticket)
+    for other in (Ticket("", "", 1), Ticket("", "x", 1), Ticket("x", "", 1), Ticket("x", "x", 1)):
+        assert not ticket.leads_to_same(other)
+        assert not other.leads_to_same(ticket)
+    assert not Ticket("", "", 1).leads_to_same(Ticket("", "", 1))
 
 
 @pytest.mark.parametrize("text", ["", "x", "{}", "[1]", "ö", "e30", '{"stream": 1}', "a b"])
@@ -167,3 +193,135 @@ async def test_a_call_that_was_left_goes_on_and_disturbs_nobody() -> None:
         await client.ping()
         async with client.resume(call.ticket) as again:
             assert len(await rest_of(again)) == 900
+
+
+async def test_a_call_that_has_ended_by_the_time_it_is_read_on_is_not_made_again() -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with connected(server) as client:
+        async with client.call("step") as call:
+            step.say("a")
+            await anext(call)
+        assert call.ticket is not None
+        again = client.resume(call.ticket)
+        step.say("b", None)
+        await wait_all_tasks_blocked()
+        async with again:
+            assert await rest_of(again) == ["b"]
+            assert (await again.result())["done"]
+    assert len(server.got("tools/call")) == 1
+
+
+# Tickets of a proposal whose tokens name no stream
+
+
+async def test_a_request_can_be_polled_by_its_ticket() -> None:
+    server = Scripted(is_numbering=False, announces=(POLICY,))
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        assert call.ticket is not None
+        standing = await client.poll(call.ticket)
+        assert (standing.status, standing.pending_messages) == ("live", True)
+        assert not standing.has_request
+        assert not standing.has_error
+        step.say(None)
+        await call.result()
+        standing = await client.poll(call.ticket)
+        assert standing.status == "completed"
+        with pytest.raises(StreamGone) as caught:
+            await client.poll(Ticket("", "wrong", call.request_id, dialect="resumableRequests"))
+    assert caught.value.reason == "stream_not_found"
+    (stream,) = server.streams.values()
+    named = {"requestId": stream.request_id, "resumeToken": stream.token}
+    assert server.got("requests/getStatus")[:2] == [named, named]
+
+
+@pytest.mark.parametrize("announces", [(POLICY,), (CREATE, POLICY)])
+@pytest.mark.parametrize("confirmed", [0, 2])
+async def test_a_token_alone_leads_to_a_server_that_numbers(
+    announces: tuple[str, ...], confirmed: int, autojump_clock: MockClock
+) -> None:
+    """The numbers name a stream that the ticket does not."""
+    server = Scripted(announces=announces)
+    step = Stepping(server)
+    async with server.serving():
+        async with Client(server.memory.connect) as client, client.call("step"):
+            step.say("a", "b", "c")
+            (stream,) = [await _started(server)]
+            stream.acked = confirmed
+        ticket = Ticket("", stream.token, stream.request_id, dialect="resumableRequests")
+        async with Client(server.memory.connect) as other, other.resume(ticket) as call:
+            assert said(await anext(call)) == "abc"[confirmed]
+            server.cut()
+            step.say("d", None)
+            assert await rest_of(call) == [*"abcd"[confirmed + 1 :]]
+            assert (await call.result())["done"]
+        assert stream.acked == 5
+
+
+async def test_what_is_of_a_page_is_not_taken_for_the_stream_of_a_token(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    step = Stepping(server)
+    heard: list[Message] = []
+    async with server.serving():
+        async with Client(server.memory.connect) as client, client.call("step") as call:
+            step.say("a")
+            await anext(call)
+        (stream,) = server.streams.values()
+        ticket = Ticket("", stream.token, stream.request_id, dialect="resumableRequests")
+        async with (
+            Client(server.memory.connect, on_notification=heard.append) as other,
+            other.resume(ticket) as resumed,
+        ):
+            await other.ping()
+            pages = other.pages("count", {"n": 0}, token="of a page")
+            with pytest.raises(StopAsyncIteration):
+                await anext(pages)
+            step.say("b", None)
+            assert (await resumed.result())["done"]
+    assert [said(message) for message in heard] == ["b"]  # it may be anybody's
+
+
+async def _started(server: Scripted) -> Stream:
+    await server.until(lambda: server.streams)
+    (stream,) = server.streams.values()
+    await server.until(lambda: len(stream.entries) == 3)
+    return stream
+
+
+async def test_a_ticket_that_was_kept_early_can_be_polled_all_the_same(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", resume_min_s=0)
+    steps = Steps(server)
+    steps.log("a", "b", "c")
+    async with at_home(server) as memory, Client(memory.connect) as client:
+        async with client.call("step") as call:
+            await anext(call)
+            early = call.ticket
+            await anext(call)
+            await anext(call)
+        assert early is not None
+        await client.ping()
+        assert (await client.poll(early)).status == "live"
+        with pytest.raises(StreamGone) as caught:
+            async with Client(memory.connect) as other, other.resume(early) as again:
+                await again.result()
+        assert caught.value.reason == "messages_gone"  # there it would be a gap
+        steps.finish()
+        assert (await client.join(early)).is_done
+
+
+async def test_a_ticket_of_an_unknown_dialect_is_a_mistake() -> None:
+    ticket = Ticket("s", "t", 1, dialect="esperanto")
+    async with connected(counting()) as client:
+        with pytest.raises(ValueError, match="esperanto"):
+            client.resume(ticket)
+        with pytest.raises(ValueError, match="esperanto"):
+            await client.poll(ticket)
+        with pytest.raises(ValueError, match="esperanto"):
+            await client.join(ticket)

@@ -138,8 +138,8 @@ class TestTheFunction:
             ("def build(**rows): ...", r"\*\*rows: say what it takes with input_schema"),
             ("def build(rows, running: Call): ...", "running: the call must be the first"),
             ("def build(*, running: Call): ...", "running: the call must be the first"),
-            ("def build(): yield", "cannot yield"),
-            ("async def build(): yield", "cannot yield"),
+            ("def build(): yield", "one that yields pages says so with pages=True"),
+            ("async def build(): yield", "one that yields pages says so with pages=True"),
             ("def build(rows: 1 + ''): ...", "annotation"),
         ],
     )

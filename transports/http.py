@@ -11,11 +11,11 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
-import structlog
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Endpoint, Headers, Request
+from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.httprequests import HEAD_BYTES_MAX, Phase, Requests
 from transports.lines import CLOSE_S, unsent_bytes
@@ -48,8 +48,6 @@ PIPELINED_BYTES_MAX: Final = 64 * 1024
 # The peer ended its output, whatever else it sent before. Elsewhere than on Linux only `gone` and a
 # failed write tell of a polite hang-up.
 _POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
-
-log = structlog.get_logger()
 
 
 async def serve(

@@ -73,7 +73,7 @@ def body_of(head: Head, limit: int) -> Body | None:
 class LineBody:
     """Our own framing: a line for each message, blank lines to keep the connection awake."""
 
-    # The response, `stream/end`, and the reply to a resume come last.
+    # The response, what ends the stream, and the reply to a resume come last.
     tail_lines: ClassVar[int] = 4
 
     def __init__(self, limit: int) -> None:

@@ -84,7 +84,15 @@ def sessions(db: Database) -> None:
     db.table("grants").create_index(["stream"])
 
 
-SCHEMA_VERSION: Final = 2  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def pages(db: Database) -> None:
+    """Schema 3. What there is has no pages, and its resumes have replies of their own."""
+    db.table("progress").add_column("pages", str)
+    db.table("grants").add_column("takes_over", int, not_null_default=0)
+    db.table("grants").add_column("start", int, not_null_default=0)
+
+
+SCHEMA_VERSION: Final = 3  # the number of migrations; in the header of the file as `user_version`
 
 
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:

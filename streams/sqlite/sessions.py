@@ -25,7 +25,8 @@ class SessionTables:
             "FROM sessions ORDER BY rowid"
         )
         grants = self._execute(
-            "SELECT session, delivery, stream, reply_id FROM grants ORDER BY rowid"
+            "SELECT session, delivery, stream, reply_id, takes_over, start "
+            "FROM grants ORDER BY rowid"
         )
         return [SessionRecord(*row) for row in sessions], [_grant(*row) for row in grants]
 
@@ -47,9 +48,16 @@ class SessionTables:
         # As JSON: an id keeps its type, and may be a number that is too large for SQLite.
         reply_id = msgspec.json.encode(grant.reply_id)
         self._execute(
-            "INSERT OR REPLACE INTO grants (session, delivery, stream, reply_id) "
-            "VALUES (?, ?, ?, ?)",
-            (grant.session, grant.delivery, grant.stream, reply_id),
+            "INSERT OR REPLACE INTO grants "
+            "(session, delivery, stream, reply_id, takes_over, start) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                grant.session,
+                grant.delivery,
+                grant.stream,
+                reply_id,
+                grant.takes_over,
+                grant.start,
+            ),
         )
 
     def drop_grant(self, session: str, delivery: str) -> None:
@@ -62,6 +70,8 @@ class SessionTables:
         self._execute("DELETE FROM grants WHERE stream = ?", (stream,))
 
 
-def _grant(session: str, delivery: str, stream: str, reply_id: bytes) -> Grant:
+def _grant(
+    session: str, delivery: str, stream: str, reply_id: bytes, takes_over: int, start: int
+) -> Grant:
     decoded: RequestId = msgspec.json.decode(reply_id, type=int | str)
-    return Grant(session, delivery, stream, decoded)
+    return Grant(session, delivery, stream, decoded, bool(takes_over), start)

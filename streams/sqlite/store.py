@@ -82,7 +82,7 @@ class SQLiteStore:
             self._writer.execute("UPDATE progress SET fence = fence + 1")
             rows = self._writer.execute(
                 "SELECT stream, principal, origin, min_s, max_s, created_at, is_announced, "
-                "fence, outcome, last, acked, last_request, last_error, ended_at "
+                "fence, outcome, last, acked, last_request, last_error, ended_at, pages "
                 "FROM streams JOIN progress USING (id) ORDER BY id"
             )
             return [_record(*row) for row in rows]
@@ -216,8 +216,8 @@ class _Batch:
         if known is not None:
             return _Entry(*known)
         row = self._connection.execute(
-            "SELECT id, principal, fence, outcome, last, acked, last_request, last_error, ended_at "
-            "FROM streams JOIN progress USING (id) WHERE stream = ?",
+            "SELECT id, principal, fence, outcome, last, acked, last_request, last_error, "
+            "ended_at, pages FROM streams JOIN progress USING (id) WHERE stream = ?",
             (stream,),
         ).fetchone()
         if row is None:
@@ -242,12 +242,12 @@ class _Batch:
         )
         many(
             "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, id) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "ended_at, pages, id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [_progress(entry.id, now) for entry, now in new],
         )
         many(
             "UPDATE progress SET fence = ?, outcome = ?, last = ?, acked = ?, last_request = ?, "
-            "last_error = ?, ended_at = ? WHERE id = ?",
+            "last_error = ?, ended_at = ?, pages = ? WHERE id = ?",
             [_progress(entry.id, now) for entry, now in changed],
         )
         many(
@@ -277,7 +277,8 @@ def _record(
     outcome: str,
     *progress: Any,
 ) -> Record:
-    return Record(
+    *marks, pages = progress
+    record = Record(
         stream,
         principal,
         origin,
@@ -287,8 +288,12 @@ def _record(
         fence,
         bool(is_announced),
         _OUTCOMES[outcome],
-        *progress,
+        *marks,
     )
+    if pages is None:
+        return record
+    kept = msgspec.json.decode(pages, type=tuple[int, ...])
+    return msgspec.structs.replace(record, pages=kept)
 
 
 def _original(id: int, record: Record) -> tuple[Any, ...]:
@@ -313,5 +318,6 @@ def _progress(id: int, record: Record) -> tuple[Any, ...]:
         record.last_request,
         record.last_error,
         record.ended_at,
+        None if record.pages is None else msgspec.json.encode(record.pages).decode(),
         id,
     )

@@ -17,6 +17,7 @@ from typing import Final
 
 WAIT_S: Final = 60.0
 _RESET: Final = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+_CALLS: Final = ("tools/call", "requests/resume")
 _EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
 
 
@@ -47,7 +48,7 @@ class Seen:
 
     @property
     def is_for_the_call(self) -> bool:
-        return self.rpc == "tools/call" or self.last_event_id is not None
+        return self.rpc in _CALLS or self.last_event_id is not None
 
 
 class CutError(Exception):
@@ -57,8 +58,8 @@ class CutError(Exception):
 class Cutter:
     """Listens at `port`, forwards to `upstream_port`, and makes its `cuts` one after another.
 
-    They are made in the responses that belong to a call: that of its POST, and of each GET with a
-    `Last-Event-ID`. `on_cut` is called after each.
+    They are made in the responses that belong to a call: that of its POST, or of the POST that
+    resumes it, and of each GET with a `Last-Event-ID`. `on_cut` is called after each.
     """
 
     def __init__(

@@ -75,7 +75,9 @@ def test_a_cancelled_call_stays_cancelled_after_a_restart(wire: Wire, gate: Gate
     started = held(maker, gate)
     cancel(maker, started.id)
     gate.wait_for("cancelled")
-    refused(wire.streams().ask("stream/resume", started.with_token), "cancelled")
+    peer = wire.streams()
+    refused(peer.ask("stream/resume", started.with_token), "cancelled")
+    start(peer, "count", n=1)  # announced when it is durable, and everything before it
     wire.server.restart()
     refused(wire.streams().ask("stream/resume", started.with_token), "cancelled")
 

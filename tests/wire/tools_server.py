@@ -5,8 +5,8 @@ at the other, so that a test decides when a tool goes on and never has to guess 
 """
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -208,3 +208,102 @@ async def blocks(call: Call) -> list[Text | Image]:
 async def table(call: Call) -> dict[str, Any]:
     """Return structured content."""
     return {"rows": 3}
+
+
+# Paged tools.
+
+
+@contextmanager
+def stopping(gate: str, name: str = "") -> Iterator[None]:
+    """Mark that a generator was stopped, be it at work or where it had yielded."""
+    try:
+        yield
+    except (trio.Cancelled, GeneratorExit):
+        mark(gate, f"cancelled{name}")
+        raise
+
+
+async def numbered(
+    call: Call,
+    n: int,
+    gate: str = "",
+    free: int = 0,
+    notes: int = 0,
+    tail: bool = False,
+    name: str = "",
+) -> AsyncIterator[str]:
+    """Yield n pages, and send messages ahead of each; wait at the gate, but for the first free.
+
+    With `tail` it waits once more before it ends. `name` is added to the mark of being stopped.
+    """
+    with stopping(gate, name):
+        for number in range(1, n + 1):
+            mark(gate, f"at {number}")
+            if number > free:
+                await passage(gate)
+            for note in range(1, notes + 1):
+                await say(call, (number - 1) * notes + note)
+            mark(gate, f"said {number}")
+            yield f"page {number}"
+        if tail:
+            await passage(gate)
+        mark(gate, "ended")
+
+
+server.tool(name="pages", pages=True)(numbered)
+server.tool(name="slow_pages", pages=True, page_wait_s=0.1)(numbered)
+server.tool(name="brief_pages", pages=True, resume_max_s=1)(numbered)
+server.tool(name="timed_pages", pages=True, expected_s=12.5)(numbered)
+server.tool(name="ahead_pages", pages=True, pages_ahead=5)(numbered)
+
+
+async def alike(call: Call, value: Any = None, other: Any = None) -> AsyncIterator[str]:
+    """Yield three pages, whatever the arguments."""
+    for number in (1, 2, 3):
+        yield f"page {number}"
+
+
+server.tool(name="anything", pages=True)(alike)
+server.tool(name="anything_else", pages=True)(alike)
+
+
+@server.tool(pages=True)
+async def failing_pages(call: Call, n: int, gate: str = "") -> AsyncIterator[str]:
+    """Yield n - 1 pages and raise."""
+    for number in range(1, n):
+        yield f"page {number}"
+    await passage(gate)
+    raise ValueError("the tool says no")
+
+
+@server.tool(pages=True)
+async def asking_pages(call: Call, gate: str = "") -> AsyncIterator[str]:
+    """Yield a page, ask the client, yield its answer as JSON and one page more."""
+    with stopping(gate):
+        yield "page 1"
+        await passage(gate)
+        mark(gate, "asking")
+        answer: Any = await call.request("elicitation/create", ELICITATION)
+        yield msgspec.json.encode(answer).decode()
+        yield "page 3"
+
+
+@server.tool(pages=True)
+async def mixed_pages(call: Call) -> AsyncIterator[Any]:
+    """Yield whatever a tool may return."""
+    yield "a text"
+    yield {"rows": 3}
+    yield [Text(text="a picture:"), Image(data=b"hello", mime_type="image/png")]
+    yield ["a", "b"]
+    yield None
+    yield "the end"
+
+
+@server.tool(pages=True)
+def thread_pages(call: SyncCall, n: int, gate: str = "") -> Iterator[str]:
+    """Be a plain generator, which runs in a thread of its own."""
+    with stopping(gate):
+        for number in range(1, n + 1):
+            call.log("warning", {"n": number})
+            yield f"page {number}"
+            mark(gate, f"past {number}")

@@ -1,0 +1,79 @@
+"""The pages of one tool, as its caller iterates over them; `paging` is the other side."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from streams import clientwire, messages
+from streams.errors import ClientError
+from streams.keeper import RETRY_S
+from streams.messages import Kind, Message
+from streams.running import RunningCall
+
+
+class Pages:
+    """Results, one a page, made by `Client.pages`. `token` leads to the page behind the last one.
+
+    Keep it to go on from there at another time, from another process. It is None before the first
+    page and after the last one. It is a secret where the server does not know who its clients are.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], RunningCall],
+        turn: Callable[[str], Awaitable[Message]],
+        on_notification: Callable[[Message], None],
+        token: str | None,
+    ) -> None:
+        self.token = token
+        self._begin = begin
+        self._turn = turn
+        self._on_notification = on_notification
+        self._is_over = False
+
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        """The next page, as the server sent it.
+
+        What says only that there is nothing yet, or nothing more, is passed over. A page that was
+        lost on its way is asked for again.
+        """
+        while not self._is_over:
+            result = await self._next()
+            asked_with, self.token = self.token, _token_in(result)
+            self._is_over = self.token is None
+            if any(map(result.get, ("content", "structuredContent", "isError"))):
+                return result
+            if self.token == asked_with:
+                await trio.sleep(RETRY_S)
+        raise StopAsyncIteration
+
+    async def _next(self) -> dict[str, Any]:
+        result = await (self._first() if self.token is None else self._behind(self.token))
+        if not isinstance(result, dict):
+            raise ClientError("The server's page is no result of a tool.")
+        return result
+
+    async def _first(self) -> Any:
+        async with self._begin() as call:
+            async for message in call:
+                if message.kind is Kind.NOTIFICATION:
+                    self._on_notification(message)
+            return await call.result()
+
+    async def _behind(self, token: str) -> Any:
+        reply = await self._turn(token)
+        try:
+            return messages.decode(clientwire.result_of(reply), Any)
+        except ValueError as error:
+            raise ClientError(f"The server's page cannot be read: {error}.") from None
+
+
+def _token_in(result: dict[str, Any]) -> str | None:
+    try:
+        return clientwire.next_token(result)
+    except ValueError as error:
+        raise ClientError(f"The server's page does not fit: {error}.") from None

@@ -1,0 +1,37 @@
+"""What the official clients call where their user speaks the two proposals: cut_server.py's tool,
+whose call they lose and find again, and tools with pages."""
+
+from collections.abc import AsyncIterator
+from typing import Final
+
+import trio
+from cut_server import POLL_S, server  # a server file may import what lies beside it
+
+from streams import Call
+
+EXPECTED_S: Final = 2.5
+PAGE_WAIT_S: Final = 0.2
+
+
+async def _pass(gates: str, number: int) -> None:
+    """Wait for a file of this number, where there is a folder for it."""
+    while gates and not await (trio.Path(gates) / str(number)).exists():
+        await trio.sleep(POLL_S)
+
+
+@server.tool(pages=True, expected_s=EXPECTED_S)
+async def rows(call: Call, pages: int, gates: str = "") -> AsyncIterator[list[str]]:
+    """So many pages of two rows; each is told of twice before it comes."""
+    for page in range(1, pages + 1):
+        await _pass(gates, page)
+        await call.progress(page, total=pages)
+        await call.log("info", {"step": page})
+        yield [f"{page}.1", f"{page}.2"]
+
+
+@server.tool(pages=True, page_wait_s=PAGE_WAIT_S)
+async def counts(pages: int, gates: str = "") -> AsyncIterator[dict[str, int]]:
+    """So many pages of structured content; who asks for one too early gets an empty one."""
+    for page in range(1, pages + 1):
+        await _pass(gates, page)
+        yield {"page": page}

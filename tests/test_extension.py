@@ -1,0 +1,118 @@
+"""Our own extension: what a client opts in to, numbers, acks, and why a delivery is over."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from streams import extension
+from streams.dialects import RESUMABLE_REQUESTS, STREAMS
+from streams.errors import Refusal
+from streams.extension import EXTENSION, Settings, settings_of
+from streams.messages import Run
+from streams.vocabulary import Ack
+
+
+def raw(params: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(params))
+
+
+def read(line: bytes) -> Any:
+    assert line.endswith(b"\n")
+    return msgspec.json.decode(line)
+
+
+def test_a_client_that_says_nothing_opted_in_to_nothing() -> None:
+    assert settings_of({}) == settings_of({"roots": {}, "experimental": {"x": 1}}) == Settings()
+
+
+BOTH = (STREAMS, RESUMABLE_REQUESTS)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "settings"),
+    [
+        ({"streams": {}}, Settings((STREAMS,))),
+        ({"resumableRequests": {}}, Settings((RESUMABLE_REQUESTS,))),
+        ({"resumableRequests": {}, "streams": {}}, Settings(BOTH)),
+        ({"experimental": {EXTENSION: {}}}, Settings((STREAMS,))),
+        ({"extensions": {EXTENSION: {}}}, Settings((STREAMS,))),
+        ({"extensions": {EXTENSION: {"positions": True}}}, Settings((STREAMS,), True)),
+        (
+            {"extensions": {EXTENSION: {"replayResponse": True}}},
+            Settings((STREAMS,), False, True),
+        ),
+        ({"extensions": {EXTENSION: {"dialects": []}}}, Settings()),
+        ({"extensions": {EXTENSION: {"dialects": ["one to come"]}}}, Settings()),
+        (
+            {"streams": {}, "extensions": {EXTENSION: {"dialects": [], "positions": True}}},
+            Settings((STREAMS,), True),
+        ),
+        (
+            {"extensions": {EXTENSION: {"dialects": ["resumableRequests"]}}},
+            Settings((RESUMABLE_REQUESTS,)),
+        ),
+        (
+            {"extensions": {EXTENSION: {"dialects": ["resumableRequests", "streams"]}}},
+            Settings(BOTH),
+        ),
+        (
+            {"resumableRequests": {}, "experimental": {EXTENSION: {}}},
+            Settings(BOTH),
+        ),
+    ],
+)
+def test_a_client_opts_in(capabilities: dict[str, Any], settings: Settings) -> None:
+    assert settings_of(capabilities) == settings
+
+
+def test_the_name_of_a_dialect_without_a_capability_opts_in_to_nothing() -> None:
+    assert settings_of({"resumeTokens": {}}) == Settings()
+    for place in ("extensions", "experimental"):
+        listed = {place: {EXTENSION: {"dialects": ["resumeTokens"]}}}
+        assert settings_of(listed) == Settings()
+    both = {"extensions": {EXTENSION: {"dialects": ["resumeTokens", "streams"]}}}
+    assert settings_of(both) == Settings((STREAMS,))
+
+
+@pytest.mark.parametrize("bad", [{"positions": "yes"}, {"dialects": "streams"}, 5, None])
+def test_settings_that_do_not_fit_are_refused(bad: Any) -> None:
+    with pytest.raises(Refusal, match=r"capabilities\.extensions"):
+        settings_of({"extensions": {EXTENSION: bad}})
+
+
+def test_the_server_says_what_it_speaks() -> None:
+    assert extension.advertisement() == {
+        EXTENSION: {
+            "dialects": ["streams", "resumableRequests", "resumeTokens"],
+            "positions": True,
+        }
+    }
+
+
+def test_a_resume_is_answered_with_why_it_is_over() -> None:
+    assert read(extension.resumed("r", "released"))["result"] == {
+        "_meta": {"mcp-streams/ended": "released"}
+    }
+
+
+def test_the_response_may_be_inside_the_answer_to_a_resume() -> None:
+    inside = b'{"jsonrpc":"2.0","id":1,"result":{"n":1.0}}\n'
+    answer = extension.resumed("r", "completed", inside)
+    assert read(answer)["result"]["_meta"]["mcp-streams/response"] == read(inside)
+    assert b'{"n":1.0}' in answer  # as it was
+    assert answer.count(b"\n") == 1
+
+
+def test_a_run_is_headed_by_its_position() -> None:
+    assert read(extension.position("s", Run(5, 2, b"{}\n{}\n"))) == {
+        "jsonrpc": "2.0",
+        "method": "notifications/stream/position",
+        "params": {"streamId": "s", "seq": 5, "count": 2},
+    }
+
+
+def test_an_ack_names_a_stream_and_a_number() -> None:
+    assert extension.ack(raw({"streamId": "s", "seq": 4})) == Ack("s", 4)
+    with pytest.raises(Refusal, match="seq"):
+        extension.ack(raw({"streamId": "s"}))
