@@ -179,32 +179,40 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
 
 
 @app.command
-def resume(url: str, ticket: str, /, *, json: bool = False) -> int:
+def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int:
     """Come back to a call, from wherever it was left and over any transport.
 
     Parameters
     ----------
-    url
-        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
-    ticket
-        What was printed when the call was left.
+    where
+        The name of a call that was begun here, or a URL as for `call`.
+    what
+        After a URL: the call's name, or the ticket that was printed when the call was left.
     json
         Print the whole result, and each message, as JSON.
     """
-    from streams import commands
-    from streams.ticket import Ticket
+    from streams import commands, noting
+    from streams.callbook import CallbookUnusable
 
+    if what is None and ":" in where:  # which no name has
+        return _complain(
+            "Say which call: mcp-streams resume URL TICKET, or mcp-streams resume NAME."
+        )
     try:
-        parsed = Ticket.parse(ticket)
-    except ValueError as error:
+        target = noting.find(where) if what is None else noting.find_at(where, what)
+    except (ValueError, CallbookUnusable) as error:
         return _complain(str(error))
-    return commands.run(lambda client: commands.resume(client, url, parsed, as_json=json), url)
+    return commands.run(
+        lambda client: commands.resume(client, target.url, target.ticket, as_json=json),
+        target.url,
+        cwd=target.cwd,
+    )
 
 
 @app.command
 def poll(
-    url: str,
-    stream: str | None = None,
+    where: str,
+    what: str | None = None,
     /,
     *,
     all_: Annotated[bool, Parameter(name="--all")] = False,
@@ -214,20 +222,61 @@ def poll(
 
     Parameters
     ----------
-    url
-        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
-    stream
-        A ticket, or a stream's id where the stream is yours.
+    where
+        The name of a call that was begun here, or a URL as for `call`.
+    what
+        After a URL: a call's name, a ticket, or a stream's id where the stream is yours.
     all_
         List all streams that run, or were not delivered.
     json
         Print a list of StreamStatus objects.
     """
-    if (stream is None) != all_:
-        return _complain("Name one stream, or say --all.")
-    from streams import commands
+    is_url = ":" in where  # which no name has
+    if (what is None and is_url) != all_ or not (is_url or what is None):
+        return _complain("Name one stream, or a URL and --all.")
+    from streams import commands, noting
+    from streams.callbook import CallbookUnusable
 
-    return commands.run(lambda client: commands.poll(client, url, stream, as_json=json), url)
+    url, cwd = where, None
+    stream: Any = what
+    try:
+        if not is_url:
+            target = noting.find(where)
+            url, stream, cwd = target.url, target.ticket, target.cwd
+        elif what is not None:
+            stream = noting.ticket_or_id(what)
+    except (ValueError, CallbookUnusable) as error:
+        return _complain(str(error))
+    return commands.run(
+        lambda client: commands.poll(client, url, stream, as_json=json), url, cwd=cwd
+    )
+
+
+@app.command
+def calls(
+    *,
+    forget: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    timeout: float = 5.0,
+    json: bool = False,
+) -> int:
+    """List the calls that were begun here and not seen to their end, and where each stands.
+
+    What is gone is shown once more, and no longer after that.
+
+    Parameters
+    ----------
+    forget
+        Names of calls to be listed no more; they go on all the same.
+    timeout
+        Seconds for which a server may take to answer.
+    json
+        Print a list of objects.
+    """
+    if not timeout > 0:
+        return _complain("--timeout: write seconds, more than 0.")
+    from streams import listing
+
+    return listing.forget(forget) if forget else listing.run(timeout_s=timeout, as_json=json)
 
 
 @app.command

@@ -5,48 +5,40 @@ import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import trio
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
-from streams import console, messages
+from streams import console
 from streams.client import Client
 from streams.clientwire import Standing
+from streams.display import Display, as_json_text, harmless, print_result, say
 from streams.errors import CallFailed, ClientError, StreamGone, Superseded, first_of
-from streams.messages import Message
+from streams.messages import Dialer
+from streams.noting import Note
 from streams.running import RunningCall
 from streams.ticket import Ticket
-from transports import dial
+from transports import dial, stdio
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
+CLIENT_NAME: Final = "mcp-streams-cli"
+
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
 CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any more
 
-# A server's words may not move the cursor of our terminal, or worse.
-_CONTROLS: Final = {
-    code: "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(32), *range(127, 160))
-    if chr(code) not in "\t\n"
-}
+# How soon a call that says nothing is noted: the client has no event for its announcement.
+NOTED_WITHIN_S: Final = 0.1
 
 
-def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
+def run(act: Callable[[Client], Awaitable[int]], url: str, *, cwd: str | None = None) -> int:
     """Connect to the server, act, and return the exit code; errors are said in one line."""
     console.log_to_stderr(logging.WARNING)
     try:
-        dialer = dial(url)
+        dialer = dialer_of(url, cwd)
     except ValueError as error:
         why = str(error)
         return complain(why if url in why else f"{url}: {why}", USAGE)
@@ -54,7 +46,7 @@ def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
     codes: list[int] = []
 
     async def main() -> None:
-        async with Client(dialer, name="mcp-streams-cli") as client:
+        async with Client(dialer, name=CLIENT_NAME) as client:
             codes.append(await act(client))
 
     try:
@@ -68,22 +60,26 @@ def run(act: Callable[[Client], Awaitable[int]], url: str) -> int:
     return codes[-1]
 
 
+def dialer_of(url: str, cwd: str | None) -> Dialer:
+    """The dialer for a URL; a command that it names is started in `cwd`. Raises `ValueError`."""
+    scheme, _, command = url.partition(":")
+    if scheme == "stdio" and cwd is not None:
+        return partial(stdio.connect, stdio.split_command(command), cwd=cwd)
+    return dial(url)
+
+
 def _report(failure: BaseException) -> int:
     error = first_of(failure)
+    say("\n".join([str(error), *getattr(error, "__notes__", ())]))
     if isinstance(error, StreamGone | Superseded):
-        return complain(str(error), GONE)
-    return complain(str(error), TOOL_FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT)
+        return GONE
+    return TOOL_FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT
 
 
 def complain(why: str, code: int) -> int:
     """Say what went wrong; returns the exit code."""
     say(why)
     return code
-
-
-def say(line: str) -> None:
-    """Say something that is no result."""
-    print(line.translate(_CONTROLS), file=sys.stderr, flush=True)
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
@@ -106,102 +102,42 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
 # call and resume
 
 
-class _Progress(msgspec.Struct):
-    progress: int | float
-    total: int | float | None = None
-    message: str = ""
-
-
-class Display:
-    """Shows a call's messages on standard error: a progress bar on a terminal, else plain lines."""
-
-    def __init__(self, *, as_json: bool) -> None:
-        self._as_json = as_json
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        if sys.stderr.isatty() and not as_json:
-            what = TextColumn("{task.description}", markup=False)
-            self._bar = Progress(
-                what,
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True, highlight=False, markup=False, emoji=False),
-                transient=True,
-            )
-
-    def __enter__(self) -> "Display":
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, message: Message) -> None:
-        """Show one message of the call."""
-        params = messages.decode(message.params, Any)
-        if self._as_json:
-            shown = {"method": message.method, "params": params}
-            print(_json(shown), file=sys.stderr, flush=True)
-        elif message.method == "notifications/progress" and (progress := _progress(params)):
-            self._show_progress(progress)
-        elif message.method == "notifications/message" and isinstance(params, dict):
-            self._say(f"{params.get('level')}: {_text(params.get('data'))}")
-        else:
-            self._say(f"{message.method}: {_text(params)}")
-
-    def _say(self, line: str) -> None:
-        if self._bar is None:
-            say(line)
-        else:
-            self._bar.console.print(line.translate(_CONTROLS), soft_wrap=True)
-
-    def _show_progress(self, now: _Progress) -> None:
-        if self._bar is None:
-            of_all = "" if now.total is None else f"/{now.total}"
-            self._say(f"{now.progress}{of_all} {now.message}".rstrip())
-            return
-        if self._task is None:
-            self._task = self._bar.add_task("", total=now.total)
-        what = now.message.translate(_CONTROLS)[-40:]
-        self._bar.update(self._task, completed=now.progress, total=now.total, description=what)
-
-
-def _progress(params: Any) -> _Progress | None:
-    try:
-        return msgspec.convert(params, _Progress)
-    except msgspec.ValidationError:
-        return None  # another server's, of another shape
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _text(data: Any) -> str:
-    return data if isinstance(data, str) else _json(data)
-
-
-async def follow(call: RunningCall, url: str, *, as_json: bool) -> int:
+async def follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> int:
     """Show a call's messages and print its result. The first Ctrl-C detaches, a second cancels."""
+    try:
+        return await _follow(call, url, note, as_json=as_json)
+    except Exception as failure:
+        note.failed(call, first_of(failure))
+        raise
+
+
+async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> int:
     is_over = False
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
+            nursery.start_soon(_note_once_announced, call, note)
             with Display(as_json=as_json) as display:
                 async for message in call:
+                    note.take(call)
                     display.show(message)
             result = await call.result()
             is_over = True
             nursery.cancel_scope.cancel()
         if not is_over:
             # Nothing more is read, so nothing more is confirmed: the ticket stays true.
-            await _detach(call, url, interrupts, as_json=as_json)
+            await _detach(call, url, note, interrupts, as_json=as_json)
             return DETACHED
-    _print_result(result, as_json=as_json)
+    print_result(result, as_json=as_json)
+    print(end="", flush=True)  # a result that nobody could be given is not removed
+    note.remove(call)
     return TOOL_FAILED if isinstance(result, dict) and result.get("isError") else DONE
+
+
+async def _note_once_announced(call: RunningCall, note: Note) -> None:
+    while call.ticket is None:
+        await trio.sleep(NOTED_WITHIN_S)
+    note.take(call)
 
 
 async def _cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -210,79 +146,71 @@ async def _cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) ->
 
 
 async def _detach(
-    call: RunningCall, url: str, interrupts: AsyncIterator[int], *, as_json: bool
+    call: RunningCall, url: str, note: Note, interrupts: AsyncIterator[int], *, as_json: bool
 ) -> None:
     """Say how to come back, and wait a little for a second Ctrl-C."""
     if call.ticket is None:
         say("This call cannot be resumed: it is cancelled.")
-        await _cancel(call)
+        await _cancel(call, note)
         return
-    command = f"mcp-streams resume {shlex.quote(url)} {call.ticket}"
-    if as_json:
-        say(_json({"detached": {"resume": command, "ticket": str(call.ticket)}}))
-    else:
-        say(f"Detached; the call goes on. To come back:\n  {command}")
+    note.leave(call)
+    say(_way_back(url, call.ticket, note.name, as_json=as_json))
     if sys.stdin.isatty():
         say("Ctrl-C again cancels it.")
         with trio.move_on_after(SECOND_THOUGHTS_S) as thinking:
             await anext(interrupts)
         if not thinking.cancelled_caught:
-            await _cancel(call)
+            await _cancel(call, note)
 
 
-async def _cancel(call: RunningCall) -> None:
+def _way_back(url: str, ticket: Ticket, name: str | None, *, as_json: bool) -> str:
+    command = f"mcp-streams resume {shlex.quote(url)} {ticket}"
+    if as_json:
+        detached = {"name": name, "resume": command, "ticket": str(ticket)}
+        return as_json_text({"detached": detached})
+    lines = ["Detached; the call goes on. To come back:"]
+    if name is not None:
+        where = "from this folder" if url.startswith("stdio:") else "from anywhere"
+        lines += [f"  mcp-streams resume {name}", f"or, {where}:"]
+    return "\n".join([*lines, f"  {command}"])
+
+
+async def _cancel(call: RunningCall, note: Note) -> None:
     if call.is_complete:
         say("It is done already.")
         return
     with trio.move_on_after(CANCEL_S) as trying:
         await call.cancel()
-    is_heard = not trying.cancelled_caught
-    say("Cancelled." if is_heard else "The server does not answer: the call may go on.")
-
-
-def _print_result(result: Any, *, as_json: bool) -> None:
-    blocks = result.get("content") if isinstance(result, dict) else None
-    if as_json or not blocks:
-        print(_json(result))
+    if trying.cancelled_caught:
+        say("The server does not answer: the call may go on.")
         return
-    for block in blocks:
-        shown = _block(block)
-        print(shown.translate(_CONTROLS) if sys.stdout.isatty() else shown)
-
-
-def _block(block: dict[str, Any]) -> str:
-    """A content block as text: of what is no text, what it is and how large."""
-    inner = block.get("resource", block)
-    if "text" in inner:
-        return str(inner["text"])
-    words = [block.get("type"), inner.get("uri"), inner.get("mimeType")]
-    data = inner.get("data") or inner.get("blob")
-    if data:
-        words.append(f"{len(data) * 3 // 4 - data[-2:].count('=')} bytes")
-    return f"[{' '.join(filter(None, words))}]"
+    note.remove(call)
+    say("Cancelled.")
 
 
 async def call_tool(
     client: Client, url: str, tool: str, arguments: dict[str, Any], *, as_json: bool
 ) -> int:
     """`mcp-streams call`."""
+    note = Note.of_new(url, tool, arguments)
     async with client.call(tool, arguments) as call:
-        return await follow(call, url, as_json=as_json)
+        return await follow(call, url, note, as_json=as_json)
 
 
 async def resume(client: Client, url: str, ticket: Ticket, *, as_json: bool) -> int:
     """`mcp-streams resume`."""
+    note = Note.of_noted(ticket)
     async with client.resume(ticket) as call:
-        return await follow(call, url, as_json=as_json)
+        return await follow(call, url, note, as_json=as_json)
 
 
 # poll
 
 
-async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -> int:
+async def poll(client: Client, url: str, stream: Ticket | str | None, *, as_json: bool) -> int:
     """`mcp-streams poll`: one stream by its ticket or id, or all."""
     if stream is not None:
-        standings = [await client.poll(_ticket_or_id(stream))]
+        standings = [await _polled(client, stream)]
     else:
         standings = await client.poll_all()
         if not standings and not url.startswith("stdio:"):
@@ -290,18 +218,20 @@ async def poll(client: Client, url: str, stream: str | None, *, as_json: bool) -
         elif not standings:
             say("No stream runs, or waits to be delivered.")
     if as_json:
-        print(_json(standings))
+        print(as_json_text(standings))
         return DONE
     for standing in standings:
-        print(_described(standing).translate(_CONTROLS))
+        print(harmless(_described(standing)))
     return DONE
 
 
-def _ticket_or_id(text: str) -> Ticket | str:
+async def _polled(client: Client, stream: Ticket | str) -> Standing:
     try:
-        return Ticket.parse(text)
-    except ValueError:
-        return text
+        return await client.poll(stream)
+    except StreamGone as error:
+        if isinstance(stream, Ticket):
+            Note.of_noted(stream).refused(stream, error)
+        raise
 
 
 def _described(standing: Standing) -> str:

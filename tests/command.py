@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final, Self
 
 from tests.wire.process import CLI
@@ -26,7 +27,7 @@ class Done(subprocess.CompletedProcess[str]):
         return self.stderr.splitlines()
 
 
-def run(*words: str, command: tuple[str, ...] = CLI) -> Done:
+def run(*words: str, command: tuple[str, ...] = CLI, cwd: Path | None = None) -> Done:
     """Run the command to its end, off a terminal."""
     ended = subprocess.run(
         [*command, *words],
@@ -35,6 +36,7 @@ def run(*words: str, command: tuple[str, ...] = CLI) -> Done:
         text=True,
         timeout=DEADLINE_S,
         check=False,
+        cwd=cwd,
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     return Done(ended.args, ended.returncode, ended.stdout, ended.stderr)
@@ -53,7 +55,7 @@ class Following:
     On a terminal, standard input and error are the terminal's.
     """
 
-    def __init__(self, *words: str, on_terminal: bool = False) -> None:
+    def __init__(self, *words: str, on_terminal: bool = False, cwd: Path | None = None) -> None:
         self.said = ""
         if on_terminal:
             self._ear, theirs = pty.openpty()
@@ -67,6 +69,7 @@ class Following:
             text=True,
             start_new_session=True,
             env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            cwd=cwd,
         )
         os.close(theirs)
 
@@ -89,6 +92,11 @@ class Following:
         """What Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        """What nobody can do anything about."""
+        self.process.kill()
+        self.process.wait()
+
     def end(self) -> tuple[int, str]:
         """Wait for the end; the exit code, and what is on standard output."""
         out, _ = self.process.communicate(timeout=DEADLINE_S)
@@ -99,8 +107,13 @@ class Following:
 
     @property
     def way_back(self) -> str:
-        """The command that it has told its user to type."""
-        return self.wait_for(r"mcp-streams resume [^\n]+(?=\n)")
+        """The command that it has told its user to type, with the ticket."""
+        return self.wait_for(r"mcp-streams resume \S+ [^\n]+(?=\n)")
+
+    @property
+    def short_way_back(self) -> str:
+        """The command that it has told its user to type, with the call's name."""
+        return self.wait_for(r"mcp-streams resume \S+(?=\n)")
 
     def __enter__(self) -> Self:
         return self

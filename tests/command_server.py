@@ -10,6 +10,7 @@ server.tool(tools_server.count)
 server.tool(tools_server.progress)
 server.tool(tools_server.blocks)
 server.tool(tools_server.forever)
+server.tool(resume_max_s=0.1)(tools_server.brief)
 
 
 @server.tool

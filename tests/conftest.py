@@ -1,9 +1,32 @@
 """What holds for every test."""
 
+import os
 from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
 
 import pytest
 import structlog
+
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(autouse=True)
+def callbook_path(_state_folder: Path) -> Iterator[Path]:
+    """Where the command notes its calls, in this process and in children: in no real home."""
+    before = os.environ.get("MCP_STREAMS_STATE")
+    path = _state_folder / str(next(_numbers)) / "calls.json"
+    os.environ["MCP_STREAMS_STATE"] = str(path)
+    yield path
+    if before is None:
+        del os.environ["MCP_STREAMS_STATE"]
+    else:
+        os.environ["MCP_STREAMS_STATE"] = before
 
 
 @pytest.fixture(autouse=True)

@@ -136,7 +136,13 @@ def test_a_tool_that_fails_is_exit_code_1(url: str, tool: str, stdout: str, stde
         ("call", "http://me@127.0.0.1:1", "count"),
         ("poll", "ws://127.0.0.1:1"),
         ("poll", "ws://127.0.0.1:1", "name", "--all"),
+        ("poll", "name", "name"),
+        ("poll", "name"),
         ("resume", "ws://127.0.0.1:1", "no-ticket"),
+        ("resume", "ws://127.0.0.1:1"),
+        ("resume", "name"),
+        ("calls", "--timeout", "0"),
+        ("calls", "--forget", "name"),
     ],
 )
 def test_misuse_is_exit_code_2(words: tuple[str, ...]) -> None:
@@ -173,7 +179,8 @@ def test_it_tells_its_version_and_its_usage() -> None:
     assert run("--version").stdout == f"{version('mcp-streams')}\n"
     shown = run("--help")
     assert shown.returncode == 0
-    assert all(name in shown.stdout for name in ("serve", "call", "resume", "poll", "demo"))
+    assert all(name in shown.stdout for name in ("serve", "call", "resume", "poll", "calls"))
+    assert "demo" in shown.stdout
 
 
 # Leaving and coming back

@@ -5,19 +5,15 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock
 
 from streams import Call, Limits, Server
 from streams.keys import Keyring
 from tests.house import (
     PLAIN,
     POSITIONS,
-    REQUESTS,
-    RESUME_REQUEST,
     STREAMS,
-    House,
     Json,
-    Talker,
     is_last,
     methods,
     named,
@@ -27,42 +23,12 @@ from tests.house import (
     reason,
     said,
 )
-
-MAX_S = 600.0
+from tests.page_rig import MAX_S, begun, counting
 
 
 @pytest.fixture
 def server() -> Server:
     return counting()
-
-
-def counting(**settings: Any) -> Server:
-    """A server whose tool `count` yields the numbers up to `to`, and says each before."""
-    server = Server("tested", **({"resume_max_s": MAX_S} | settings))
-
-    @server.tool(pages=True)
-    async def count(call: Call, to: int = 5, why: Any = None) -> AsyncIterator[str]:
-        for number in range(1, to + 1):
-            await call.log("info", number)
-            yield str(number)
-
-    @server.tool
-    async def lone() -> str:
-        return "no pages"
-
-    return server
-
-
-async def begun(
-    house: House, capabilities: Json = PLAIN, principal: str = "os(0)"
-) -> tuple[Talker, list[str]]:
-    """A client that was given three pages of `count`, and the tokens that followed each."""
-    talker = await house.dial(capabilities, principal)
-    tokens = [next_of(await talker.page("p1", "count"))]
-    for number in (2, 3):
-        tokens.append(next_of(await talker.page(f"p{number}", "count", tokens[-1])))
-    talker.seen.clear()
-    return talker, tokens
 
 
 # The same again
@@ -313,93 +279,3 @@ async def test_pages_that_nobody_turned_count_among_a_principals_streams(
         await talker.page(4, "count", token, to=2)
         await talker.page(5, "count", to=4)  # what ended and was written makes room
         assert reason(await talker.page(6, "count", token, to=2)) == "invalid_token"
-
-
-# Who else may be there
-
-
-@pytest.mark.parametrize(("reply_id", "is_stopped"), [(1, True), (2, False)])
-async def test_cancelling_a_resume_of_pages_stops_the_tool_only_under_the_original_id(
-    server: Server, autojump_clock: MockClock, reply_id: int, is_stopped: bool
-) -> None:
-    stopped = trio.Event()
-    gate = trio.Event()
-
-    @server.tool(pages=True)
-    async def wait() -> AsyncIterator[str]:
-        try:
-            await gate.wait()
-            yield "1"
-        finally:
-            stopped.set()
-
-    async with open_house(server) as house:
-        first, second = await house.dial(REQUESTS), await house.dial(REQUESTS)
-        await first.call(1, "wait")
-        token = {"resumeToken": (await first.policy())["resumeToken"]}
-        await second.ask(reply_id, RESUME_REQUEST, **token)
-        await second.policy()
-        await second.tell("notifications/cancelled", requestId=reply_id)
-        await wait_all_tasks_blocked()
-        assert stopped.is_set() is is_stopped
-        gate.set()
-        answer = await second.request(3, RESUME_REQUEST, **token)
-        assert reason(answer) == "cancelled" if is_stopped else page_text(answer) == "1"
-
-
-async def test_the_newest_call_for_a_page_wins(server: Server, autojump_clock: MockClock) -> None:
-    gate = trio.Event()
-
-    @server.tool(pages=True, page_wait_s=100)
-    async def wait() -> AsyncIterator[str]:
-        yield "1"
-        await gate.wait()
-        yield "2"
-
-    async with open_house(server) as house:
-        first, second = await house.dial(PLAIN), await house.dial(PLAIN)
-        token = next_of(await first.page(1, "wait"))
-        turn = {"name": "wait", "arguments": {}, "resumeToken": token}
-        await first.ask(2, "tools/call", **turn)
-        await wait_all_tasks_blocked()
-        await second.ask(3, "tools/call", **turn)
-        assert reason((await first.answer(2))["error"]) == "superseded"
-        gate.set()
-        assert page_text((await second.answer(3))["result"]) == "2"
-
-
-async def test_after_a_crash_what_is_journaled_is_given_and_then_the_error(
-    server: Server, autojump_clock: MockClock
-) -> None:
-    keyring = Keyring.load(None)
-    async with open_house(server, keyring=keyring) as house:
-        _, tokens = await begun(house)
-        await trio.sleep(2)
-        crashed = house.as_after_a_crash()
-    async with open_house(server, journal=crashed, keyring=keyring) as house:
-        talker = await house.dial(PLAIN, "os(0)")
-        page = await talker.page(1, "count", tokens[1])
-        assert (page_text(page), next_of(page)) == ("3", tokens[2])
-        assert reason(await talker.page(2, "count", tokens[0])) == "invalid_token"
-        failed = await talker.page(3, "count", tokens[2])
-        assert (failed["code"], reason(failed)) == (-32603, "interrupted")
-        assert await talker.page(4, "count", tokens[2]) == failed
-        await trio.sleep(130)
-        assert reason(await talker.page(5, "count", tokens[2])) == "invalid_token"
-
-
-async def test_tokens_under_an_older_key_stay_valid_after_a_restart(
-    server: Server, autojump_clock: MockClock
-) -> None:
-    old, new = b"1" * 32, b"2" * 32
-    async with open_house(server, keyring=Keyring([old])) as house:
-        _, tokens = await begun(house)
-        await trio.sleep(2)
-        crashed = house.as_after_a_crash()
-    async with open_house(server, journal=crashed, keyring=Keyring([new, old])) as house:
-        talker = await house.dial(PLAIN, "os(0)")
-        page = await talker.page(1, "count", tokens[1])
-        assert page_text(page) == "3"
-        assert next_of(page) != tokens[2]  # it is made under the new key
-        for token in (next_of(page), tokens[2]):
-            assert reason(await talker.page(2, "count", token)) == "interrupted"

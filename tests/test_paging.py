@@ -15,6 +15,7 @@ from tests.house import (
     Json,
     Talker,
     is_last,
+    methods,
     next_of,
     open_house,
     page_text,
@@ -333,3 +334,22 @@ async def test_progress_goes_to_the_call_that_waits_now(
         {"progressToken": "p1", "progress": 1},
         {"progressToken": "p2", "progress": 2},
     ]
+
+
+async def test_progress_of_a_page_that_nobody_asked_for_yet_is_not_sent(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    slow = Slow(server, pages_ahead=2)
+    async with open_house(server) as house:
+        talker = await house.dial(PLAIN)
+        slow.give("1", "2")
+        slow.progress(0.5)  # of a call that is answered already, or of none
+        slow.give("3")
+        slow.end()
+        await talker.call("c", "slow", token="p")
+        token = next_of((await talker.answer("c"))["result"])
+        for number in (2, 3):
+            page = await talker.page(number, "slow", token)
+            token = "" if is_last(page) else next_of(page)
+        assert page_text(page) == "3"
+    assert "notifications/progress" not in methods(talker.seen)

@@ -141,3 +141,11 @@ def test_a_server_takes_all_of_these_settings() -> None:
     tool = server.tools.get("as_told")
     assert tool is not None
     assert (tool.paged, tool.expected_s) == (Paged(2, 3.0), 4.0)
+
+
+def test_a_server_whose_calls_cannot_be_resumed_takes_no_pages() -> None:
+    server = Server("tested", resume_max_s=0)
+    with pytest.raises(ValueError, match="tool as_told: pages need a resume_max_s above 0"):
+        server.tool(pages=True)(as_told)
+    assert server.tools.get("as_told") is None
+    server.tool(pages=True, resume_max_s=5)(as_told)

@@ -1,0 +1,137 @@
+"""What the command shows: results on standard output, talk on standard error."""
+
+import sys
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from streams import messages
+from streams.messages import Message
+
+# A server's words may not move the cursor of our terminal, or worse.
+_CONTROLS: Final = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(32), *range(127, 160))
+    if chr(code) not in "\t\n"
+}
+
+
+def harmless(text: str) -> str:
+    """A server's words, as they may be shown on a terminal."""
+    return text.translate(_CONTROLS)
+
+
+def say(line: str) -> None:
+    """Say something that is no result."""
+    print(harmless(line), file=sys.stderr, flush=True)
+
+
+class _Progress(msgspec.Struct):
+    progress: int | float
+    total: int | float | None = None
+    message: str = ""
+
+
+class Display:
+    """Shows a call's messages on standard error: a progress bar on a terminal, else plain lines."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if sys.stderr.isatty() and not as_json:
+            what = TextColumn("{task.description}", markup=False)
+            self._bar = Progress(
+                what,
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+                transient=True,
+            )
+
+    def __enter__(self) -> "Display":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, message: Message) -> None:
+        """Show one message of the call."""
+        params = messages.decode(message.params, Any)
+        if self._as_json:
+            shown = {"method": message.method, "params": params}
+            print(as_json_text(shown), file=sys.stderr, flush=True)
+        elif message.method == "notifications/progress" and (progress := _progress(params)):
+            self._show_progress(progress)
+        elif message.method == "notifications/message" and isinstance(params, dict):
+            self._say(f"{params.get('level')}: {_text(params.get('data'))}")
+        else:
+            self._say(f"{message.method}: {_text(params)}")
+
+    def _say(self, line: str) -> None:
+        if self._bar is None:
+            say(line)
+        else:
+            self._bar.console.print(harmless(line), soft_wrap=True)
+
+    def _show_progress(self, now: _Progress) -> None:
+        if self._bar is None:
+            of_all = "" if now.total is None else f"/{now.total}"
+            self._say(f"{now.progress}{of_all} {now.message}".rstrip())
+            return
+        if self._task is None:
+            self._task = self._bar.add_task("", total=now.total)
+        what = harmless(now.message)[-40:]
+        self._bar.update(self._task, completed=now.progress, total=now.total, description=what)
+
+
+def _progress(params: Any) -> _Progress | None:
+    try:
+        return msgspec.convert(params, _Progress)
+    except msgspec.ValidationError:
+        return None  # another server's, of another shape
+
+
+def as_json_text(value: Any) -> str:
+    """A value as JSON, on one line."""
+    return msgspec.json.encode(value).decode()
+
+
+def _text(data: Any) -> str:
+    return data if isinstance(data, str) else as_json_text(data)
+
+
+def print_result(result: Any, *, as_json: bool) -> None:
+    """Print a tool's result: its content, or all of it as JSON."""
+    blocks = result.get("content") if isinstance(result, dict) else None
+    if as_json or not blocks:
+        print(as_json_text(result))
+        return
+    for block in blocks:
+        shown = _block(block)
+        print(harmless(shown) if sys.stdout.isatty() else shown)
+
+
+def _block(block: dict[str, Any]) -> str:
+    """A content block as text: of what is no text, what it is and how large."""
+    inner = block.get("resource", block)
+    if "text" in inner:
+        return str(inner["text"])
+    words = [block.get("type"), inner.get("uri"), inner.get("mimeType")]
+    data = inner.get("data") or inner.get("blob")
+    if data:
+        words.append(f"{len(data) * 3 // 4 - data[-2:].count('=')} bytes")
+    return f"[{' '.join(filter(None, words))}]"
