@@ -10,20 +10,23 @@ SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_c
 	tests/test_examples.py \
 	tests/test_transports_conformance.py tests/test_websocket_pings.py
 
+# The tests of one file run one after the other, those of several files side by side.
+PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
+
 .PHONY: demo test check bench lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
 
 test: $(READY)
-	$(BIN)/pytest -q
+	$(PYTEST)
 
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pytest -q $(addprefix --ignore=,$(SLOW))
+	$(PYTEST) $(addprefix --ignore=,$(SLOW))
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

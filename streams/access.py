@@ -306,7 +306,7 @@ class Access:
                 return
         if session.outlives_connections:
             for stream in reversed(self._streams.wanted(session.principal)):
-                if stream.request_id == request_id and not stream.state.is_answered:
+                if stream.request_id == request_id and not stream.is_answered:
                     self._on_cancel(stream)
                     return
 

@@ -29,7 +29,9 @@ def call_digest(params: msgspec.Raw, principal: str) -> bytes:
         arguments = {} if given is None else given
         text = json.dumps([_METHOD, call.name, arguments, principal], sort_keys=True)
     except (ValueError, RecursionError):
-        raise Refusal(INVALID_PARAMS, "Bad params: arguments nested too deeply.") from None
+        raise Refusal(
+            INVALID_PARAMS, "Bad params: arguments nested too deeply, or too long a number."
+        ) from None
     return hashlib.sha256(text.encode()).digest()
 
 

@@ -51,6 +51,8 @@ class Call:
         Nothing is sent to a client that did not ask for progress. Where the client is too far
         behind only the latest report is kept.
         """
+        if self._stream.progress_token is not None:
+            await self._stream.let_out()  # after which nobody may wait for this any more
         token = self._stream.progress_token
         if token is None:
             await trio.lowlevel.checkpoint()

@@ -36,6 +36,16 @@ class Outcome(enum.Enum):
     # Members are one of a kind, and Enum's own hash is a call of Python's for every message.
     __hash__ = object.__hash__
 
+    @property
+    def is_end(self) -> bool:
+        """Whether the final response is among the lines."""
+        return self in (Outcome.COMPLETED, Outcome.FAILED)
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether all that is left is the memory of it."""
+        return self in (Outcome.ABANDONED, Outcome.CANCELLED)
+
 
 class Record(msgspec.Struct, frozen=True):
     """What is known of one stream, its lines apart.
@@ -60,16 +70,6 @@ class Record(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
     # Of a stream whose tool gives pages: the seqs of those that are kept, the final response apart.
     pages: tuple[int, ...] | None = None
-
-    @property
-    def is_ended(self) -> bool:
-        """Whether the final response is among the lines."""
-        return self.outcome in (Outcome.COMPLETED, Outcome.FAILED)
-
-    @property
-    def is_tombstone(self) -> bool:
-        """Whether all that is left is the memory of how it ended."""
-        return self.outcome in (Outcome.ABANDONED, Outcome.CANCELLED)
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
@@ -245,7 +245,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             pages = record.pages and tuple(seq for seq in record.pages if seq > acked)
             return msgspec.structs.replace(record, acked=acked, pages=pages)
         case Close():
-            if record.is_tombstone:
+            if record.outcome.is_tombstone:
                 return record
             return msgspec.structs.replace(
                 record,
@@ -260,11 +260,11 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
 
 def _appended(record: Record, change: Append) -> Record:
     run = change.run
-    if record.is_tombstone:
+    if record.outcome.is_tombstone:
         raise Gone(f"stream {record.stream[:8]}… is {record.outcome.value}")
     if run.last <= record.last:
         return record
-    if record.is_ended:
+    if record.outcome.is_end:
         raise Ended(f"stream {record.stream[:8]}… ended at {record.last}")
     if run.seq != record.last + 1:
         raise Conflict(f"stream {record.stream[:8]}… is at {record.last}, append at {run.seq}")

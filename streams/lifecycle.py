@@ -12,6 +12,7 @@ no longer kept.
 """
 
 import enum
+from bisect import bisect_right
 from collections import deque
 from typing import Final
 
@@ -132,11 +133,14 @@ class StreamState:
         "Servers should limit the number of unsent messages a disconnected stream may retain in
         order to prevent denial of service attacks".
         """
+        return self._has_unsent_room and not (self.client_confirms and self._is_undelivered_full)
+
+    @property
+    def _has_unsent_room(self) -> bool:
         limits = self._limits
         return (
             self.last - self.written < limits.unsent_entries_max
             and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
-            and not (self.client_confirms and self._is_undelivered_full)
         )
 
     @property
@@ -144,14 +148,20 @@ class StreamState:
         """Bytes that are numbered and wait for the next commit."""
         return self._batch_bytes
 
-    def add(self, line: bytes) -> bool:
-        """Number a message; False, and nothing has changed, where there is no room for it."""
+    def add(self, line: bytes, *, is_page: bool = False) -> bool:
+        """Number a message; False, and nothing has changed, where there is no room for it.
+
+        A page is a response that is not the last one. What was written leaves room for it, as that
+        goes when what is behind this page is asked for.
+        """
         self._move(Event.APPEND)
-        if not self.has_room:
+        if not (self._has_unsent_room if is_page else self.has_room):
             return False
         if self._held:
             self._release_held()
         self._number(line)
+        if is_page:
+            self.pages.append(self.last)
         return True
 
     def add_progress(self, token: ProgressToken, line: bytes) -> bool:
@@ -175,13 +185,6 @@ class StreamState:
         self._number(line)
         self._last_request = self.last
         self.questions[request_id] = Question(self.last, line)
-        return True
-
-    def add_page(self, line: bytes) -> bool:
-        """Number a response that is not the last one; False where there is no room for it."""
-        if not self.add(line):
-            return False
-        self.pages.append(self.last)
         return True
 
     def end(self, line: bytes, event: Event = Event.END, *, is_error: bool, at: float) -> None:
@@ -272,8 +275,7 @@ class StreamState:
         self.written = max(self.written, seq)
         while self._marks and self._marks[0][0] <= seq:
             self._bytes_delivered = self._marks.popleft()[1]
-        while self.pages and self.pages[0] <= seq:
-            del self.pages[0]
+        del self.pages[: bisect_right(self.pages, seq)]
         return True
 
     @property
@@ -297,7 +299,7 @@ class StreamState:
     @property
     def is_ended(self) -> bool:
         """Whether the final response is numbered; it may still be on its way to disk or client."""
-        return self.outcome in (COMPLETED, Outcome.FAILED)
+        return self.outcome.is_end
 
     @property
     def is_paged(self) -> bool:
@@ -307,7 +309,7 @@ class StreamState:
     @property
     def is_tombstone(self) -> bool:
         """Whether all that is left is the memory of how it ended."""
-        return self.outcome in (Outcome.ABANDONED, Outcome.CANCELLED)
+        return self.outcome.is_tombstone
 
     @property
     def is_drained(self) -> bool:
@@ -331,12 +333,6 @@ class StreamState:
         if page is None and self.is_ended:
             return self.last
         return page
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the first response, which may be a page of many, was written."""
-        answer = self.answer_after(0)
-        return answer is not None and answer <= self.written
 
     def flags(self, after: int | None = None) -> Flags:
         """What a poll says, for a client that has everything up to `after` (or up to `delivered`).

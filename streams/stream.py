@@ -122,6 +122,12 @@ class Stream:
         """When it is due to be given up, in trio's time."""
         return self.state.deadline
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the originating request was, be it with the first of many pages."""
+        answer = self.state.answer_after(0)
+        return answer is not None and answer <= self.state.written
+
     # For the handler
 
     async def send(self, line: bytes) -> None:
@@ -135,7 +141,7 @@ class Stream:
     async def send_page(self, line: bytes) -> None:
         """Send a response that is not the last one. As for `send`."""
         self._check_size(line)
-        await self._offer(lambda: self.state.add_page(line))
+        await self._offer(lambda: self.state.add(line, is_page=True))
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress; where there is no room, only the latest of its token is kept."""
@@ -202,10 +208,14 @@ class Stream:
     def _mark(self, size_before: int) -> None:
         self._committer.mark(self, self.state.batch_bytes - size_before)
 
-    async def _prepare(self, line: bytes) -> None:
-        self._check_size(line)
+    async def let_out(self) -> None:
+        """Wait until everything that comes ahead of the next message is on its way."""
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
+
+    async def _prepare(self, line: bytes) -> None:
+        self._check_size(line)
+        await self.let_out()
 
     def _check_size(self, line: bytes) -> None:
         if len(line) > self._limits.message_bytes_max:

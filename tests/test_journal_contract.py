@@ -255,7 +255,7 @@ async def test_a_closed_stream_leaves_a_tombstone_and_no_lines(open_journal: Ope
         assert await journal.read("s", 2, bytes_max=PLENTY) is None
         [tombstone] = await journal.claim()
         assert (tombstone.outcome, tombstone.ended_at) == (Outcome.ABANDONED, 77.5)
-        assert tombstone.is_tombstone
+        assert tombstone.outcome.is_tombstone
 
 
 async def test_nothing_is_left_of_a_forgotten_stream(open_journal: OpenJournal) -> None:

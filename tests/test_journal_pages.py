@@ -50,7 +50,7 @@ async def test_a_record_says_where_its_pages_are(open_journal: OpenJournal) -> N
     async with open_journal("one") as journal:
         plain, kept = await journal.claim()
         assert (plain.pages, kept.pages) == (None, (2, 4, 6))
-        assert not kept.is_ended
+        assert not kept.outcome.is_end
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
@@ -63,8 +63,8 @@ async def test_how_a_stream_ended_is_known_to_who_opens_the_journal_next(
     async with open_journal("one") as journal:
         [ended] = await journal.claim()
         assert ended == paged(fence=2, outcome=outcome, last=3, ended_at=7.5, pages=(1, 2))
-        assert ended.is_ended
-        assert not ended.is_tombstone
+        assert ended.outcome.is_end
+        assert not ended.outcome.is_tombstone
         assert await read_all(journal) == lines(1, 3).body
 
 

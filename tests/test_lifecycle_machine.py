@@ -214,7 +214,7 @@ class LifeWithPages(Life):
     @rule()
     def page(self) -> None:
         text, had_room = self.new_line(), self.state.has_room
-        assert self.state.add_page(text) is had_room
+        assert self.state.add(text, is_page=True) is had_room
         if had_room:
             self.made.append(self.number(text))
 

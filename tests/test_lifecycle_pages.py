@@ -19,7 +19,7 @@ def with_pages(*seqs: int, limits: Limits | None = None, **more: Any) -> StreamS
     """One whose pages are these, other messages in between, all of it durable."""
     state = a_state(limits, **more)
     for seq in range(1, max(seqs) + 1):
-        assert (state.add_page if seq in seqs else state.add)(line(seq))
+        assert state.add(line(seq), is_page=seq in seqs)
     commit(state)
     return state
 
@@ -30,7 +30,7 @@ def with_pages(*seqs: int, limits: Limits | None = None, **more: Any) -> StreamS
 def test_a_page_has_a_number_like_any_message() -> None:
     state = a_state()
     state.add(line("progress"))
-    assert state.add_page(line("page"))
+    assert state.add(line("page"), is_page=True)
     state.add(line("more"))
     assert (state.last, state.pages) == (3, [2])
     append = state.take(FENCE)
@@ -41,7 +41,7 @@ def test_a_page_has_a_number_like_any_message() -> None:
 def test_each_commit_tells_of_the_pages_that_are_new_in_it() -> None:
     state = with_pages(1, 3)
     state.add(line("x"))
-    state.add_page(line("y"))
+    state.add(line("y"), is_page=True)
     append = state.take(FENCE)
     assert append is not None
     assert append.pages == (5,)
@@ -50,17 +50,17 @@ def test_each_commit_tells_of_the_pages_that_are_new_in_it() -> None:
 def test_there_is_no_more_room_for_a_page_than_for_anything() -> None:
     state = a_state(Limits(unsent_entries_max=1))
     assert state.add(line(1))
-    assert not state.add_page(line("page"))
+    assert not state.add(line("page"), is_page=True)
     assert (state.last, state.pages) == (1, [])
     write(state)
-    assert state.add_page(line("page"))
+    assert state.add(line("page"), is_page=True)
 
 
 def test_after_the_end_there_is_no_page() -> None:
     state = a_state()
     end(state)
     with pytest.raises(Ended):
-        state.add_page(line("late"))
+        state.add(line("late"), is_page=True)
     assert state.pages == []
 
 
@@ -138,7 +138,7 @@ def test_a_closed_stream_has_no_pages(event: Event) -> None:
     state.close(event, FENCE, at=1.0)
     assert state.pages == []
     with pytest.raises(Ended):
-        state.add_page(line("late"))
+        state.add(line("late"), is_page=True)
 
 
 # Time

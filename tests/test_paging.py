@@ -348,6 +348,7 @@ async def test_progress_of_a_page_that_nobody_asked_for_yet_is_not_sent(
         slow.end()
         await talker.call("c", "slow", token="p")
         token = next_of((await talker.answer("c"))["result"])
+        await wait_all_tasks_blocked()  # by now all is made
         for number in (2, 3):
             page = await talker.page(number, "slow", token)
             token = "" if is_last(page) else next_of(page)

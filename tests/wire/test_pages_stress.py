@@ -71,7 +71,7 @@ def test_no_forgery_is_ever_honoured(wire: Wire, server: ServerProcess) -> None:
     peer = wire.plain()
     token = following(ask_page(peer, "anything", value=1))
     other = following(ask_page(peer, "anything", value=2))
-    forgeries = attempts(token, other, random.Random(1003))
+    forgeries = attempts(token, other, random.Random(17))
     lines_before = len(server.log)
     while some := list(islice(forgeries, BETWEEN_USES)):
         all_invalid(answers_to_all(peer, some))
