@@ -6,8 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -17,16 +16,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from streams import Client, Server, Ticket
-from streams.keys import Keyring
-from streams.memory import MemoryJournal
+from streams import Client, Ticket
+from tests.clients import at_home
 from tests.doc_pages import COMMAND_S, ROOT, Block, Stage
 from tests.proxy import Proxy
 from tests.wire.pages_verbs import PLAIN, ask_page, request_page, token_of
 from tests.wire.process import ServerProcess
 from tests.wire.verbs import KINDS, STREAMS
 from transports import dial
-from transports.memory import MemoryServer
 
 FOLDER: Final = ROOT / "docs" / "examples"
 EXAMPLES: Final = sorted(FOLDER.glob("*.py"))
@@ -170,25 +167,13 @@ def ids_on(page: Any) -> list[int]:
 # rollout.py
 
 
-@asynccontextmanager
-async def in_memory(server: Server) -> AsyncIterator[MemoryServer]:
-    memory = MemoryServer()
-    async with (
-        server.open(MemoryJournal(), Keyring.load(None)) as running,
-        trio.open_nursery() as nursery,
-    ):
-        await nursery.start(memory.serve, running.serve)
-        yield memory
-        nursery.cancel_scope.cancel()
-
-
 async def test_who_looks_in_every_hour_for_days_sees_every_status_once(
     autojump_clock: MockClock,
 ) -> None:
     rollout = load("rollout")
     arguments = {"service": "shop", "replicas": 10, "each_takes_s": 6.25 * HOUR_S}
     seen: list[list[str]] = []
-    async with in_memory(rollout.server) as memory:
+    async with at_home(rollout.server) as memory:
         began_at, token = trio.current_time(), None
         for visit in range(100):
             async with Client(memory.connect) as client:

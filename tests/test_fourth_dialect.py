@@ -1,18 +1,12 @@
 """A proposal to come takes one entry in the table of dialects, on either side of the wire."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 import msgspec
 import pytest
-import trio
 from trio.testing import MockClock
 
 from streams import Client, Server
 from streams.dialects import DIALECTS
 from streams.errors import Refusal
-from streams.keys import Keyring
-from streams.memory import MemoryJournal
 from streams.ticket import Ticket
 from streams.vocabulary import (
     Announcement,
@@ -27,6 +21,7 @@ from streams.vocabulary import (
     Standing,
     read_params,
 )
+from tests.clients import at_home
 from tests.house import Json, Steps, open_house, reason, said, text_of
 from transports.memory import MemoryServer
 
@@ -157,30 +152,17 @@ async def test_it_is_advertised_and_nobody_is_told_of_it_who_does_not_know_it(
         steps.finish()
         await talker.request(2, "ping")
         assert not any("fourth" in str(m.get("method")) for m in talker.seen)
-    async with serving(server) as memory, Client(memory.connect) as client:
+    async with at_home(server) as memory, Client(memory.connect) as client:
         assert "fourth" in client.capabilities["experimental"]["mcp-streams/v1"]["dialects"]
 
 
 # The client
 
 
-@asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[MemoryServer]:
-    """A server to connect to."""
-    memory = MemoryServer()
-    async with (
-        server.open(MemoryJournal(), Keyring.load(None)) as running,
-        trio.open_nursery() as nursery,
-    ):
-        await nursery.start(memory.serve, running.serve)
-        yield memory
-        nursery.cancel_scope.cancel()
-
-
 async def test_our_client_calls_is_cut_and_resumes_in_it(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with serving(server) as memory, Client(memory.connect, dialects=ONLY) as client:
+    async with at_home(server) as memory, Client(memory.connect, dialects=ONLY) as client:
         async with client.call("step") as call:
             steps.log("a")
             heard = [await anext(call)]
@@ -203,7 +185,7 @@ async def test_our_client_calls_is_cut_and_resumes_in_it(
 async def test_another_client_comes_back_with_the_ticket_alone(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with serving(server) as memory:
+    async with at_home(server) as memory:
         async with (
             Client(memory.connect, dialects=ONLY) as client,
             client.call("step") as call,

@@ -72,7 +72,11 @@ every_pages = pytest.mark.parametrize("case", PAGED)
 @every_pages
 def test_pages_come_whole_and_in_order(found: dict[str, Found], case: str) -> None:
     assert on_pages(found[case].outcome("pages")) == ROWS
-    assert (found[case].steps(), found[case].progress()) == (NUMBERS, NUMBERS)
+    assert found[case].steps() == NUMBERS
+    # Of the pages that were made ahead there is none, as nobody waited for them.
+    progress = found[case].progress()
+    assert progress[0] == 1
+    assert progress == sorted(set(progress) & set(NUMBERS))
     _, cuts = PAGED[case]
     assert len(found[case].continued()) == len(cuts)
 
