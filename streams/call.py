@@ -51,9 +51,10 @@ class Call:
         Nothing is sent to a client that did not ask for progress. Where the client is too far
         behind only the latest report is kept.
         """
-        if self._stream.progress_token is not None:
-            await self._stream.let_out()  # after which nobody may wait for this any more
-        token = self._stream.progress_token
+        stream = self._stream
+        if stream.progress_token is not None and stream.ahead_of_messages is not None:
+            await stream.ahead_of_messages()  # after which nobody may wait for this any more
+        token = stream.progress_token
         if token is None:
             await trio.lowlevel.checkpoint()
             return
@@ -62,9 +63,8 @@ class Call:
             params["total"] = total
         if message is not None:
             params["message"] = message
-        await self._stream.send_progress(
-            token, messages.notification("notifications/progress", params)
-        )
+        line = messages.notification("notifications/progress", params)
+        await stream.send_progress(token, line)
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""

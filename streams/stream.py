@@ -135,7 +135,9 @@ class Stream:
 
         Raises `Refusal` where it is too large, or there is no room and the stream fails of that.
         """
-        await self._prepare(line)
+        self._check_size(line)
+        if self.ahead_of_messages is not None:
+            await self.ahead_of_messages()
         await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
@@ -145,7 +147,9 @@ class Stream:
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress; where there is no room, only the latest of its token is kept."""
-        await self._prepare(line)
+        self._check_size(line)
+        if self.ahead_of_messages is not None:
+            await self.ahead_of_messages()
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
             await self._accepted(size)
@@ -154,7 +158,9 @@ class Stream:
 
     async def ask(self, request_id: RequestId, line: bytes) -> Message:
         """Send a request to the client and wait for the answer, over however many connections."""
-        await self._prepare(line)
+        self._check_size(line)
+        if self.ahead_of_messages is not None:
+            await self.ahead_of_messages()
         answer = self._answers[request_id] = Answer(self)
         is_forced = self.overflow == "fail"
         try:
@@ -207,15 +213,6 @@ class Stream:
 
     def _mark(self, size_before: int) -> None:
         self._committer.mark(self, self.state.batch_bytes - size_before)
-
-    async def let_out(self) -> None:
-        """Wait until everything that comes ahead of the next message is on its way."""
-        if self.ahead_of_messages is not None:
-            await self.ahead_of_messages()
-
-    async def _prepare(self, line: bytes) -> None:
-        self._check_size(line)
-        await self.let_out()
 
     def _check_size(self, line: bytes) -> None:
         if len(line) > self._limits.message_bytes_max:
