@@ -179,6 +179,37 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
 
 
 @app.command
+def pages(
+    url: str, tool: str, /, *arguments: str, token: str | None = None, json: bool = False
+) -> int:
+    """Call a tool that gives pages, and print them all, as they come.
+
+    Ctrl-C leaves the rest and prints the command that goes on behind the last page.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json; for a token, the same ones that it was given for.
+    token
+        Begin with the page that this token leads to.
+    json
+        Print each page whole, as JSON on a line of its own.
+    """
+    from streams import commands, turning
+
+    try:
+        given = commands.parse_arguments(arguments)
+    except ValueError as error:
+        return _complain(str(error))
+    wanted = turning.Wanted(url, tool, arguments, given, token)
+    return commands.run(lambda client: turning.turn_pages(client, wanted, as_json=json), url)
+
+
+@app.command
 def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int:
     """Come back to a call, from wherever it was left and over any transport.
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams import console
+from streams import clientwire, console
 from streams.client import Client
 from streams.clientwire import Standing
 from streams.display import Display, as_json_text, harmless, print_result, say
@@ -115,7 +115,7 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
     is_over = False
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_cancel_on, interrupts, nursery.cancel_scope)
+            nursery.start_soon(cancel_on, interrupts, nursery.cancel_scope)
             nursery.start_soon(_note_once_announced, call, note)
             with Display(as_json=as_json) as display:
                 async for message in call:
@@ -129,9 +129,18 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
             await _detach(call, url, note, interrupts, as_json=as_json)
             return DETACHED
     print_result(result, as_json=as_json)
+    if _leads_on(result):
+        say("There are more pages: `mcp-streams pages` prints them all.")
     print(end="", flush=True)  # a result that nobody could be given is not removed
     note.remove(call)
     return TOOL_FAILED if isinstance(result, dict) and result.get("isError") else DONE
+
+
+def _leads_on(result: Any) -> bool:
+    try:
+        return clientwire.next_token(result) is not None
+    except ValueError:
+        return False  # another server's, of another shape
 
 
 async def _note_once_announced(call: RunningCall, note: Note) -> None:
@@ -140,7 +149,8 @@ async def _note_once_announced(call: RunningCall, note: Note) -> None:
     note.take(call)
 
 
-async def _cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> None:
+async def cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> None:
+    """Cancel at the first Ctrl-C."""
     await anext(interrupts)
     scope.cancel()
 
