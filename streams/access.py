@@ -313,7 +313,7 @@ class Access:
 
 def _check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
     """The response comes under an id of its own, beside the reply."""
-    if {stream.request_id, reply_id} & session.taken or stream.request_id == reply_id:
+    if session.is_taken(stream.request_id, reply_id) or stream.request_id == reply_id:
         raise refusal("id_in_use")
 
 

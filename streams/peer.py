@@ -147,7 +147,7 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        if request_id in self.session.taken:
+        if self.session.is_taken(request_id):
             raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
         if method in self._deliveries:
             assert connection is not None

@@ -30,6 +30,18 @@ class Session:
         self.deliveries: dict[Delivery, None] = {}
         self.taken: set[RequestId] = set()  # the ids that stand for something now
 
+    def is_taken(self, *ids: RequestId) -> bool:
+        """Whether one of these ids stands for something now.
+
+        Who was cut off may be back, under the same id, before its former connection is done with.
+        """
+        if self.taken.isdisjoint(ids):
+            return False
+        for delivery in list(self.deliveries):
+            if not delivery.connection.channel.is_writable():
+                delivery.drop()
+        return not self.taken.isdisjoint(ids)
+
     def attach(self, delivery: "Delivery") -> None:
         """A stream is delivered to this client from now on."""
         self.deliveries[delivery] = None

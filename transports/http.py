@@ -294,8 +294,8 @@ class _Line:
             self._watch.cancel()
 
     def is_open(self) -> bool:
-        """Whether the peer may still read. Where nobody watches, the kernel is asked."""
-        if self._watch is None and not self.gone.is_set() and _has_hung_up(self._tcp):
+        """Whether the peer may still read. The kernel knows before whoever watches does."""
+        if not self.gone.is_set() and _has_hung_up(self._tcp):
             self.gone.set()
         return not self.gone.is_set()
 
