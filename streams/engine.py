@@ -90,12 +90,8 @@ class Engine:
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
         Raises `Refusal` where there is a limit, or the journal takes nothing now.
         """
-        if self._is_closing:
-            raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
-        self._committer.check()
         principal = connection.session.principal
-        for forgotten in self._streams.make_room(principal):
-            self._forget(forgotten)
+        self._make_room(principal)
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
@@ -121,6 +117,13 @@ class Engine:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
         return stream
+
+    def _make_room(self, principal: str) -> None:
+        if self._is_closing:
+            raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
+        self._committer.check()
+        for forgotten in self._streams.make_room(principal):
+            self._forget(forgotten)
 
     def _hold(self, record: Record, overflow: Overflow = "block") -> Stream:
         stream = Stream(

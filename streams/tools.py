@@ -123,10 +123,8 @@ def make_tool(
     what = f"tool {tool_name}"
     _require_settings(resume_min_s, resume_max_s, overflow, what)
     _require_page_settings(pages_ahead, page_wait_s, expected_s, what)
-    if pages and resume_max_s == 0:
-        raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
-    if pages and output_schema is not None:
-        raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
+    if pages:
+        _require_pageable(resume_max_s, output_schema, what)
     accepted = Signature.of(function, what, pages=pages)
     in_schema, binder = _input(accepted, input_schema, what)
     returns = inspect.Signature.empty if pages else accepted.returns
@@ -178,6 +176,15 @@ def _require_page_settings(ahead: int, wait_s: float, expected_s: float | None, 
     for name, seconds in (("page_wait_s", wait_s), ("expected_s", expected_s)):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
+
+
+def _require_pageable(
+    max_s: float | None, output_schema: Mapping[str, Any] | None, what: str
+) -> None:
+    if max_s == 0:
+        raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
+    if output_schema is not None:
+        raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
 
 
 def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnotations | None:
