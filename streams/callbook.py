@@ -16,7 +16,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.errors import StreamsError
+from streams.files import write_whole
 from streams.ticket import Ticket
 
 VERSION: Final = 1
@@ -162,7 +162,7 @@ class Callbook:
                 before = self._read()
                 after = alter(before)
                 if after != before:
-                    _replace(self._path, msgspec.json.encode(_Book(VERSION, after)))
+                    write_whole(self._path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
 
     def _read(self) -> list[Entry]:
         try:
@@ -238,23 +238,3 @@ def _try_lock(descriptor: int) -> bool:
     except (BlockingIOError, PermissionError):  # POSIX allows either
         return False
     return True
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Put a new file in the place of the old one, also if the power fails meanwhile."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -10,12 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from streams import messages
-from streams.dialects import DIALECTS, STREAMS
+from streams.dialects import DIALECTS, STREAMS, pagings
 from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, StreamGone, Superseded
 from streams.extension import ACK, EXTENSION, POSITION
 from streams.messages import Message, RequestId
 from streams.ticket import Ticket
-from streams.vocabulary import Announcing, Paging, Polling, Resuming, Standing
+from streams.vocabulary import Announcing, Dialect, Polling, Resuming, Standing
 
 __all__ = ["POSITION", "Standing"]
 
@@ -37,6 +37,9 @@ _CAPABILITIES: Final = {
 
 # The same call may do better in a while: the client waits and asks again.
 RETRIED: Final = frozenset({"too_early", "id_in_use", "released"})
+
+
+_UNKNOWN: Final = Dialect()  # of which no word is known
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel"):
@@ -173,7 +176,7 @@ def page_call(
     """The params of `tools/call` for the page that `token` leads to."""
     params = call(name, arguments, progress_token)
     meta: dict[str, Any] = params["_meta"]
-    for word in _pagings():
+    for word in pagings():
         in_params, in_meta = word.ask(token)
         params |= in_params
         meta |= in_meta
@@ -182,19 +185,15 @@ def page_call(
 
 def next_token(result: Any) -> str | None:
     """What leads to the page behind this one; None where it is the last. Raises `ValueError`."""
-    token = next((token for word in _pagings() if (token := word.hear(result))), None)
+    token = next((token for word in pagings() if (token := word.hear(result))), None)
     if not (token is None or isinstance(token, str)):
         raise ValueError("a token that is no string")
     return token
 
 
-def _pagings() -> list[Paging]:
-    return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
-
-
 def resuming(ticket: Ticket) -> Resuming:
     """How to ask for the rest of a call. Raises `ValueError` where this client does not know."""
-    word = DIALECTS[ticket.dialect].resuming if ticket.dialect in DIALECTS else None
+    word = DIALECTS.get(ticket.dialect, _UNKNOWN).resuming
     if word is None:
         raise ValueError(f"a ticket of {ticket.dialect!r}, which this client does not speak")
     return word
@@ -209,7 +208,7 @@ def resume(ticket: Ticket, request_id: RequestId, after: int | None) -> bytes:
 
 def poll(ticket: Ticket) -> tuple[Polling, Any]:
     """How to ask how a call stands, and with what params. Raises `ValueError` as `resuming`."""
-    word = DIALECTS[ticket.dialect].polling if ticket.dialect in DIALECTS else None
+    word = DIALECTS.get(ticket.dialect, _UNKNOWN).polling
     if word is None:
         raise ValueError(f"a ticket of {ticket.dialect!r}, which this client cannot poll")
     return word, word.ask(ticket.stream, ticket.token, ticket.request_id, ticket.after)

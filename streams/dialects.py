@@ -299,10 +299,15 @@ def speakers_of(method: str) -> tuple[Dialect, ...]:
     return tuple(d for d in DIALECTS.values() if d.resuming and d.resuming.method == method)
 
 
+def pagings() -> list[Paging]:
+    """Every way to lead from a page to the next."""
+    return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
+
+
 def page_token(params: msgspec.Raw) -> str | None:
     """What a call says of the page that it is for; None for a new call. Raises `Refusal`."""
-    readers = [dialect.paging.read for dialect in DIALECTS.values() if dialect.paging]
-    return next((token for read in readers if (token := read(params)) is not None), None)
+    tokens = (word.read(params) for word in pagings())
+    return next((token for token in tokens if token is not None), None)
 
 
 def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:
@@ -310,9 +315,8 @@ def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:
     fields = messages.decode(result, dict[str, msgspec.Raw])
     meta = messages.decode(fields.get("_meta", msgspec.Raw(b"{}")), dict[str, Any])
     led: dict[str, Any] = dict(fields)
-    for dialect in DIALECTS.values():
-        if dialect.paging is not None:
-            in_result, in_meta = dialect.paging.tell(token, ttl_s)
-            led |= in_result
-            meta |= in_meta
+    for word in pagings():
+        in_result, in_meta = word.tell(token, ttl_s)
+        led |= in_result
+        meta |= in_meta
     return led | {"_meta": meta}

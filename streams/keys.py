@@ -10,18 +10,19 @@ under the first and honoured under all. To change the key, put a line on top.
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import os
 import re
 import secrets
 import stat
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from streams.errors import JournalUnusable
+from streams.files import write_whole
 
 _KEY_BYTES: Final = 32
 _NAME_BYTES: Final = 16
@@ -143,27 +144,14 @@ def _bytes(text: str) -> bytes:
 
 
 def _create(path: Path) -> None:
-    """Make the file with one new key: wholly there or not at all, and never over another one."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n")
-            file.flush()
-            os.fsync(descriptor)
+    """Make the file with one new key, and never over another one."""
+    key = base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
+    write_whole(path, key, _link)
+
+
+def _link(temporary: str, path: Path) -> None:
+    with contextlib.suppress(FileExistsError):  # somebody was faster; their key is as good
         os.link(temporary, path)
-    except FileExistsError:
-        pass  # somebody was faster; their key is as good
-    finally:
-        os.unlink(temporary)
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read(path: Path) -> bytes:

@@ -2,11 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from streams.journal import Append, Change, Grant, Journal, Outcome, Record, SessionRecord
 from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
+from streams.sqlite import open_sqlite_journal
 
 PLENTY = 1024 * 1024
 
@@ -77,6 +79,13 @@ def memory_journals() -> OpenJournal:
         await journal.aclose()
 
     return open_memory_journal
+
+
+def journals(kind: str, folder: Path) -> OpenJournal:
+    """Those of a kind, in memory or in files of this folder."""
+    if kind == "memory":
+        return memory_journals()
+    return lambda name: open_sqlite_journal(folder / name, durability="process")
 
 
 async def applied(journal: Journal, *changes: Change) -> None:

@@ -25,7 +25,6 @@ from streams.journal import (
     joined,
 )
 from streams.messages import RequestId, Run
-from streams.sqlite import open_sqlite_journal
 from tests.journals import (
     PLENTY,
     OpenJournal,
@@ -33,9 +32,9 @@ from tests.journals import (
     append,
     applied,
     grant,
+    journals,
     last_append,
     lines,
-    memory_journals,
     read_all,
     record,
     session,
@@ -45,9 +44,7 @@ from tests.journals import (
 
 @pytest.fixture(params=["memory", "sqlite"])
 def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
-    if request.param == "memory":
-        return memory_journals()
-    return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
+    return journals(request.param, tmp_path)
 
 
 async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> None:

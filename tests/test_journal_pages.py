@@ -15,15 +15,14 @@ from streams.journal import (
     SaveGrant,
     SaveSession,
 )
-from streams.sqlite import open_sqlite_journal
 from tests.journals import (
     OpenJournal,
     append,
     applied,
     grant,
+    journals,
     last_append,
     lines,
-    memory_journals,
     read_all,
     record,
     session,
@@ -33,9 +32,7 @@ from tests.journals import (
 
 @pytest.fixture(params=["memory", "sqlite"])
 def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
-    if request.param == "memory":
-        return memory_journals()
-    return lambda name: open_sqlite_journal(tmp_path / name, durability="process")
+    return journals(request.param, tmp_path)
 
 
 def paged(**more: object) -> Record:
