@@ -105,6 +105,7 @@ class Engine:
             fence=FENCE_FIRST,
             is_announced=is_reachable or is_paged,
             pages=() if is_paged else None,
+            number=self._streams.next_number(),
         )
         stream = self._hold(record, overflow)
         stream.is_reachable = is_reachable  # pages are, once their client has a token
@@ -131,7 +132,6 @@ class Engine:
             self._limits,
             self._committer,
             self._keyring,
-            number=self._streams.next_number(),
             answers=self._answers,
             on_settled=self._settled,
             overflow=overflow,
@@ -284,6 +284,7 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
+        self._streams.last_number = (await self._journal.totals()).last_number
         for record in await self._journal.claim():
             self._restore(record)
         self.sessions.restore(*await self._journal.sessions(), self._streams)

@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Protocol
 import msgspec
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
+from streams.lookups import Lookups
 from streams.messages import RequestId, Run
 
 # Runs are stored in pieces of this size, so that it costs little to read from the middle of one.
@@ -70,6 +71,16 @@ class Record(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
     # Of a stream whose tool gives pages: the seqs of those that are kept, the final response apart.
     pages: tuple[int, ...] | None = None
+    number: int = 0  # in the order of creation, above that of every stream before it
+    # Of a stream at rest, as `Rest` says.
+    due_at: float | None = None
+    is_read: bool = False
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it runs, or its client is not known to have all of it."""
+        is_drained = self.outcome.is_end and self.acked == self.last
+        return not (self.outcome.is_tombstone or is_drained)
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
@@ -99,7 +110,7 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Create(msgspec.Struct, frozen=True):
-    """A new stream. A repeat changes nothing."""
+    """A new stream, under a number of its own. A repeat changes nothing."""
 
     record: Record
 
@@ -147,6 +158,27 @@ class Forget(msgspec.Struct, frozen=True):
     fence: int
 
 
+class Rest(msgspec.Struct, frozen=True):
+    """The stream has ended and leaves memory: from now on it is found by `streams.lookups` alone.
+
+    It is to be looked at when `due_at` is past, in wall time. `is_read` tells that all of it was
+    written to a client that confirms nothing. A later one takes the place of this one.
+    """
+
+    stream: str
+    fence: int
+    due_at: float
+    is_read: bool = False
+
+
+class Name(msgspec.Struct, frozen=True):
+    """The stream may be asked for by these names, and by those that it was given before."""
+
+    stream: str
+    fence: int
+    names: tuple[bytes, ...]  # 16 bytes each
+
+
 class _OfSession(msgspec.Struct, frozen=True):
     """What tells changes of sessions from those of streams, at the cost of one look: `isinstance`
     would slow down every append.
@@ -184,12 +216,12 @@ class DropGrant(_OfSession, frozen=True):
     delivery: str
 
 
-StreamChange = Create | Append | Ack | Close | Forget
+StreamChange = Create | Append | Ack | Close | Forget | Rest | Name
 SessionChange = SaveSession | DropSession | SaveGrant | DropGrant
 Change = StreamChange | SessionChange
 
 
-class Journal(Protocol):
+class Journal(Lookups, Protocol):
     """Storage for streams and sessions.
 
     All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal).
@@ -198,7 +230,7 @@ class Journal(Protocol):
     async def claim(self) -> Sequence[Record]:
         """Take over every stream: each record is given a new fence, older leases are void.
 
-        Returned in the order of creation.
+        Returned are those that are not at rest, by their numbers.
         """
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
@@ -210,7 +242,9 @@ class Journal(Protocol):
         """
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
-        """Every session and every grant, each in the order in which they were last saved."""
+        """Every session, and every grant of a stream that is not at rest, each in the order in
+        which they were last saved.
+        """
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """The durable lines that follow `after`, as one run; None where there are none.
@@ -254,6 +288,12 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
                 ended_at=change.at,
                 pages=record.pages and (),
             )
+        case Rest():
+            if record.outcome is Outcome.LIVE or record.pages is not None:
+                raise Conflict(f"stream {record.stream[:8]}… must be looked after")
+            return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
+        case Name():
+            return record
         case Forget():
             return None
 

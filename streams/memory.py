@@ -4,8 +4,10 @@ It is bounded by what the engine lets go of, and by nothing else. All is durable
 written, for as long as the process lives.
 """
 
-from bisect import bisect_right
+import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 
 import msgspec
@@ -18,6 +20,7 @@ from streams.journal import (
     Change,
     Create,
     Grant,
+    Name,
     Record,
     SessionRecord,
     StreamChange,
@@ -25,24 +28,30 @@ from streams.journal import (
     apply_to_sessions,
     joined,
 )
+from streams.lookups import Totals
 from streams.messages import Run
 
 _last = attrgetter("last")
+_number = attrgetter("number")
 
 
 class MemoryJournal:
     """`streams.journal.Journal`, in memory."""
 
     def __init__(self) -> None:
-        self._records: dict[str, Record] = {}  # in the order of creation
+        self._records: dict[str, Record] = {}
         self._runs: dict[str, list[Run]] = {}
+        self._names: dict[bytes, str] = {}
+        self._names_of: dict[str, set[bytes]] = {}
+        self._at_rest = _AtRest()
         self._rows = _Rows()
 
     async def claim(self) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         for stream, record in self._records.items():
             self._records[stream] = msgspec.structs.replace(record, fence=record.fence + 1)
-        return list(self._records.values())
+        awake = (record for record in self._records.values() if record.due_at is None)
+        return sorted(awake, key=_number)
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         await trio.lowlevel.checkpoint()  # first: who is cancelled here has written nothing
@@ -50,13 +59,47 @@ class MemoryJournal:
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         await trio.lowlevel.checkpoint()
-        return list(self._rows.sessions.values()), list(self._rows.grants.values())
+        grants = self._rows.grants.values()
+        awake = [grant for grant in grants if self._records[grant.stream].due_at is None]
+        return list(self._rows.sessions.values()), awake
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         await trio.lowlevel.checkpoint()
         runs = self._runs.get(stream, [])
         first = bisect_right(runs, after, key=_last)
         return joined((runs[i] for i in range(first, len(runs))), after, bytes_max)
+
+    async def totals(self) -> Totals:
+        await trio.lowlevel.checkpoint()
+        last_number = max((record.number for record in self._records.values()), default=0)
+        return Totals(len(self._at_rest), last_number)
+
+    async def find(self, stream: str) -> Record | None:
+        await trio.lowlevel.checkpoint()
+        return self._records.get(stream)
+
+    async def named(self, name: bytes) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return self._names.get(name)
+
+    async def grants(self, stream: str) -> Sequence[Grant]:
+        await trio.lowlevel.checkpoint()
+        return [grant for grant in self._rows.grants.values() if grant.stream == stream]
+
+    async def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        await trio.lowlevel.checkpoint()
+        records = map(self._records.__getitem__, self._at_rest.wanted(principal, after))
+        return list(islice((r for r in records if r.is_read or not only_read), limit))
+
+    async def count(self, principal: str) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(self._at_rest.wanted(principal, 0))
+
+    async def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
+        await trio.lowlevel.checkpoint()
+        return [self._records[stream] for stream in self._at_rest.due(limit, only_leftover)]
 
     async def aclose(self) -> None:
         """Nothing to let go of: another engine may take the same journal over, as if restarted."""
@@ -71,15 +114,30 @@ class MemoryJournal:
             record = apply(before, change)
         except JournalError as error:
             return error
+        if isinstance(change, Name):
+            self._name(change)
         if record is before:
             return None
+        if before is not None:
+            self._at_rest.remove(before)
         if record is None:
-            del self._records[change.stream], self._runs[change.stream]
-            self._rows.drop_grants_of_stream(change.stream)
+            self._drop(change.stream)
             return None
+        self._at_rest.add(record)
         self._records[change.stream] = record
         self._store(change, record)
         return None
+
+    def _name(self, change: Name) -> None:
+        for name in change.names:
+            self._names[name] = change.stream
+        self._names_of.setdefault(change.stream, set()).update(change.names)
+
+    def _drop(self, stream: str) -> None:
+        del self._records[stream], self._runs[stream]
+        for name in self._names_of.pop(stream, ()):
+            del self._names[name]
+        self._rows.drop_grants_of_stream(stream)
 
     def _store(self, change: StreamChange, record: Record) -> None:
         if isinstance(change, Create):
@@ -90,6 +148,46 @@ class MemoryJournal:
             runs.extend(change.run.split(STORED_BYTES_MAX))
         else:
             del runs[: bisect_right(runs, record.acked, key=_last)]
+
+
+class _AtRest:
+    """Which streams are at rest, in the orders in which they are asked for."""
+
+    def __init__(self) -> None:
+        self._due: dict[bool, list[tuple[float, int, str]]] = {True: [], False: []}  # by is_wanted
+        self._wanted: dict[str, list[tuple[int, str]]] = {}  # of each principal
+
+    def __len__(self) -> int:
+        return sum(map(len, self._due.values()))
+
+    def add(self, record: Record) -> None:
+        """Add a stream, if it is at rest."""
+        if record.due_at is not None:
+            insort(self._due[record.is_wanted], (record.due_at, record.number, record.stream))
+            if record.is_wanted:
+                wanted = self._wanted.setdefault(record.principal, [])
+                insort(wanted, (record.number, record.stream))
+
+    def remove(self, record: Record) -> None:
+        """Remove a stream, if it is at rest, as it was added."""
+        if record.due_at is not None:
+            due = self._due[record.is_wanted]
+            del due[bisect_left(due, (record.due_at, record.number, record.stream))]
+            if record.is_wanted:
+                wanted = self._wanted[record.principal]
+                del wanted[bisect_left(wanted, (record.number, record.stream))]
+                if not wanted:
+                    del self._wanted[record.principal]
+
+    def wanted(self, principal: str, after: int) -> list[str]:
+        """A principal's streams above a number, that are still wanted."""
+        wanted = self._wanted.get(principal, [])
+        return [stream for _, stream in wanted[bisect_left(wanted, (after + 1, "")) :]]
+
+    def due(self, limit: int, only_leftover: bool) -> list[str]:
+        """So many streams, those first that are due first."""
+        kinds = [self._due[False]] if only_leftover else self._due.values()
+        return [stream for _, _, stream in islice(heapq.merge(*kinds), limit)]
 
 
 _At = tuple[str, str]  # a session's key and a delivery

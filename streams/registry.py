@@ -15,7 +15,7 @@ class Registry:
     def __init__(self, limits: Limits, keyring: Keyring) -> None:
         self._limits = limits
         self._keyring = keyring
-        self._numbers = itertools.count(1)
+        self.last_number = 0  # that was given to a stream
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # those that may be asked for by a token alone
         # Running or not known to be delivered, of each principal, in the order of creation.
@@ -29,7 +29,8 @@ class Registry:
 
     def next_number(self) -> int:
         """The number of the next stream, in the order of creation."""
-        return next(self._numbers)
+        self.last_number += 1
+        return self.last_number
 
     def get(self, stream_id: str) -> Stream | None:
         """The stream of this id."""

@@ -65,7 +65,6 @@ class Stream:
         "digest",
         "is_reachable",
         "is_recorded",
-        "number",
         "overflow",
         "record",
         "request_id",
@@ -80,14 +79,12 @@ class Stream:
         committer: Committer,
         keyring: Keyring,
         *,
-        number: int,
         answers: dict[RequestId, Answer],
         on_settled: Callable[["Stream"], None],
         overflow: Overflow = "block",
     ) -> None:
         self.record = record
         self.state = StreamState(record, limits)
-        self.number = number  # in the order of creation
         origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
@@ -116,6 +113,11 @@ class Stream:
     def id(self) -> str:
         """The streamId."""
         return self.record.stream
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of creation."""
+        return self.record.number
 
     @property
     def deadline(self) -> float | None:

@@ -16,7 +16,10 @@ OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
 Stored = tuple[list[SessionRecord], list[Grant]]
 
 
-def record(stream: str = "s", fence: int = 1, pages: tuple[int, ...] | None = None) -> Record:
+def record(
+    stream: str = "s", fence: int = 1, pages: tuple[int, ...] | None = None, number: int = 0
+) -> Record:
+    """A record. Unless a number is given, the streams are in the order of the alphabet."""
     return Record(
         stream=stream,
         principal="os(0)",
@@ -27,6 +30,7 @@ def record(stream: str = "s", fence: int = 1, pages: tuple[int, ...] | None = No
         fence=fence,
         is_announced=True,
         pages=pages,
+        number=number or int.from_bytes(stream.encode().ljust(7)[:7]),
     )
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PLENTY = 1024 * 1024
 
 
-def record(stream: str = "s") -> Record:
+def record(stream: str = "s", number: int = 0) -> Record:
     return Record(
         stream=stream,
         principal="os(0)",
@@ -26,6 +26,7 @@ def record(stream: str = "s") -> Record:
         created_at=1.75e9,
         fence=1,
         is_announced=True,
+        number=number or 1 + "st".index(stream),
     )
 
 
@@ -94,6 +95,17 @@ SCHEMA_2 = """
 """
 
 
+# And the one that knew pages.
+SCHEMA_3 = """
+    PRAGMA user_version = 3;
+    INSERT INTO "_sqlite_migrations"
+        VALUES (3, 'mcp-streams', 'pages', '2026-11-21 21:40:17.205119+00:00');
+    ALTER TABLE "progress" ADD COLUMN "pages" TEXT;
+    ALTER TABLE "grants" ADD COLUMN "takes_over" INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE "grants" ADD COLUMN "start" INTEGER NOT NULL DEFAULT 0;
+"""
+
+
 def make_journal_of_schema(version: int, path: Path) -> Path:
     """A journal that holds `record()` and two lines of it, in WAL mode like all, closed.
 
@@ -101,7 +113,7 @@ def make_journal_of_schema(version: int, path: Path) -> Path:
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("PRAGMA journal_mode = WAL")
-        for schema in (SCHEMA_1, SCHEMA_2)[:version]:
+        for schema in (SCHEMA_1, SCHEMA_2, SCHEMA_3)[:version]:
             made.executescript(schema)
     return path
 

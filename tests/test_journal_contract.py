@@ -18,8 +18,10 @@ from streams.journal import (
     DropSession,
     Forget,
     Journal,
+    Name,
     Outcome,
     Record,
+    Rest,
     SaveGrant,
     SaveSession,
     joined,
@@ -49,7 +51,11 @@ def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
 
 async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> None:
     strange = replace(
-        record("ü\U0001f600"), principal="", origin=b"\x00\xff", is_announced=False, max_s=0.0
+        record("ü\U0001f600", number=2**60),
+        principal="",
+        origin=b"\x00\xff",
+        is_announced=False,
+        max_s=0.0,
     )
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), Create(strange))
@@ -71,10 +77,11 @@ async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> 
 async def test_a_claim_lists_streams_as_they_were_created(open_journal: OpenJournal) -> None:
     names = ["b", "c", "a", "e", "d"]
     async with open_journal("one") as journal:
-        await applied(journal, *(Create(record(name)) for name in names[:3]))
-        await applied(journal, *(Create(record(name)) for name in names[3:]))
+        created = [Create(record(name, number=n)) for n, name in enumerate(names, 1)]
+        await applied(journal, *created[:3])
+        await applied(journal, *created[3:])
         await applied(journal, append(1, 1, stream="b"))
-        await applied(journal, Forget("c", 1), Create(record("c")))
+        await applied(journal, Forget("c", 1), Create(record("c", number=6)))
         assert [r.stream for r in await journal.claim()] == ["b", "a", "e", "d", "c"]
 
 
@@ -101,6 +108,8 @@ CHANGES: dict[str, list[Change]] = {
     "ack": [Ack("s", 1, 2)],
     "close": [Close("s", 1, Outcome.ABANDONED, 9.0)],
     "forget": [Forget("s", 1)],
+    "rest": [last_append(4, 6), Rest("s", 1, 9.0, is_read=True)],
+    "name": [Name("s", 1, (b"n" * 16,))],
     "save a session": [SaveSession(session("l"))],
     "drop a session": [DropSession("k")],
     "save a grant": [SaveGrant(grant(delivery="e"))],

@@ -23,8 +23,10 @@ from streams.journal import (
     DropGrant,
     DropSession,
     Forget,
+    Name,
     Outcome,
     Record,
+    Rest,
     SaveGrant,
     SaveSession,
     SessionChange,
@@ -38,10 +40,13 @@ _T = TypeVar("_T")
 STREAMS = ("a", "b", "c")
 SESSIONS = ("k", "l")
 DELIVERIES = ("d", "e")
+NAMES = [bytes([n]) * 16 for n in range(4)]
 Step = tuple[str, str, int, int, bool]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["create", "append", "append", "append", "ack", "close", "forget"]),
+        st.sampled_from(
+            ["create", "append", "append", "append", "ack", "close", "forget", "rest", "name"]
+        ),
         st.sampled_from(STREAMS),
         st.sampled_from([0, 0, 0, -1, 1]),  # how far the numbers are off
         st.sampled_from([1, 2, 5, 3000]),  # how many lines
@@ -110,6 +115,8 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
             "ack": Ack(stream, fence, known.acked + count + off),
             "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
             "forget": Forget(stream, fence),
+            "rest": Rest(stream, fence, float(count), is_read=is_odd),
+            "name": Name(stream, fence, (NAMES[count % 4],)),
         }
         with contextlib.suppress(JournalError):
             after = apply(self.expected.get(stream), changes[kind])
@@ -137,7 +144,8 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         self.expected = {
             stream: replace(r, fence=r.fence + 1) for stream, r in self.expected.items()
         }
-        assert {r.stream: r for r in records} == self.expected
+        awake = {stream: r for stream, r in self.expected.items() if r.due_at is None}
+        assert {r.stream: r for r in records} == awake
 
     @rule()
     def crash(self) -> None:
@@ -165,6 +173,24 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         assert (sessions, grants) == run(self.memory.sessions)
         assert {g.session for g in grants} <= {s.key for s in sessions}
         assert {g.stream for g in grants} <= self.expected.keys()
+
+    @invariant()
+    def both_find_the_same(self) -> None:
+        tables, memory = self.store.lookups, self.memory
+        assert tables.totals() == run(memory.totals)
+        for only_leftover in (False, True):
+            due = run(memory.due, limit=2, only_leftover=only_leftover)
+            assert [r.due_at for r in tables.due(limit=2, only_leftover=only_leftover)] == [
+                r.due_at for r in due
+            ]
+        for only_read in (False, True):
+            asked: dict[str, Any] = {"after": 0, "limit": 2, "only_read": only_read}
+            found = run(memory.listed, "os(0)", **asked)
+            assert tables.listed("os(0)", **asked) == found
+        assert tables.count("os(0)") == run(memory.count, "os(0)")
+        for stream in STREAMS:
+            assert tables.find(stream) == run(memory.find, stream) == self.expected.get(stream)
+            assert tables.grants(stream) == run(memory.grants, stream)
 
     @invariant()
     def all_that_is_not_acked_is_there(self) -> None:

@@ -88,7 +88,7 @@ async def test_a_stream_whose_pages_are_all_gone_still_is_one_with_pages(
 @pytest.mark.parametrize("outcome", [Outcome.ABANDONED, Outcome.CANCELLED])
 async def test_a_tombstone_has_no_pages(open_journal: OpenJournal, outcome: Outcome) -> None:
     async with open_journal("one") as journal:
-        await applied(journal, Create(paged()), Create(record("plain")))
+        await applied(journal, Create(paged(number=1)), Create(record("plain")))
         await applied(journal, append(1, 3, pages=(1, 2)))
         await applied(journal, Close("s", 1, outcome, 9.0), Close("plain", 1, outcome, 9.0))
         assert [r.pages for r in await journal.claim()] == [(), None]

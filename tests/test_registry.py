@@ -37,6 +37,7 @@ class Streams:
             max_s=1,
             created_at=0,
             fence=1,
+            number=number,
             **(known | more),
         )
         stream = Stream(
@@ -44,7 +45,6 @@ class Streams:
             self.limits,
             Committer(MemoryJournal()),
             self.keyring,
-            number=number,
             answers={},
             on_settled=lambda _: None,
         )

@@ -14,7 +14,7 @@ from streams.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.journals import grant, session
 from tests.sqlite_rig import PLENTY, append, last_of, make_journal_of_schema, record
 
-OLDER = [1, 2]
+OLDER = [1, 2, 3]
 
 
 @pytest.fixture
@@ -73,8 +73,13 @@ def test_in_a_migrated_journal_there_is_room_for_what_is_new(path: Path, schema:
 IN_THE_WAY = {
     1: "CREATE TABLE grants (id INTEGER PRIMARY KEY)",
     2: "ALTER TABLE grants ADD COLUMN start TEXT",
+    3: "CREATE TABLE names (id INTEGER PRIMARY KEY)",
 }
-OUT_OF_THE_WAY = {1: "DROP TABLE grants", 2: "ALTER TABLE grants DROP COLUMN start"}
+OUT_OF_THE_WAY = {
+    1: "DROP TABLE grants",
+    2: "ALTER TABLE grants DROP COLUMN start",
+    3: "DROP TABLE names",
+}
 
 
 @pytest.mark.parametrize("schema", OLDER)
@@ -83,11 +88,11 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(path: Path, sc
     with closing(sqlite3.connect(path)) as other:
         other.execute(IN_THE_WAY[schema])
         before = list(other.iterdump())
-        with pytest.raises(JournalUnusable, match=r"grants|start"):
+        with pytest.raises(JournalUnusable, match=r"grants|start|names"):
             SQLiteStore(path)
         assert list(other.iterdump()) == before
         assert other.execute("PRAGMA user_version").fetchone() == (schema,)
         other.execute(OUT_OF_THE_WAY[schema])
     with closing(SQLiteStore(path)) as opened:
         assert last_of(opened) == 2
-        assert len(opened.sessions()[1]) == schema - 1
+        assert len(opened.sessions()[1]) == min(schema - 1, 1)

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import trio
 
 from streams.errors import JournalError
-from streams.journal import Change, Grant, Record, SessionRecord
+from streams.journal import Change
 from streams.memory import MemoryJournal
 from streams.messages import Run
 
 
-class Troubled:
+class Troubled(MemoryJournal):
     """`streams.journal.Journal`. `trouble` is raised by whatever is asked of it, while it is set;
     after `hold`, what is asked waits until `let_go`.
     """
 
     def __init__(self) -> None:
-        self.memory = MemoryJournal()
+        super().__init__()
         self.trouble: JournalError | None = None
         self.read_trouble: JournalError | None = None
         self.commits: list[list[Change]] = []  # that succeeded
@@ -30,25 +30,16 @@ class Troubled:
     def let_go(self) -> None:
         self._is_open.set()
 
-    async def claim(self) -> Sequence[Record]:
-        return await self.memory.claim()
-
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         await self._is_open.wait()
         if self.trouble is not None:
             self.refused += 1
             raise self.trouble
         self.commits.append(list(changes))
-        return await self.memory.commit(changes)
-
-    async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
-        return await self.memory.sessions()
+        return await super().commit(changes)
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         if self.read_trouble is not None:
             self.refused += 1
             raise self.read_trouble
-        return await self.memory.read(stream, after, bytes_max=bytes_max)
-
-    async def aclose(self) -> None:
-        await self.memory.aclose()
+        return await super().read(stream, after, bytes_max=bytes_max)

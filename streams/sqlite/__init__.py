@@ -1,14 +1,16 @@
 """The journal in a SQLite file: the only package that speaks SQL.
 
 `SQLiteStore` is the whole of it, and synchronous. `SQLiteJournal` is its shell: what writes runs on
-one thread of its own, so that an fsync holds up nobody; `read` runs inline over a connection of its
-own, since in WAL mode readers wait for nobody, and a thread would cost more than the read.
+one thread of its own, so that an fsync holds up nobody; `read` and the lookups run inline over a
+connection of their own, since in WAL mode readers wait for nobody, and a thread would cost more
+than the read.
 
 Rules of the file:
 
 - It is owned (`streams.ownership`) from before it is opened until after it is closed.
 - What never changes of a record is in `streams`, what does is in `progress`: a stream's arguments
-  may be long, and an update rewrites its whole row. Ids are given in the order of creation.
+  may be long, and an update rewrites its whole row. The id of a row is the record's number.
+- What finds streams that are at rest is in tables of its own (`streams.sqlite.lookups`).
 - Lines are in `runs`, many a row, under the seq of the last of them. Nothing is clustered by
   stream: with a thousand streams writing, every commit would touch a thousand places.
 - Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
@@ -23,16 +25,19 @@ Rules of the file:
   `"process"`: it outlives the death of the process, but a power failure may take the last commits.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 
 from streams.errors import JournalError, JournalUnusable
 from streams.journal import Change, Grant, Record, SessionRecord
+from streams.lookups import Totals
 from streams.messages import Run
 from streams.sqlite.file import APPLICATION_ID, SCHEMA_VERSION, Durability
+from streams.sqlite.lookups import SQLiteLookups
 from streams.sqlite.store import SQLiteStore
 from streams.sqlite.thread import JobThread
 
@@ -44,6 +49,8 @@ __all__ = [
     "SQLiteStore",
     "open_sqlite_journal",
 ]
+
+_T = TypeVar("_T")
 
 
 class SQLiteJournal:
@@ -71,6 +78,38 @@ class SQLiteJournal:
         await trio.lowlevel.checkpoint()
         self._check_open()
         return self._store.read(stream, after, bytes_max=bytes_max)
+
+    async def totals(self) -> Totals:
+        return await self._look_up(lambda tables: tables.totals())
+
+    async def find(self, stream: str) -> Record | None:
+        return await self._look_up(lambda tables: tables.find(stream))
+
+    async def named(self, name: bytes) -> str | None:
+        return await self._look_up(lambda tables: tables.named(name))
+
+    async def grants(self, stream: str) -> Sequence[Grant]:
+        return await self._look_up(lambda tables: tables.grants(stream))
+
+    async def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        return await self._look_up(
+            lambda tables: tables.listed(principal, after=after, limit=limit, only_read=only_read)
+        )
+
+    async def count(self, principal: str) -> int:
+        return await self._look_up(lambda tables: tables.count(principal))
+
+    async def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
+        return await self._look_up(
+            lambda tables: tables.due(limit=limit, only_leftover=only_leftover)
+        )
+
+    async def _look_up(self, look_up: Callable[[SQLiteLookups], _T]) -> _T:
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        return look_up(self._store.lookups)
 
     async def aclose(self) -> None:
         if self._is_closed:

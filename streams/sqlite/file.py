@@ -92,7 +92,27 @@ def pages(db: Database) -> None:
     db.table("grants").add_column("start", int, not_null_default=0)
 
 
-SCHEMA_VERSION: Final = 3  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def lookups(db: Database) -> None:
+    """Schema 4. All that there is, is awake."""
+    db.table("ownership").create({"claims": int}, not_null={"claims"})
+    db.execute("INSERT INTO ownership (claims) VALUES (0)")
+    db.table("awake").create({"id": int}, pk="id")
+    db.execute("INSERT INTO awake (id) SELECT id FROM streams")
+    rest = {"id": int, "owner": bytes, "due_at": float, "is_wanted": int, "is_read": int}
+    db.table("rests").create(rest, pk="id", not_null=rest.keys() - {"id"})
+    db.table("rests").create_index(["due_at"])
+    for name, columns, which in (
+        ("wanted", "owner, id, is_read", "is_wanted"),
+        ("leftover", "due_at", "NOT is_wanted"),
+    ):
+        db.execute(f"CREATE INDEX idx_rests_{name} ON rests ({columns}) WHERE {which}")
+    names = {"name": bytes, "stream": int}
+    db.table("names").create(names, pk="name", not_null=names)
+    db.table("names").create_index(["stream"])
+
+
+SCHEMA_VERSION: Final = 4  # the number of migrations; in the header of the file as `user_version`
 
 
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:

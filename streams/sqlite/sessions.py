@@ -24,11 +24,20 @@ class SessionTables:
             "SELECT key, principal, revision, capabilities, level, seen_at "
             "FROM sessions ORDER BY rowid"
         )
-        grants = self._execute(
-            "SELECT session, delivery, stream, reply_id, takes_over, start "
-            "FROM grants ORDER BY rowid"
+        awake = (
+            "WHERE stream IN (SELECT stream FROM streams WHERE id IN (SELECT id FROM awake)) "
+            "ORDER BY rowid"
         )
-        return [SessionRecord(*row) for row in sessions], [_grant(*row) for row in grants]
+        return [SessionRecord(*row) for row in sessions], self._grants(awake)
+
+    def grants_of(self, stream: str) -> Sequence[Grant]:
+        """See `Lookups.grants`."""
+        return self._grants("WHERE stream = ? ORDER BY rowid", stream)
+
+    def _grants(self, which: str, *parameters: str) -> Sequence[Grant]:
+        columns = "session, delivery, stream, reply_id, takes_over, start"
+        rows = self._execute(f"SELECT {columns} FROM grants {which}", parameters)
+        return [_grant(*row) for row in rows]
 
     def has_session(self, key: str) -> bool:
         found = self._execute("SELECT 1 FROM sessions WHERE key = ?", (key,))

@@ -16,7 +16,7 @@ from streams.journal import (
     Create,
     Forget,
     Grant,
-    Outcome,
+    Name,
     Record,
     SessionRecord,
     apply,
@@ -26,6 +26,7 @@ from streams.journal import (
 from streams.messages import Run
 from streams.ownership import OwnerLock
 from streams.sqlite.file import Durability, configure, connect, create_file, prepare, translated
+from streams.sqlite.lookups import RECORD, LookupTables, SQLiteLookups, record_of
 from streams.sqlite.sessions import SessionTables
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
@@ -33,11 +34,10 @@ BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 # Records of the streams that change now are kept, without their origins: looking one up is a third
 # of what an append costs. Some 500 bytes each.
 KNOWN_MAX: Final = 10_000
-_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 class SQLiteStore:
-    """A journal file, opened and owned. Not for two threads at once, `read` apart.
+    """A journal file, opened and owned. Not for two threads at once, `read` and `lookups` apart.
 
     All may raise `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back.
     After a `JournalUnusable` from `commit` every later one says the same: memory is ahead of the
@@ -71,21 +71,16 @@ class SQLiteStore:
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
                 self._reader = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 self._reader.execute("PRAGMA query_only = ON")
-                last_id = self._writer.execute("SELECT max(id) FROM streams").fetchone()[0]
-            self._next_id = (last_id or 0) + 1
+            self.lookups = SQLiteLookups(self._reader, path)
             self._opened = opened.pop_all()
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
         self._known.clear()
         with self._transaction():
-            self._writer.execute("UPDATE progress SET fence = fence + 1")
-            rows = self._writer.execute(
-                "SELECT stream, principal, origin, min_s, max_s, created_at, is_announced, "
-                "fence, outcome, last, acked, last_request, last_error, ended_at, pages "
-                "FROM streams JOIN progress USING (id) ORDER BY id"
-            )
-            return [_record(*row) for row in rows]
+            self._writer.execute("UPDATE ownership SET claims = claims + 1")
+            awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
+            return [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
@@ -93,13 +88,12 @@ class SQLiteStore:
             raise JournalUnusable(self._failure)
         try:
             with self._transaction():
-                batch = _Batch(self._writer, self._known, self._next_id)
+                batch = _Batch(self._writer, self._known)
                 answers = [batch.apply(change) for change in changes]
                 batch.write()
         except JournalUnusable as error:
             self._failure = str(error)
             raise
-        self._next_id = batch.next_id
         self._remember(batch)
         return answers
 
@@ -152,13 +146,14 @@ class SQLiteStore:
 class _Entry:
     """One stream within a commit: its record as stored and as it is to be, and its new lines."""
 
-    __slots__ = ("id", "now", "runs", "stored")
+    __slots__ = ("id", "names", "now", "runs", "stored")
 
     def __init__(self, id: int, record: Record | None) -> None:
         self.id = id
         self.stored = record
         self.now = record
         self.runs: list[Run] = []
+        self.names: set[bytes] = set()
 
 
 class _Batch:
@@ -167,12 +162,12 @@ class _Batch:
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, known: Mapping[str, tuple[int, Record]], next_id: int
+        self, connection: sqlite3.Connection, known: Mapping[str, tuple[int, Record]]
     ) -> None:
-        self.next_id = next_id
         self.entries: dict[str, _Entry] = {}
         self._connection = connection
         self._sessions = SessionTables(connection)
+        self._lookups = LookupTables(connection)
         self._known = known
         self._forgotten: list[int] = []
 
@@ -189,13 +184,14 @@ class _Batch:
             entry.now = apply(before, change)
         except JournalError as error:
             return error
+        if isinstance(change, Name):
+            entry.names.update(change.names)
         if entry.now is before:
             return None
         if isinstance(change, Append):
             entry.runs.extend(change.run.split(STORED_BYTES_MAX))
         elif isinstance(change, Create):
-            entry.id = self.next_id
-            self.next_id += 1
+            entry.id = change.record.number
         elif isinstance(change, Forget):
             if entry.stored is not None:
                 self._forgotten.append(entry.id)
@@ -215,16 +211,11 @@ class _Batch:
         known = self._known.get(stream)
         if known is not None:
             return _Entry(*known)
-        row = self._connection.execute(
-            "SELECT id, principal, fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, pages FROM streams JOIN progress USING (id) WHERE stream = ?",
-            (stream,),
-        ).fetchone()
+        row = self._connection.execute(f"{RECORD} WHERE stream = ?", (stream,)).fetchone()
         if row is None:
             return _Entry(0, None)
-        # What `apply` does not look at, the origin above all, is left where it is.
-        stream_id, principal, *progress = row
-        return _Entry(stream_id, _record(stream, principal, b"", 0.0, 0.0, 0.0, 0, *progress))
+        record = record_of(row)
+        return _Entry(record.number, record)
 
     def write(self) -> None:
         """Write what has changed. Forgotten streams first, whose names may have come again."""
@@ -235,6 +226,7 @@ class _Batch:
         changed = [(e, now) for e, now in entries if e.stored is not None and e.stored != now]
         for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):
             many(f"DELETE FROM {table} WHERE {key} = ?", gone)
+        self._lookups.forget(self._forgotten)
         many(
             "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
             "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -242,11 +234,15 @@ class _Batch:
         )
         many(
             "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, pages, id) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [_progress(entry.id, now) for entry, now in new],
+            "ended_at, pages, id) "
+            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(now.fence, *_progress(entry.id, now)) for entry, now in new],
         )
+        self._lookups.create(entry.id for entry, _ in new)
+        self._lookups.update((entry.stored, now) for entry, now in new + changed)
+        self._lookups.name((entry.id, name) for entry, _ in entries for name in entry.names)
         many(
-            "UPDATE progress SET fence = ?, outcome = ?, last = ?, acked = ?, last_request = ?, "
+            "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
             "last_error = ?, ended_at = ?, pages = ? WHERE id = ?",
             [_progress(entry.id, now) for entry, now in changed],
         )
@@ -265,37 +261,6 @@ class _Batch:
         )
 
 
-def _record(
-    stream: str,
-    principal: str,
-    origin: bytes,
-    min_s: float,
-    max_s: float,
-    created_at: float,
-    is_announced: int,
-    fence: int,
-    outcome: str,
-    *progress: Any,
-) -> Record:
-    *marks, pages = progress
-    record = Record(
-        stream,
-        principal,
-        origin,
-        min_s,
-        max_s,
-        created_at,
-        fence,
-        bool(is_announced),
-        _OUTCOMES[outcome],
-        *marks,
-    )
-    if pages is None:
-        return record
-    kept = msgspec.json.decode(pages, type=tuple[int, ...])
-    return msgspec.structs.replace(record, pages=kept)
-
-
 def _original(id: int, record: Record) -> tuple[Any, ...]:
     return (
         id,
@@ -311,7 +276,6 @@ def _original(id: int, record: Record) -> tuple[Any, ...]:
 
 def _progress(id: int, record: Record) -> tuple[Any, ...]:
     return (
-        record.fence,
         record.outcome.value,
         record.last,
         record.acked,

@@ -1,0 +1,139 @@
+"""Streams that are at rest, or awake, and the names of both: plain tables with indexes.
+
+`awake` has the ids that a restart must look at, `rests` those at rest, with what they are looked up
+by; a stream is in one of them. `names` leads from a name to a stream. Rows are written within the
+transaction of the caller, and read over a connection of their own.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streams.journal import Grant, Outcome, Record
+from streams.lookups import Totals
+from streams.sqlite.file import translated
+from streams.sqlite.sessions import SessionTables
+
+# A record as it is stored, its columns in the order of the fields. The number of claims is added to
+# the fence: a claim changes one row, and not those of a million streams.
+RECORD: Final = (
+    "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
+    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read "
+    "FROM streams JOIN progress USING (id) LEFT JOIN rests USING (id), ownership"
+)
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """The record in a row of `RECORD`."""
+    fields: list[Any] = list(row)
+    fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
+    if fields[14] is not None:
+        fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
+    fields[17] = bool(fields[17])
+    return Record(*fields)
+
+
+class LookupTables:
+    """Writes the tables."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._many = connection.executemany
+
+    def create(self, ids: Iterable[int]) -> None:
+        """New streams, which are awake."""
+        self._many("INSERT INTO awake (id) VALUES (?)", [(each,) for each in ids])
+
+    def update(self, records: Iterable[tuple[Record | None, Record]]) -> None:
+        """Streams as they were stored and as they are now: those at rest are kept in order."""
+        rows = [
+            (now.number, *_rest(now))
+            for stored, now in records
+            if now.due_at is not None and (stored is None or _rest(stored) != _rest(now))
+        ]
+        self._many("DELETE FROM awake WHERE id = ?", [row[:1] for row in rows])
+        self._many(
+            "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
+            "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
+            rows,
+        )
+
+    def name(self, names: Iterable[tuple[int, bytes]]) -> None:
+        """Names of streams; those that are known already stay."""
+        self._many("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
+
+    def forget(self, ids: Sequence[int]) -> None:
+        """Streams of which nothing is kept."""
+        for table, key in (("awake", "id"), ("rests", "id"), ("names", "stream")):
+            self._many(f"DELETE FROM {table} WHERE {key} = ?", [(each,) for each in ids])
+
+
+def _rest(record: Record) -> tuple[Any, ...]:
+    return _owner(record.principal), record.due_at, record.is_wanted, record.is_read
+
+
+def _owner(principal: str) -> bytes:
+    """What stands for a principal, however long its name is."""
+    return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+class SQLiteLookups:
+    """`streams.lookups.Lookups`, synchronous, over a connection of its own."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+
+    def totals(self) -> Totals:
+        [row] = self._all("SELECT (SELECT count(*) FROM rests), (SELECT max(id) FROM streams)")
+        return Totals(row[0], row[1] or 0)
+
+    def find(self, stream: str) -> Record | None:
+        found = self._records("WHERE stream = ?", stream)
+        return found[0] if found else None
+
+    def named(self, name: bytes) -> str | None:
+        found = self._all(
+            "SELECT stream FROM streams WHERE id = (SELECT stream FROM names WHERE name = ?)", name
+        )
+        return found[0][0] if found else None
+
+    def grants(self, stream: str) -> Sequence[Grant]:
+        with translated(self._path):
+            return SessionTables(self._connection).grants_of(stream)
+
+    def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        return self._records(
+            "WHERE streams.id IN (SELECT id FROM rests WHERE owner = ? AND is_wanted AND id > ? "
+            "AND is_read >= ? ORDER BY id LIMIT ?) ORDER BY streams.id",
+            *(_owner(principal), after, only_read, limit),
+        )
+
+    def count(self, principal: str) -> int:
+        count = "SELECT count(*) FROM rests WHERE owner = ? AND is_wanted"
+        [(counted,)] = self._all(count, _owner(principal))
+        return int(counted)
+
+    def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
+        which = "WHERE NOT is_wanted" if only_leftover else ""
+        return self._records(
+            f"WHERE streams.id IN (SELECT id FROM rests {which} ORDER BY due_at LIMIT ?) "
+            "ORDER BY due_at",
+            limit,
+        )
+
+    def _records(self, which: str, *parameters: Any) -> list[Record]:
+        return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
+
+    def _all(self, query: str, *parameters: Any) -> list[Any]:
+        """All rows at once: none that is left would end the read transaction."""
+        with translated(self._path), closing(self._connection.cursor()) as cursor:
+            return cursor.execute(query, parameters).fetchall()
