@@ -48,6 +48,10 @@ class Outcome(enum.Enum):
         return self in (Outcome.ABANDONED, Outcome.CANCELLED)
 
 
+# Looking a member up costs as much as the rest of an append's checks.
+_LIVE: Final = Outcome.LIVE
+
+
 class Record(msgspec.Struct, frozen=True):
     """What is known of one stream, its lines apart.
 
@@ -263,17 +267,14 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
 
     Raises `Gone`, `Fenced`, `Ended` or `Conflict` where the record does not allow it.
     """
+    if isinstance(change, Append):  # first, since almost all are
+        return _appended(_owned(record, change), change)
     if isinstance(change, Create):
         return change.record if record is None else record
-    if record is None:
-        if isinstance(change, Forget):
-            return None
-        raise Gone(f"no stream {change.stream[:8]}… in this journal")
-    if change.fence != record.fence:
-        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
+    if record is None and isinstance(change, Forget):
+        return None
+    record = _owned(record, change)
     match change:
-        case Append():
-            return _appended(record, change)
         case Ack():
             acked = min(max(record.acked, change.acked), record.last)
             pages = record.pages and tuple(seq for seq in record.pages if seq > acked)
@@ -298,19 +299,29 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             return None
 
 
+def _owned(record: Record | None, change: Append | Ack | Close | Forget | Rest | Name) -> Record:
+    if record is None:
+        raise Gone(f"no stream {change.stream[:8]}… in this journal")
+    if change.fence != record.fence:
+        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
+    return record
+
+
 def _appended(record: Record, change: Append) -> Record:
     run = change.run
-    if record.outcome.is_tombstone:
-        raise Gone(f"stream {record.stream[:8]}… is {record.outcome.value}")
-    if run.last <= record.last:
+    last = run.seq + run.count - 1
+    outcome = record.outcome
+    if outcome is not _LIVE and outcome.is_tombstone:
+        raise Gone(f"stream {record.stream[:8]}… is {outcome.value}")
+    if last <= record.last:
         return record
-    if record.outcome.is_end:
+    if outcome is not _LIVE:
         raise Ended(f"stream {record.stream[:8]}… ended at {record.last}")
     if run.seq != record.last + 1:
         raise Conflict(f"stream {record.stream[:8]}… is at {record.last}, append at {run.seq}")
     return msgspec.structs.replace(
         record,
-        last=run.last,
+        last=last,
         last_request=change.last_request,
         last_error=change.last_error,
         outcome=change.outcome,

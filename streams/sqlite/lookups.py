@@ -10,33 +10,16 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from streams.journal import Grant, Outcome, Record
+from streams.journal import Grant, Record
 from streams.lookups import Totals
 from streams.sqlite.file import translated
+from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.sessions import SessionTables
-
-# A record as it is stored, its columns in the order of the fields. The number of claims is added to
-# the fence: a claim changes one row, and not those of a million streams.
-RECORD: Final = (
-    "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
-    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read "
-    "FROM streams JOIN progress USING (id) LEFT JOIN rests USING (id), ownership"
-)
-_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
-
-
-def record_of(row: Sequence[Any]) -> Record:
-    """The record in a row of `RECORD`."""
-    fields: list[Any] = list(row)
-    fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
-    if fields[14] is not None:
-        fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
-    fields[17] = bool(fields[17])
-    return Record(*fields)
+from streams.sqlite.tails import Tail, Tails
 
 
 class LookupTables:
@@ -83,20 +66,30 @@ def _owner(principal: str) -> bytes:
     return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
+def overlaid(found: Record, tail: Tail | None) -> Record:
+    """A record of the tables as it is now: of those that are not at rest the log may know more."""
+    now = None if tail is None else tail.record
+    if now is None or now.number != found.number:
+        return found
+    return msgspec.structs.replace(now, origin=found.origin)
+
+
 class SQLiteLookups:
     """`streams.lookups.Lookups`, synchronous, over a connection of its own."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, tails: Tails) -> None:
         self._connection = connection
         self._path = path
+        self._tails = tails
 
     def totals(self) -> Totals:
         [row] = self._all("SELECT (SELECT count(*) FROM rests), (SELECT max(id) FROM streams)")
         return Totals(row[0], row[1] or 0)
 
     def find(self, stream: str) -> Record | None:
+        tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
         found = self._records("WHERE stream = ?", stream)
-        return found[0] if found else None
+        return overlaid(found[0], tail) if found else None
 
     def named(self, name: bytes) -> str | None:
         found = self._all(

@@ -1,39 +1,37 @@
-"""Records and lines in tables, and sessions beside them: the whole of the journal, synchronous."""
+"""Records and lines in tables and in the log, and sessions beside them: the whole of the journal,
+synchronous.
+"""
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
-from streams.errors import JournalError, JournalUnusable
-from streams.journal import (
-    STORED_BYTES_MAX,
-    Append,
-    Change,
-    Create,
-    Forget,
-    Grant,
-    Name,
-    Record,
-    SessionRecord,
-    apply,
-    apply_to_sessions,
-    joined,
-)
+from streams.errors import Full, JournalError, JournalUnusable
+from streams.journal import Append, Change, Grant, Record, SessionRecord, joined
+from streams.limits import MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
-from streams.sqlite.file import Durability, configure, connect, create_file, prepare, translated
-from streams.sqlite.lookups import RECORD, LookupTables, SQLiteLookups, record_of
+from streams.sqlite.batch import Batch
+from streams.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.sqlite.file import (
+    Durability,
+    configure,
+    configure_copier,
+    connect,
+    create_file,
+    prepare,
+    translated,
+)
+from streams.sqlite.lookups import SQLiteLookups, overlaid
+from streams.sqlite.records import RECORD, record_of
+from streams.sqlite.segments import stored
 from streams.sqlite.sessions import SessionTables
+from streams.sqlite.tails import Budget, Tail, Tails
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
-# Records of the streams that change now are kept, without their origins: looking one up is a third
-# of what an append costs. Some 500 bytes each.
-KNOWN_MAX: Final = 10_000
 
 
 class SQLiteStore:
@@ -51,6 +49,7 @@ class SQLiteStore:
         durability: Durability = "power",
         secure_delete: bool = False,
         file_bytes_max: int | None = None,
+        budget: Budget | None = None,
     ) -> None:
         """Open the journal at `path`, or make it.
 
@@ -59,42 +58,83 @@ class SQLiteStore:
         """
         self._path = path = path.resolve()
         self._failure: str | None = None
-        self._known: dict[str, tuple[int, Record]] = {}
+        self._is_full = False
+        self._tails = Tails(budget or Budget())
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
             opened.callback(lock.release)
             create_file(path)
+            index = opened.enter_context(closing(WalIndex(path)))
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
                 prepare(self._writer, path)
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
+                index.open()
                 self._reader = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 self._reader.execute("PRAGMA query_only = ON")
-            self.lookups = SQLiteLookups(self._reader, path)
+                self._recover()
+                copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
+                configure_copier(copier, durability)
+            self._checkpoints = Checkpoints(self._writer, copier, index)
+            opened.callback(self._checkpoints.close)
+            self.lookups = SQLiteLookups(self._reader, path, self._tails)
             self._opened = opened.pop_all()
+
+    def _recover(self) -> None:
+        def load(id: int) -> Tail | None:
+            row = self._writer.execute(f"{RECORD} WHERE streams.id = ?", (id,)).fetchone()
+            return None if row is None else Tail.of(record_of(row))
+
+        try:
+            self._tails.recover(self._writer.execute("SELECT id, body FROM log ORDER BY id"), load)
+        except (JournalError, ValueError) as error:
+            raise JournalUnusable(
+                f"{self._path}: its log does not fit its tables ({error}): "
+                "restore it from a backup, or move it away."
+            ) from error
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
-        self._known.clear()
         with self._transaction():
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
             awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-            return [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
+            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
+        self._tails.claim()
+        known = self._tails.known
+        return [overlaid(record, known.get(record.stream)) for record in records]
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
         if self._failure is not None:
             raise JournalUnusable(self._failure)
         try:
-            with self._transaction():
-                batch = _Batch(self._writer, self._known)
-                answers = [batch.apply(change) for change in changes]
-                batch.write()
+            answers = self._commit(changes, is_without_log=self._is_full)
         except JournalUnusable as error:
             self._failure = str(error)
             raise
-        self._remember(batch)
+        except Full:
+            self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
+            raise
+        self._is_full = False
+        return answers
+
+    def _commit(
+        self, changes: Sequence[Change], *, is_without_log: bool
+    ) -> Sequence[JournalError | None]:
+        with translated(self._path):
+            self._checkpoints.make_room(lambda: _bytes_needed(changes))
+        self._tails.evict()
+        batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
+        try:
+            with self._transaction():
+                answers = [batch.apply(change) for change in changes]
+                batch.write()
+        except BaseException:
+            batch.undo()
+            raise
+        batch.publish()
+        self._checkpoints.committed()
         return answers
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
@@ -104,31 +144,26 @@ class SQLiteStore:
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
+        # First: what becomes a segment meanwhile is in both.
+        tail = self._tails.known.get(stream)
+        beyond = () if tail is None else tail.beyond(after)
+        if beyond and beyond[0].seq <= after + 1:
+            return joined(beyond, after, bytes_max)
         with translated(self._path), closing(self._reader.cursor()) as cursor:
             # Closing the cursor half-way ends the read transaction.
-            cursor.execute(
-                "SELECT last, count, body FROM runs WHERE last > ? AND stream = "
-                "(SELECT id FROM streams WHERE stream = ?) ORDER BY last",
-                (after, stream),
-            )
-            stored = (Run(last - count + 1, count, body) for last, count, body in cursor)
-            return joined(stored, after, bytes_max)
+            return joined(stored(cursor, stream, after, bytes_max, beyond), after, bytes_max)
 
     def close(self) -> None:
-        """Empty the WAL into the file and let go of both. Twice is as good as once."""
-        # The WAL is as durable as the file: what a full or busy disk leaves in it is found there.
+        """Empty the log into the tables and the WAL into the file, and let go. Twice is as good as
+        once.
+        """
+        # Both are as durable as the file: what a full or busy disk leaves in them is found there.
+        if self._failure is None and not self._tails.is_empty:
+            with suppress(JournalError):
+                self._commit((), is_without_log=True)
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._opened.close()
-
-    def _remember(self, batch: "_Batch") -> None:
-        if len(self._known) > KNOWN_MAX:
-            self._known.clear()
-        for stream, entry in batch.entries.items():
-            if entry.now is None:
-                self._known.pop(stream, None)
-            else:
-                self._known[stream] = (entry.id, msgspec.structs.replace(entry.now, origin=b""))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -143,145 +178,6 @@ class SQLiteStore:
                 raise
 
 
-class _Entry:
-    """One stream within a commit: its record as stored and as it is to be, and its new lines."""
-
-    __slots__ = ("id", "names", "now", "runs", "stored")
-
-    def __init__(self, id: int, record: Record | None) -> None:
-        self.id = id
-        self.stored = record
-        self.now = record
-        self.runs: list[Run] = []
-        self.names: set[bytes] = set()
-
-
-class _Batch:
-    """The changes of one commit: those of streams are worked out against the stored records, then
-    written at once.
-    """
-
-    def __init__(
-        self, connection: sqlite3.Connection, known: Mapping[str, tuple[int, Record]]
-    ) -> None:
-        self.entries: dict[str, _Entry] = {}
-        self._connection = connection
-        self._sessions = SessionTables(connection)
-        self._lookups = LookupTables(connection)
-        self._known = known
-        self._forgotten: list[int] = []
-
-    def apply(self, change: Change) -> JournalError | None:
-        """Apply one change in memory; the error is the answer to a change that is not allowed."""
-        if change.stream is None:
-            apply_to_sessions(self._sessions, change, self._has_stream)
-            return None
-        entry = self.entries.get(change.stream)
-        if entry is None:
-            entry = self._load(change.stream)
-        before = entry.now
-        try:
-            entry.now = apply(before, change)
-        except JournalError as error:
-            return error
-        if isinstance(change, Name):
-            entry.names.update(change.names)
-        if entry.now is before:
-            return None
-        if isinstance(change, Append):
-            entry.runs.extend(change.run.split(STORED_BYTES_MAX))
-        elif isinstance(change, Create):
-            entry.id = change.record.number
-        elif isinstance(change, Forget):
-            if entry.stored is not None:
-                self._forgotten.append(entry.id)
-            self.entries[change.stream] = _Entry(0, None)
-            self._sessions.drop_grants_of_stream(change.stream)
-        return None
-
-    def _has_stream(self, stream: str) -> bool:
-        entry = self.entries.get(stream) or self._load(stream)
-        return entry.now is not None
-
-    def _load(self, stream: str) -> _Entry:
-        entry = self.entries[stream] = self._stored(stream)
-        return entry
-
-    def _stored(self, stream: str) -> _Entry:
-        known = self._known.get(stream)
-        if known is not None:
-            return _Entry(*known)
-        row = self._connection.execute(f"{RECORD} WHERE stream = ?", (stream,)).fetchone()
-        if row is None:
-            return _Entry(0, None)
-        record = record_of(row)
-        return _Entry(record.number, record)
-
-    def write(self) -> None:
-        """Write what has changed. Forgotten streams first, whose names may have come again."""
-        many = self._connection.executemany
-        gone = [(forgotten,) for forgotten in self._forgotten]
-        entries = [(entry, entry.now) for entry in self.entries.values() if entry.now is not None]
-        new = [pair for pair in entries if pair[0].stored is None]
-        changed = [(e, now) for e, now in entries if e.stored is not None and e.stored != now]
-        for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):
-            many(f"DELETE FROM {table} WHERE {key} = ?", gone)
-        self._lookups.forget(self._forgotten)
-        many(
-            "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
-            "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [_original(entry.id, now) for entry, now in new],
-        )
-        many(
-            "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, pages, id) "
-            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(now.fence, *_progress(entry.id, now)) for entry, now in new],
-        )
-        self._lookups.create(entry.id for entry, _ in new)
-        self._lookups.update((entry.stored, now) for entry, now in new + changed)
-        self._lookups.name((entry.id, name) for entry, _ in entries for name in entry.names)
-        many(
-            "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
-            "last_error = ?, ended_at = ?, pages = ? WHERE id = ?",
-            [_progress(entry.id, now) for entry, now in changed],
-        )
-        many(
-            "DELETE FROM runs WHERE stream = ? AND last <= ?",
-            [(e.id, now.acked) for e, now in changed if e.stored and now.acked > e.stored.acked],
-        )
-        many(
-            "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)",
-            [
-                (entry.id, run.last, run.count, run.body)
-                for entry, now in entries
-                for run in entry.runs
-                if run.last > now.acked
-            ],
-        )
-
-
-def _original(id: int, record: Record) -> tuple[Any, ...]:
-    return (
-        id,
-        record.stream,
-        record.principal,
-        record.origin,
-        record.min_s,
-        record.max_s,
-        record.created_at,
-        record.is_announced,
-    )
-
-
-def _progress(id: int, record: Record) -> tuple[Any, ...]:
-    return (
-        record.outcome.value,
-        record.last,
-        record.acked,
-        record.last_request,
-        record.last_error,
-        record.ended_at,
-        None if record.pages is None else msgspec.json.encode(record.pages).decode(),
-        id,
-    )
+def _bytes_needed(changes: Sequence[Change]) -> int:
+    """What a commit adds to the WAL at most: to the log, and twice of that to the tables."""
+    return MIB + 3 * sum(len(change.run.body) for change in changes if type(change) is Append)

@@ -1,0 +1,136 @@
+"""The WAL is kept short while a server writes without a pause.
+
+SQLite starts the WAL over when a commit begins and all of it has been copied into the file. Its own
+automatic checkpoints make a commit wait for that, and while there are commits all the time it is
+never all. So a thread copies what is there, a little at a time: small fsyncs hold up the commits
+least. Once the WAL is half as long as it may be, the next commit that finds little left to copy
+does that itself; it takes about as long as a commit does. Only where the disk is slower than who
+writes does one wait.
+
+While another program reads in one long transaction nothing can be copied beyond what it sees, and
+the WAL grows until it is done.
+"""
+
+import os
+import sqlite3
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from streams.limits import MIB
+
+WAL_BYTES_MAX: Final = 64 * MIB
+_PASS_BYTES: Final = MIB  # what is copied at a time, at least
+_REST_BYTES: Final = 2 * MIB  # what a commit may copy itself
+_HEADER_BYTES: Final = 32
+_FRAME_HEADER_BYTES: Final = 24
+# The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: mxFrame, nBackfill.
+_MX_FRAME_AT: Final = 16
+_BACKFILL_AT: Final = 96
+_INDEX_BYTES: Final = 100
+
+
+class WalIndex:
+    """How long the WAL is and how much of it is in the file already: 2 µs.
+
+    To be closed after the connections of this process: POSIX drops all locks of a process on a
+    file when it closes any descriptor of it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(path.name + "-shm")
+        self._fd = -1
+
+    def open(self) -> None:
+        """To be called once a connection has read in WAL mode, which makes the file."""
+        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def frames(self) -> tuple[int, int]:
+        """How many pages the WAL has, and how many of them the file has."""
+        header = os.pread(self._fd, _INDEX_BYTES, 0)
+        [written] = struct.unpack_from("=I", header, _MX_FRAME_AT)
+        [copied] = struct.unpack_from("=I", header, _BACKFILL_AT)
+        return written, copied
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Checkpoints:
+    """Copies the WAL into the file, in a thread of its own and in the writer's."""
+
+    def __init__(
+        self,
+        writer: sqlite3.Connection,
+        copier: sqlite3.Connection,
+        index: WalIndex,
+        bytes_max: int = WAL_BYTES_MAX,
+    ) -> None:
+        self._writer = writer
+        self._copier = copier
+        self._index = index
+        self._bytes_max = bytes_max
+        [page_bytes] = writer.execute("PRAGMA page_size").fetchone()
+        self._frame_bytes: int = page_bytes + _FRAME_HEADER_BYTES
+        self._copying = threading.Lock()
+        self._wanted = threading.Event()
+        self._is_held = False  # by another program's transaction
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="mcp-streams WAL", daemon=True)
+        self._thread.start()
+
+    def make_room(self, needed: Callable[[], int]) -> None:
+        """Before a commit, on the writer's thread; `needed` says how many bytes it adds at most."""
+        written, copied = self._index.frames()
+        if written == copied:
+            return  # it starts over by itself
+        size = _HEADER_BYTES + written * self._frame_bytes
+        rest = (written - copied) * self._frame_bytes
+        is_half = size > self._bytes_max // 2
+        if is_half and rest <= _REST_BYTES and self._copying.acquire(blocking=False):
+            try:
+                self._copy(self._writer)
+            finally:
+                self._copying.release()
+        elif not self._is_held and size + needed() > self._bytes_max:
+            with self._copying:
+                self._copy(self._writer)
+
+    def committed(self) -> None:
+        """After a commit, on the writer's thread."""
+        if self._has_enough():
+            self._wanted.set()
+
+    def close(self) -> None:
+        """Wait for what is being copied, and copy no more."""
+        self._is_closed = True
+        self._wanted.set()
+        self._thread.join()
+
+    def _has_enough(self) -> bool:
+        written, copied = self._index.frames()
+        return (written - copied) * self._frame_bytes >= _PASS_BYTES
+
+    def _work(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._is_closed:
+                return
+            # A disk that is full or fails is found by a commit as well: at the latest by the one
+            # that must copy before it can go on.
+            with self._copying, suppress(sqlite3.Error):
+                self._copy(self._copier)
+            if self._has_enough() and not self._is_held:
+                self._wanted.set()
+
+    def _copy(self, connection: sqlite3.Connection) -> None:
+        seen, _ = self._index.frames()
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        _, copied = self._index.frames()
+        self._is_held = copied < seen

@@ -1,0 +1,86 @@
+"""Records as rows: what never changes is in `streams`, what does is in `progress`."""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from streams.journal import Outcome, Record
+
+# A record as it is stored, its columns in the order of the fields. The number of claims is added to
+# the fence: a claim changes one row, and not those of a million streams.
+RECORD: Final = (
+    "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
+    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read "
+    "FROM streams JOIN progress USING (id) LEFT JOIN rests USING (id), ownership"
+)
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """The record in a row of `RECORD`."""
+    fields: list[Any] = list(row)
+    fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
+    if fields[14] is not None:
+        fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
+    fields[17] = bool(fields[17])
+    return Record(*fields)
+
+
+class RecordTables:
+    """Writes the tables."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._many = connection.executemany
+
+    def create(self, records: Sequence[Record]) -> None:
+        self._many(
+            "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
+            "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    record.number,
+                    record.stream,
+                    record.principal,
+                    record.origin,
+                    record.min_s,
+                    record.max_s,
+                    record.created_at,
+                    record.is_announced,
+                )
+                for record in records
+            ],
+        )
+        self._many(
+            "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
+            "ended_at, pages, id) "
+            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(record.fence, *_progress(record)) for record in records],
+        )
+
+    def update(self, records: Iterable[Record]) -> None:
+        self._many(
+            "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
+            "last_error = ?, ended_at = ?, pages = ? WHERE id = ?",
+            map(_progress, records),
+        )
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """Streams of which nothing is kept, nor their lines."""
+        rows = [(each,) for each in ids]
+        for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):
+            self._many(f"DELETE FROM {table} WHERE {key} = ?", rows)
+
+
+def _progress(record: Record) -> tuple[Any, ...]:
+    return (
+        record.outcome.value,
+        record.last,
+        record.acked,
+        record.last_request,
+        record.last_error,
+        record.ended_at,
+        None if record.pages is None else msgspec.json.encode(record.pages).decode(),
+        record.number,
+    )
