@@ -20,7 +20,7 @@ RequestId = int | str
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
     """Lines seq … seq+count-1 of one stream, concatenated in `body`."""
 
     seq: int

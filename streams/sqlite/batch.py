@@ -66,10 +66,10 @@ class Batch:
             tail = self._met.get(change.stream) or self._meet(change.stream)
         before = tail.now
         try:
-            tail.now = apply(before, change)
+            tail.now = now = apply(before, change)
         except JournalError as error:
             return error
-        if tail.now is not before:
+        if now is not before:
             if before is tail.record:
                 self._touched.append(tail)
             if isinstance(change, Append):
@@ -81,9 +81,8 @@ class Batch:
         return None
 
     def _append(self, tail: Tail, change: Append) -> None:
-        run = change.run
-        tail.staged.append(run)
-        size = len(run.body)
+        size = len(change.run.body)
+        tail.staged.append(change.run)
         tail.staged_size += size
         if size >= self._direct_bytes:
             self._chosen[tail] = None

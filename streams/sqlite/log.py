@@ -77,7 +77,18 @@ decode: Final = msgspec.msgpack.Decoder(list[Logged]).decode
 def logged_append(id: int, change: Append) -> LoggedAppend | LoggedMarks:
     """What a row says of lines added to the stream with this id."""
     run = change.run
-    plain = id, run.seq, run.count, run.body, change.last_request, change.last_error
     if change.outcome is _LIVE and not change.pages and not change.ended_at:
-        return LoggedAppend(*plain)
-    return LoggedMarks(*plain, change.outcome, change.ended_at, change.pages)
+        return LoggedAppend(
+            id, run.seq, run.count, run.body, change.last_request, change.last_error
+        )
+    return LoggedMarks(
+        id,
+        run.seq,
+        run.count,
+        run.body,
+        change.last_request,
+        change.last_error,
+        change.outcome,
+        change.ended_at,
+        change.pages,
+    )

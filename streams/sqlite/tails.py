@@ -84,23 +84,16 @@ class Tail:
     def segments(self) -> Iterator[Run]:
         """All lines that the client has not acked, those of this commit included."""
         assert self.now is not None
-        acked, body, seq, count = self.now.acked, bytearray(), 0, 0
-        for run in self._unsegmented():
-            if run.last <= acked:
-                continue
-            if body and len(body) + len(run.body) > SEGMENT_BYTES_MAX:
-                yield Run(seq, count, bytes(body))
-                body.clear()
-            if not body:
-                seq, count = run.seq, 0
-            body += run.body
-            count += run.count
-        if body:
-            yield Run(seq, count, bytes(body))
-
-    def _unsegmented(self) -> Iterator[Run]:
-        for run in (*self.runs, *self.staged):
-            yield from run.split(SEGMENT_BYTES_MAX)
+        runs = [*self.runs, *self.staged]
+        runs = runs[bisect_right(runs, self.now.acked, key=_last) :]
+        start = size = 0
+        for n, run in enumerate(runs):
+            if size + len(run.body) > SEGMENT_BYTES_MAX and n > start:
+                yield from _joined(runs[start:n]).split(SEGMENT_BYTES_MAX)
+                start, size = n, 0
+            size += len(run.body)
+        if runs:
+            yield from _joined(runs[start:]).split(SEGMENT_BYTES_MAX)
 
     def publish(self) -> None:
         """What was staged is durable."""
@@ -130,6 +123,12 @@ class Tail:
         if kept:
             self.size -= sum(len(run.body) for run in self.runs[:kept])
             self.runs = self.runs[kept:]
+
+
+def _joined(runs: Sequence[Run]) -> Run:
+    first = runs[0]
+    count = runs[-1].last + 1 - first.seq
+    return Run(first.seq, count, b"".join([run.body for run in runs]))
 
 
 class Tails:
