@@ -267,16 +267,13 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
 
     Raises `Gone`, `Fenced`, `Ended` or `Conflict` where the record does not allow it.
     """
-    if type(change) is Create:  # `isinstance` takes long to say no, and almost all are appends
+    if isinstance(change, Append):  # first, since almost all are
+        return _appended(_owned(record, change), change)
+    if isinstance(change, Create):
         return change.record if record is None else record
-    if record is None:
-        if isinstance(change, Forget):
-            return None
-        raise Gone(f"no stream {change.stream[:8]}… in this journal")
-    if change.fence != record.fence:
-        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
-    if isinstance(change, Append):
-        return _appended(record, change)
+    if record is None and isinstance(change, Forget):
+        return None
+    record = _owned(record, change)
     match change:
         case Ack():
             acked = min(max(record.acked, change.acked), record.last)
@@ -300,6 +297,14 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             return record
         case Forget():
             return None
+
+
+def _owned(record: Record | None, change: Append | Ack | Close | Forget | Rest | Name) -> Record:
+    if record is None:
+        raise Gone(f"no stream {change.stream[:8]}… in this journal")
+    if change.fence != record.fence:
+        raise Fenced(f"stream {change.stream[:8]}… is owned by another process")
+    return record
 
 
 def _appended(record: Record, change: Append) -> Record:

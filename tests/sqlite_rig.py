@@ -1,5 +1,6 @@
 """What the tests of the journal's file share: lines, journals, and programs that use them."""
 
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -116,6 +117,14 @@ def make_journal_of_schema(version: int, path: Path) -> Path:
         for schema in (SCHEMA_1, SCHEMA_2, SCHEMA_3)[:version]:
             made.executescript(schema)
     return path
+
+
+def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
+    """What a killed process would leave of the journal, in another place."""
+    del opened  # it must be open, or its WAL is in the file already
+    shutil.copy(path, to)
+    shutil.copy(f"{path}-wal", f"{to}-wal")
+    return to
 
 
 def last_of(opened: SQLiteStore, stream: str = "s") -> int:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import trio
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from msgspec.structs import replace
 
 from streams.errors import JournalError
@@ -34,6 +34,7 @@ from streams.journal import (
 )
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
+from streams.sqlite.tails import Budget
 from tests.journals import PLENTY, append, grant, lines, record, session
 
 _T = TypeVar("_T")
@@ -74,6 +75,15 @@ VISITS = st.lists(
 )
 
 
+# From all that fits in memory to nothing that does.
+BUDGETS = [
+    Budget(),
+    Budget(log_bytes=4000, segment_bytes=300, direct_bytes=2000, streams_max=2),
+    Budget(log_bytes=300, segment_bytes=10_000, direct_bytes=100_000, wal_bytes=100_000),
+    Budget(log_bytes=0, streams_max=0, wal_bytes=0),
+]
+
+
 def run(call: Callable[..., Awaitable[_T]], *args: Any, **options: Any) -> _T:
     async def main() -> _T:
         return await call(*args, **options)
@@ -88,9 +98,14 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
         self.generation = 0
-        self.store = SQLiteStore(self.directory / "journal-0", durability="process")
         self.memory = MemoryJournal()
         self.expected: dict[str, Record] = {}
+
+    @initialize(budget=st.sampled_from(BUDGETS))
+    def open(self, budget: Budget) -> None:
+        self.budget = budget
+        path = self.directory / f"journal-{self.generation}"
+        self.store = SQLiteStore(path, durability="process", budget=budget)
 
     def teardown(self) -> None:
         self.store.close()
@@ -148,24 +163,34 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         assert {r.stream: r for r in records} == awake
 
     @rule()
-    def crash(self) -> None:
+    def reopen(self) -> None:
+        self.store.close()
+        self.open(self.budget)
+
+    @rule(budget=st.sampled_from(BUDGETS))
+    def crash(self, budget: Budget) -> None:
         """What a killed process leaves: the file and its WAL, as they are."""
         old, self.generation = self.generation, self.generation + 1
         for suffix in ("", "-wal"):
             there = self.directory / f"journal-{old}{suffix}"
             shutil.copy(there, self.directory / f"journal-{self.generation}{suffix}")
         self.store.close()
-        path = self.directory / f"journal-{self.generation}"
-        self.store = SQLiteStore(path, durability="process")
+        self.open(budget)
 
     @rule(
         stream=st.sampled_from(STREAMS), skip=st.integers(0, 4000), bytes_max=st.integers(1, 9999)
     )
     def read(self, stream: str, skip: int, bytes_max: int) -> None:
+        """Where stored runs begin is each journal's own business."""
         known = self.expected.get(stream)
         after = known.acked + skip if known else skip
-        read = run(self.memory.read, stream, after, bytes_max=bytes_max)
-        assert self.store.read(stream, after, bytes_max=bytes_max) == read
+        read = self.store.read(stream, after, bytes_max=bytes_max)
+        from_memory = run(self.memory.read, stream, after, bytes_max=bytes_max)
+        assert (read is None) == (from_memory is None)
+        if read is not None:
+            assert read == lines(after + 1, read.last)
+            assert read.last <= self.expected[stream].last
+            assert len(read.body) <= bytes_max or read.count == 1
 
     @invariant()
     def both_know_the_same_sessions_and_no_grant_of_what_is_gone(self) -> None:

@@ -16,6 +16,7 @@ from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
 from streams.journal import Ack, Create, Forget, SaveGrant, SaveSession
+from streams.limits import MIB
 from streams.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
@@ -25,11 +26,13 @@ from streams.sqlite import (
     open_sqlite_journal,
     store,
 )
+from streams.sqlite.tails import Budget
 from tests.journals import grant, session
 from tests.sqlite_rig import (
     APPENDING,
     PLENTY,
     append,
+    crashed,
     last_of,
     make_journal,
     record,
@@ -64,14 +67,6 @@ def test_what_was_committed_outlives_a_kill(path: Path, durability: str, kill_af
         assert opened.commit([replace(append(found.last + 1, found.last + 1), fence=2)]) == [None]
 
 
-def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
-    """What a killed process would leave of the journal, in another place."""
-    del opened  # it must be open, or its WAL is in the file already
-    shutil.copy(path, to)
-    shutil.copy(f"{path}-wal", f"{to}-wal")
-    return to
-
-
 def test_a_wal_cut_anywhere_leaves_whole_commits(path: Path, tmp_path: Path) -> None:
     with closing(SQLiteStore(path)) as opened:
         opened.commit([Create(record())])
@@ -92,7 +87,7 @@ def test_a_wal_cut_anywhere_leaves_whole_commits(path: Path, tmp_path: Path) -> 
 
 
 def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> None:
-    with closing(SQLiteStore(path, file_bytes_max=320 * 1024)) as opened:
+    with closing(SQLiteStore(path, file_bytes_max=640 * 1024)) as opened:
         opened.commit([Create(record())])
         with pytest.raises(Full, match="no room"):
             opened.commit([append(1, 5000, line=b"x" * 99)])
@@ -241,14 +236,41 @@ def test_a_read_that_stops_early_leaves_no_transaction(made: Path) -> None:
         assert not busy
 
 
-def test_the_wal_stays_bounded_and_goes_with_the_close(path: Path) -> None:
+@pytest.mark.parametrize("count", [50, 1000])  # through the log, and past it
+def test_the_wal_stays_bounded_and_goes_with_the_close(path: Path, count: int) -> None:
     wal = Path(f"{path}-wal")
-    with closing(SQLiteStore(path, durability="process")) as opened:
+    budget = Budget(log_bytes=MIB, wal_bytes=8 * MIB)
+    with closing(SQLiteStore(path, durability="process", budget=budget)) as opened:
         opened.commit([Create(record())])
-        for n in range(200):
-            opened.commit([append(1000 * n + 1, 1000 * n + 1000, line=b"x" * 199)])
-            opened.read("s", 1000 * n, bytes_max=PLENTY)
-        assert wal.stat().st_size < 8 * 1024 * 1024  # 40 MB went through it
+        for n in range(40_000_000 // 200 // count):
+            first = count * n + 1
+            opened.commit([append(first, first + count - 1, line=b"x" * 199)])
+            opened.read("s", first - 1, bytes_max=PLENTY)
+            assert wal.stat().st_size <= budget.wal_bytes  # 40 MB go through it
+    assert not wal.exists()
+
+
+def test_the_wal_grows_while_another_program_reads_and_comes_back(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    budget = Budget(wal_bytes=4 * MIB)
+    with closing(SQLiteStore(path, durability="process", budget=budget)) as opened:
+
+        def write(first: int) -> None:
+            for n in range(first, first + 40_000, 1000):
+                opened.commit([append(n, n + 999, line=b"x" * 199)])
+
+        opened.commit([Create(record())])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM runs").fetchone()
+            write(1)
+            grown = wal.stat().st_size
+            assert grown > 8_000_000
+            assert last_of(opened) == 40_000
+        write(40_001)
+        write(80_001)
+        assert wal.stat().st_size < grown + MIB  # it started over
+        assert last_of(opened) == 120_000
     assert not wal.exists()
 
 
@@ -296,8 +318,8 @@ def test_trimming_makes_room_for_what_follows(path: Path) -> None:
 def test_lines_that_are_acked_in_the_same_commit_are_not_stored(path: Path) -> None:
     with closing(SQLiteStore(path)) as opened:
         opened.commit([Create(record()), append(1, 5), append(6, 9), Ack("s", 1, 5)])
-        with closing(sqlite3.connect(path)) as other:
-            assert other.execute("SELECT last FROM runs").fetchall() == [(9,)]
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT last, count FROM runs").fetchall() == [(9, 4)]
 
 
 def test_a_commit_that_breaks_off_leaves_nothing_behind(made: Path) -> None:
@@ -317,16 +339,13 @@ def test_nothing_is_left_of_a_forgotten_stream_in_any_table(made: Path) -> None:
         opened.commit([Create(record()), SaveGrant(grant()), append(1, 9), Forget("s", 1)])
     db = Database(made)
     with closing(db):
-        tables = ("streams", "progress", "runs", "grants", "awake", "rests", "names")
+        tables = ("streams", "progress", "runs", "grants", "awake", "rests", "names", "log")
         assert [db.table(name).count for name in tables] == [0] * len(tables)
 
 
-def test_more_streams_than_are_kept_in_memory_are_no_trouble(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "KNOWN_MAX", 3)
+def test_more_streams_than_are_kept_in_memory_are_no_trouble(path: Path) -> None:
     names = [f"stream {n}" for n in range(10)]
-    with closing(SQLiteStore(path, durability="process")) as opened:
+    with closing(SQLiteStore(path, durability="process", budget=Budget(streams_max=3))) as opened:
         opened.commit([Create(record(name, n)) for n, name in enumerate(names, 1)])
         for n in range(1, 6):
             for name in names:

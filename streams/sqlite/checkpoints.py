@@ -20,11 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from streams.limits import MIB
-
-WAL_BYTES_MAX: Final = 64 * MIB
-_PASS_BYTES: Final = MIB  # what is copied at a time, at least
-_REST_BYTES: Final = 2 * MIB  # what a commit may copy itself
+_PASSES: Final = 64  # what is copied at a time is this part of what the WAL may hold, at least
+_RESTS: Final = 32  # and what a commit may copy itself
 _HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
 # The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: mxFrame, nBackfill.
@@ -69,7 +66,7 @@ class Checkpoints:
         writer: sqlite3.Connection,
         copier: sqlite3.Connection,
         index: WalIndex,
-        bytes_max: int = WAL_BYTES_MAX,
+        bytes_max: int,
     ) -> None:
         self._writer = writer
         self._copier = copier
@@ -92,12 +89,12 @@ class Checkpoints:
         size = _HEADER_BYTES + written * self._frame_bytes
         rest = (written - copied) * self._frame_bytes
         is_half = size > self._bytes_max // 2
-        if is_half and rest <= _REST_BYTES and self._copying.acquire(blocking=False):
+        if is_half and rest <= self._bytes_max // _RESTS and self._copying.acquire(blocking=False):
             try:
                 self._copy(self._writer)
             finally:
                 self._copying.release()
-        elif not self._is_held and size + needed() > self._bytes_max:
+        elif size + needed() > self._bytes_max:
             with self._copying:
                 self._copy(self._writer)
 
@@ -114,7 +111,7 @@ class Checkpoints:
 
     def _has_enough(self) -> bool:
         written, copied = self._index.frames()
-        return (written - copied) * self._frame_bytes >= _PASS_BYTES
+        return (written - copied) * self._frame_bytes >= self._bytes_max // _PASSES
 
     def _work(self) -> None:
         while True:

@@ -32,6 +32,7 @@ from streams.sqlite.tails import Budget, Tail, Tails
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
+_BUDGET: Final = Budget()
 
 
 class SQLiteStore:
@@ -49,7 +50,7 @@ class SQLiteStore:
         durability: Durability = "power",
         secure_delete: bool = False,
         file_bytes_max: int | None = None,
-        budget: Budget | None = None,
+        budget: Budget = _BUDGET,
     ) -> None:
         """Open the journal at `path`, or make it.
 
@@ -59,7 +60,7 @@ class SQLiteStore:
         self._path = path = path.resolve()
         self._failure: str | None = None
         self._is_full = False
-        self._tails = Tails(budget or Budget())
+        self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
@@ -76,7 +77,7 @@ class SQLiteStore:
                 self._recover()
                 copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 configure_copier(copier, durability)
-            self._checkpoints = Checkpoints(self._writer, copier, index)
+            self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
             self._opened = opened.pop_all()

@@ -31,7 +31,7 @@ _last = attrgetter("last")
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What the memory tier may hold. Tests give it little."""
+    """What the memory tier, the log and the WAL may hold. Tests give it little."""
 
     # More makes larger segments where many streams write, and costs memory and a slower start
     # after a crash. 16 MiB of 1,000 streams that write in turn make segments of 16 KiB.
@@ -41,6 +41,8 @@ class Budget(msgspec.Struct, frozen=True):
     # Streams that change now: looking one up is a third of what an append would cost. Some 600
     # bytes each. Half of them may be ahead of the tables.
     streams_max: int = 20_000
+    # One commit of more, or a long transaction of another program that reads, makes it longer.
+    wal_bytes: int = 64 * MIB
 
 
 class Tail:
