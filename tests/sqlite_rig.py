@@ -107,6 +107,27 @@ SCHEMA_3 = """
 """
 
 
+# And the one that had streams at rest.
+SCHEMA_4 = """
+    PRAGMA user_version = 4;
+    INSERT INTO "_sqlite_migrations"
+        VALUES (4, 'mcp-streams', 'lookups', '2026-11-21 23:51:19.707544+00:00');
+    CREATE TABLE "awake" ("id" INTEGER PRIMARY KEY);
+    INSERT INTO "awake" VALUES (1);
+    CREATE TABLE "names" ("name" BLOB PRIMARY KEY NOT NULL, "stream" INTEGER NOT NULL);
+    CREATE INDEX "idx_names_stream" ON "names" ("stream");
+    CREATE TABLE "ownership" ("claims" INTEGER NOT NULL);
+    INSERT INTO "ownership" VALUES (0);
+    CREATE TABLE "rests" (
+       "id" INTEGER PRIMARY KEY, "owner" BLOB NOT NULL, "due_at" REAL NOT NULL,
+       "is_wanted" INTEGER NOT NULL, "is_read" INTEGER NOT NULL
+    );
+    CREATE INDEX "idx_rests_due_at" ON "rests" ("due_at");
+    CREATE INDEX idx_rests_wanted ON rests (owner, id, is_read) WHERE is_wanted;
+    CREATE INDEX idx_rests_leftover ON rests (due_at) WHERE NOT is_wanted;
+"""
+
+
 def make_journal_of_schema(version: int, path: Path) -> Path:
     """A journal that holds `record()` and two lines of it, in WAL mode like all, closed.
 
@@ -114,7 +135,7 @@ def make_journal_of_schema(version: int, path: Path) -> Path:
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as made:
         made.execute("PRAGMA journal_mode = WAL")
-        for schema in (SCHEMA_1, SCHEMA_2, SCHEMA_3)[:version]:
+        for schema in (SCHEMA_1, SCHEMA_2, SCHEMA_3, SCHEMA_4)[:version]:
             made.executescript(schema)
     return path
 

@@ -14,7 +14,7 @@ from streams.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.journals import grant, session
 from tests.sqlite_rig import PLENTY, append, last_of, make_journal_of_schema, record
 
-OLDER = [1, 2, 3]
+OLDER = [1, 2, 3, 4]
 
 
 @pytest.fixture
@@ -74,11 +74,13 @@ IN_THE_WAY = {
     1: "CREATE TABLE grants (id INTEGER PRIMARY KEY)",
     2: "ALTER TABLE grants ADD COLUMN start TEXT",
     3: "CREATE TABLE names (id INTEGER PRIMARY KEY)",
+    4: "CREATE TABLE log (number INTEGER PRIMARY KEY)",
 }
 OUT_OF_THE_WAY = {
     1: "DROP TABLE grants",
     2: "ALTER TABLE grants DROP COLUMN start",
     3: "DROP TABLE names",
+    4: "DROP TABLE log",
 }
 
 
@@ -88,7 +90,7 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(path: Path, sc
     with closing(sqlite3.connect(path)) as other:
         other.execute(IN_THE_WAY[schema])
         before = list(other.iterdump())
-        with pytest.raises(JournalUnusable, match=r"grants|start|names"):
+        with pytest.raises(JournalUnusable, match=r"grants|start|names|log"):
             SQLiteStore(path)
         assert list(other.iterdump()) == before
         assert other.execute("PRAGMA user_version").fetchone() == (schema,)

@@ -11,16 +11,24 @@ Rules of the file:
 - What never changes of a record is in `streams`, what does is in `progress`: a stream's arguments
   may be long, and an update rewrites its whole row. The id of a row is the record's number.
 - What finds streams that are at rest is in tables of its own (`streams.sqlite.lookups`).
-- Lines are in `runs`, many a row, under the seq of the last of them. Nothing is clustered by
-  stream: with a thousand streams writing, every commit would touch a thousand places.
+- Lines are in two tiers, for with a thousand streams writing a commit would touch a thousand
+  places. What a commit adds to streams is one row of `log`, and stays in memory as the tail of each
+  stream (`streams.sqlite.tails`). A tail that is long enough, or whose row of the log is among the
+  oldest and must go, becomes a segment: a row of `runs`, many lines under the seq of the last of
+  them. Of the streams that have a tail the tables know an older record, and the log the rest.
+  Whoever opens the file reads the log back; closing empties it.
+- What is made, closed, put to rest or forgotten is in the tables at once, and lines that are as
+  long as a segment are never logged.
+- Acks delete whole segments, and what is acked before it became one is never written as one.
 - Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
   seldom, and each is a row of text that is found by its keys.
 - `commit` is one transaction, whatever the number of changes.
-- Readers leave no transaction open behind them, else the WAL could never start over. Automatic
-  checkpoints bound it; closing empties it.
+- Readers leave no transaction open behind them, else the WAL could never start over. A thread and
+  the commits themselves keep it within 64 MiB (`streams.sqlite.checkpoints`); closing empties it.
 - The file does not shrink. Pages of deleted lines are used again, and `secure_delete` decides
   whether they are overwritten with zeros before that. It is off: trimming is then 4.8 times
-  cheaper, and the file is readable by its owner alone.
+  cheaper, and the file is readable by its owner alone. Acked lines may be in the log until it is
+  full, or closed.
 - `durability="power"`: what was committed outlives a power failure (an fsync a commit).
   `"process"`: it outlives the death of the process, but a power failure may take the last commits.
 """
