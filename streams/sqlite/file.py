@@ -187,10 +187,11 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise _journal_error(path, error) from error
+        raise journal_error(path, error) from error
 
 
-def _journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+def journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+    """What an error of SQLite means to who uses a journal."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # none if Python says no
     kind = code & 0xFF  # the rest tells variants apart
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

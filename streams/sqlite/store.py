@@ -25,7 +25,15 @@ from streams.journal import (
 )
 from streams.messages import Run
 from streams.ownership import OwnerLock
-from streams.sqlite.file import Durability, configure, connect, create_file, prepare, translated
+from streams.sqlite.file import (
+    Durability,
+    configure,
+    connect,
+    create_file,
+    journal_error,
+    prepare,
+    translated,
+)
 from streams.sqlite.sessions import SessionTables
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
@@ -116,8 +124,8 @@ class SQLiteStore:
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
-        with translated(self._path), closing(self._reader.cursor()) as cursor:
-            # Closing the cursor half-way ends the read transaction.
+        cursor = self._reader.cursor()
+        try:
             cursor.execute(
                 "SELECT last, count, CASE WHEN length(body) <= ? THEN body END, rowid FROM runs "
                 "WHERE last > ? AND stream = (SELECT id FROM streams WHERE stream = ?) "
@@ -129,6 +137,10 @@ class SQLiteStore:
                 for last, count, body, row in cursor
             )
             return joined(stored, after, bytes_max)
+        except sqlite3.Error as error:
+            raise journal_error(self._path, error) from error
+        finally:
+            cursor.close()  # half-way, which ends the read transaction
 
     def _body(self, row: int) -> bytes:
         found = self._reader.execute("SELECT body FROM runs WHERE rowid = ?", (row,))
