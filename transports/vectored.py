@@ -29,7 +29,7 @@ def write_now(fd: int, pieces: Pieces) -> Pieces:
     """Write what there is room for, and return the rest. Raises `OSError` when nobody reads."""
     pieces = gathered(pieces)
     try:
-        written = os.writev(fd, pieces)
+        written = os.writev(fd, pieces) if pieces else 0
     except BlockingIOError:
         return pieces
     for place, piece in enumerate(pieces):
