@@ -43,13 +43,18 @@ async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
 
     With a journal what is spawned is a relay, and one owner does the work for all of them.
     """
-    command = [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
+    command = stdio_command(app, journal)
     try:
         yield Served(partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL))
     finally:
         if journal is not None:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 await _end_owner(journal)
+
+
+def stdio_command(app: str, journal: Path | None) -> list[str]:
+    """What is spawned for each connection over stdio."""
+    return [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
 
 
 async def _end_owner(journal: Path) -> None:

@@ -17,13 +17,13 @@ from streams import extension
 from streams.delivery import Delivery
 from streams.errors import Unavailable
 from streams.framing import NUMBERED, PLAIN, Framing
-from streams.journal import Journal
+from streams.journal import STORED_BYTES_MAX, Journal
 from streams.messages import Channel, Run
 from streams.session import Session
 from streams.stream import Stream
 
-WRITE_BYTES: Final = 256 * 1024  # more in one write gains nothing, and delays other streams
-RUNS_BYTES_MAX: Final = WRITE_BYTES - 4096  # of them all, so that there is room for the headers
+# Of all runs in one write: with their headers they are 256 KiB. More delays other streams.
+RUNS_BYTES_MAX: Final = STORED_BYTES_MAX
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
 # Replies that may wait for a peer that sends requests and does not read; then it is not read
 # either.
@@ -56,10 +56,9 @@ class _Write:
         self.size = size
         self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
 
-    def add(self, line: bytes) -> None:
-        if line:
-            self.lines.append(line)
-        self.size += len(line)
+    def add(self, *lines: bytes) -> None:
+        self.lines += filter(None, lines)
+        self.size += sum(map(len, lines))
 
 
 class Connection:
@@ -91,7 +90,7 @@ class Connection:
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._has_work = trio.Event()
-        self._moved = trio.Event()
+        self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
         self._is_writing = False
         self._write_began_at = 0.0
         self._scope = trio.CancelScope()
@@ -149,12 +148,12 @@ class Connection:
         self.session.detach(delivery)
         self._ready.pop(delivery, None)
         self._has_work.set()  # for who waits until nothing is owed
-        self._stir()
+        self._moved.unpark_all()
 
     async def has_room(self) -> None:
         """Wait until the peer has read enough of its replies to be given more."""
         while self._outbox_bytes > OUTBOX_BYTES_MAX:
-            await self._moved.wait()
+            await self._moved.park()
 
     async def drained(self) -> None:
         """Wait until all that is owed is written, or there is nobody to take it."""
@@ -162,7 +161,7 @@ class Connection:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_EVERY_S):
-                await self._moved.wait()
+                await self._moved.park()
 
     # While it lasts
 
@@ -237,7 +236,7 @@ class Connection:
         self._write_began_at = trio.current_time()
         write = await self._gather()
         if write.lines:
-            await self.channel.send(b"".join(write.lines))
+            await self.channel.send(*write.lines)
             self._saw_life()
         self._is_writing = False
         self._note(write)
@@ -292,8 +291,7 @@ class Connection:
         stream = delivery.stream
         shown, response = delivery.shown(run)
         if shown.count:
-            for part in self._framing.run(delivery, shown):
-                write.add(part)
+            write.add(*self._framing.run(delivery, shown))
         write.runs.append((delivery, run.last))
         delivery.position = run.last
         # An ack of it may come before the write has returned.
@@ -318,16 +316,12 @@ class Connection:
                 self.unproved[delivery.stream] = seq
             delivery.stream.notify()
         self._finish()
-        self._stir()
+        self._moved.unpark_all()
 
     def _finish(self) -> None:
         finished, self._finishing = self._finishing, []
         for delivery in finished:
             delivery.drop()
-
-    def _stir(self) -> None:
-        self._moved.set()
-        self._moved = trio.Event()
 
     # What comes back
 

@@ -26,10 +26,15 @@ async def echo(channel: Channel) -> None:
     """
     with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError):
         while True:
+            lines: list[bytes] = []
             for incoming in await channel.receive():
-                await channel.send(as_line(incoming))
+                lines.append(as_line(incoming))
                 if isinstance(incoming, bytes) and incoming.startswith(b'{"stall"'):
+                    await channel.send(*lines)
+                    lines.clear()
                     await _stall(channel, json.loads(incoming)["stall"])
+            if lines:
+                await channel.send(*lines)
 
 
 async def _stall(channel: Channel, fifo: str) -> None:

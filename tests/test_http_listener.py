@@ -83,6 +83,20 @@ async def test_what_comes_while_a_response_is_under_way_is_answered_after_it() -
     assert answers(answer, "GET", "GET") == [(200, b"/first"), (200, b"/second")]
 
 
+async def test_pieces_are_one_chunk() -> None:
+    async def say(responder: Responder) -> None:
+        await responder.start(200, (), b"first", b"", b"second")
+        await responder.write(b"x" * 10, b"y" * 10)
+
+    async with talking(say) as stream:
+        came = b""
+        while not came.endswith(b"\r\n0\r\n\r\n"):
+            came += await stream.receive_some()
+    _, _, body = came.partition(b"\r\n\r\n")
+    chunks = [b"first" + b"second", b"x" * 10 + b"y" * 10, b""]
+    assert body == b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
 async def test_http_1_0_is_answered_up_to_the_end_of_the_connection() -> None:
     async with serving() as port:
         for keep in ([], ["Connection: keep-alive"]):

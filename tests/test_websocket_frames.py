@@ -92,12 +92,14 @@ async def test_mcp_streams_takes_lines_in_frames_of_either_kind() -> None:
     assert await received_by_the_server(MCP_STREAMS, *wire) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-async def test_mcp_streams_sends_whole_lines_in_frames_of_bounded_size() -> None:
+@pytest.mark.parametrize("is_in_pieces", [False, True])
+async def test_mcp_streams_sends_whole_lines_in_frames_of_bounded_size(is_in_pieces: bool) -> None:
     lines = [b"x" * size for size in (100_000, 100_000, 100_000, FRAME_BYTES_MAX, 400_000, 5)]
     lines += [b"y" * 99] * 10_000
 
     async def send(channel: Channel) -> None:
-        await channel.send(b"".join(line + b"\n" for line in lines))
+        pieces = [line + b"\n" for line in lines]
+        await channel.send(*(pieces if is_in_pieces else [b"".join(pieces)]))
 
     async with bare(send, MCP_STREAMS) as (stream, connection):
         found = [b""]

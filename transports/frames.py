@@ -4,13 +4,14 @@
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
-from streams.messages import Incoming, TooLarge
+from streams.messages import Incoming, TooLarge, gathered
 from transports.lines import READ_BYTES, LineSplitter, one_line
 from transports.wire import Wire
 
@@ -44,7 +45,9 @@ class Framing(Protocol):
     def unclaimed_bytes_max(self) -> int:
         """What a message may take on the wire, in however many fragments."""
 
-    async def put(self, lines: bytes, connection: WebSocketConnection, wire: Wire) -> None:
+    async def put(
+        self, lines: Sequence[bytes], connection: WebSocketConnection, wire: Wire
+    ) -> None:
         """Frame whole lines, to be flushed. Raises `ConnectionClosed` or `BrokenResourceError`."""
 
     def feed(self, message: str | bytes) -> list[Incoming]:
@@ -60,11 +63,13 @@ class LineFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._splitter = LineSplitter(message_bytes_max)
 
-    async def put(self, lines: bytes, connection: WebSocketConnection, wire: Wire) -> None:
+    async def put(
+        self, lines: Sequence[bytes], connection: WebSocketConnection, wire: Wire
+    ) -> None:
         if connection.is_server and connection.closed is None:
-            wire.put(b"".join((_BINARY[len(lines)], lines)))
+            wire.put(_BINARY[sum(map(len, lines))], *lines)
             return
-        await connection.send_message(lines)
+        await connection.send_message(b"".join(lines))
 
     def feed(self, message: str | bytes) -> list[Incoming]:
         found = self._splitter.feed(_as_bytes(message))
@@ -83,13 +88,18 @@ class MessageFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._limit = message_bytes_max
 
-    async def put(self, lines: bytes, connection: WebSocketConnection, wire: Wire) -> None:
-        messages = lines.removesuffix(b"\n").split(b"\n")
-        if connection.is_server and connection.closed is None:
-            wire.put(_text_frames(messages))
-            return
-        for message in messages:
-            await connection.send_message(message.decode())
+    async def put(
+        self, lines: Sequence[bytes], connection: WebSocketConnection, wire: Wire
+    ) -> None:
+        for piece in lines:
+            messages = piece.split(b"\n")
+            if not messages[-1]:
+                messages.pop()
+            if connection.is_server and connection.closed is None:
+                wire.put(*_text_frames(messages))
+                continue
+            for message in messages:
+                await connection.send_message(message.decode())
 
     def feed(self, message: str | bytes) -> list[Incoming]:
         line = one_line(_as_bytes(message))
@@ -108,6 +118,20 @@ def framing_of(subprotocol: str | None, message_bytes_max: int) -> Framing:
 def _unclaimed_bytes_max(message_size_max: int) -> int:
     """A fragment of one byte takes seven; a character up to four."""
     return 8 * message_size_max + READ_BYTES
+
+
+def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """What goes into each frame: pieces of at most `FRAME_BYTES_MAX` together, as in `pieces`."""
+    frame: list[bytes] = []
+    size = 0
+    for piece in chain.from_iterable(map(pieces, lines)):
+        if frame and size + len(piece) > FRAME_BYTES_MAX:
+            yield frame
+            frame, size = [], 0
+        frame.append(piece)
+        size += len(piece)
+    if frame:
+        yield frame
 
 
 def pieces(lines: bytes) -> Iterator[bytes]:
@@ -152,12 +176,12 @@ _TEXT: Final = _Headers(Opcode.TEXT)
 _BINARY: Final = _Headers(Opcode.BINARY)
 
 
-def _text_frames(messages: list[bytes]) -> bytes:
+def _text_frames(messages: list[bytes]) -> Sequence[bytes]:
     """One frame for each message, as a server sends it."""
     parts = [b""] * (2 * len(messages))
     parts[::2] = map(_TEXT.__getitem__, map(len, messages))
     parts[1::2] = messages
-    return b"".join(parts)
+    return gathered(parts)
 
 
 def _as_bytes(message: str | bytes) -> bytes:

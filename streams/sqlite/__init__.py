@@ -36,7 +36,7 @@ Rules of the file:
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+READS_AT_ONCE: Final = 8  # half a millisecond, if they are long
 
 
 class SQLiteJournal:
@@ -68,6 +69,7 @@ class SQLiteJournal:
         self._store = store
         self._thread = thread
         self._is_closed = False
+        self._reads = 0
 
     async def claim(self) -> Sequence[Record]:
         self._check_open()
@@ -83,7 +85,12 @@ class SQLiteJournal:
         return await self._thread.run(self._store.sessions)
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
-        await trio.lowlevel.checkpoint()
+        """See `Journal.read`. It lets others run now and then: each time would double its price."""
+        self._reads += 1
+        if self._reads % READS_AT_ONCE:
+            await trio.lowlevel.checkpoint_if_cancelled()
+        else:
+            await trio.lowlevel.checkpoint()
         self._check_open()
         return self._store.read(stream, after, bytes_max=bytes_max)
 

@@ -229,6 +229,7 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def _journal_error(path: Path, error: sqlite3.Error) -> JournalError:
+    """What an error of SQLite means to who uses a journal."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # none if Python says no
     kind = code & 0xFF  # the rest tells variants apart
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -1,0 +1,210 @@
+"""Clients that take what comes as fast as they can, and look at it afterwards.
+
+What is measured with them is the server: blocking sockets and pipes, read into memory that is there
+already, and nothing else while the clock runs. Then every message is looked at: it must be there,
+once, in order, byte for byte. Each function calls `fill`, hangs up after the first message, waits
+until the call is done, and resumes it over a connection that stands already.
+"""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from benchmarks.numbered import Lost
+from benchmarks.rawcheck import check_events, check_lines, check_messages, chunks_of, frames_of
+from benchmarks.rawpeers import ENDED, PIECE_BYTES, Child, Http, Kept, Peer, WebSocket, hello_of
+from streams.messages import notification, request
+
+POLL_EVERY_S: Final = 0.05
+CALL, POLL, RESUME, DROP = 1, 2, 3, 4  # ids of our requests
+
+_LINES: Final = "application/x-ndjson, application/json"
+_EVENTS: Final = "application/json, text/event-stream"
+_decode: Final = msgspec.json.decode
+
+
+class Resumed(NamedTuple):
+    """What came of a resume: so many messages, of so many bytes without any framing."""
+
+    messages: int
+    bytes: int
+    seconds: float
+
+
+class Left(NamedTuple):
+    """A call that was left after its first message."""
+
+    stream: str
+    token: str
+    last_event: str = ""
+
+
+def stdio(command: Sequence[str], count: int, size: int) -> Resumed:
+    """Over the pipes of a child: `command` is spawned twice. Raises `Lost`."""
+    with contextlib.closing(Child(command)) as child:
+        _introduce(child, positions=True)
+        left = _leave(child, count, size)
+    with contextlib.closing(Child(command)) as child:
+        _introduce(child, positions=True)
+        kept, seconds = _resume(child, left, Kept(count, size), b"}\n")
+        came = check_lines(kept.all().splitlines(keepends=True), count, size)
+        _drop(child, left, count + 1)
+    return Resumed(*came, seconds)
+
+
+def websocket_lines(url: str, count: int, size: int) -> Resumed:
+    """Over a WebSocket with our own subprotocol, many messages a frame. Raises `Lost`."""
+    return _over_websocket(url, "mcp-streams.v1", count, size)
+
+
+def websocket_messages(url: str, count: int, size: int) -> Resumed:
+    """Over a WebSocket with the subprotocol `mcp`, one message a frame. Raises `Lost`."""
+    return _over_websocket(url, "mcp", count, size)
+
+
+def _over_websocket(url: str, subprotocol: str, count: int, size: int) -> Resumed:
+    is_numbered = subprotocol != "mcp"
+    with contextlib.closing(WebSocket(url, subprotocol)) as peer:
+        _introduce(peer, positions=is_numbered)
+        left = _leave(peer, count, size)
+    with contextlib.closing(WebSocket(url, subprotocol)) as peer:
+        _introduce(peer, positions=is_numbered)
+        end = b"}\n" if is_numbered else b"}}}"
+        kept, seconds = _resume(peer, left, Kept(count, size), end)
+        frames, _ = frames_of(kept.all())
+        if is_numbered:
+            came = check_lines(b"".join(frames).splitlines(keepends=True), count, size)
+        else:
+            came = check_messages([frame + b"\n" for frame in frames], count, size)
+        _drop(peer, left, count + 1)
+    return Resumed(*came, seconds)
+
+
+def http_lines(url: str, count: int, size: int) -> Resumed:
+    """Over HTTP in our own framing, with the POST of a resume. Raises `Lost`."""
+    with contextlib.closing(Http(url, _LINES, positions=True)) as session:
+        left = _leave_http(session, count, size)
+        _wait_http(session, left)
+        kept = Kept(count, size)
+        body = request(RESUME, "stream/resume", _named(left, after=1))
+        began_at = time.perf_counter()
+        session.begin("POST", body)
+        while not kept.is_ended(b"\r\n0\r\n\r\n"):
+            kept.end += _some(session.socket.recv_into(kept.room))
+        seconds = time.perf_counter() - began_at
+        _, _, chunked = kept.all().partition(b"\r\n\r\n")
+        lines = b"".join(chunks_of(chunked)).splitlines(keepends=True)
+        came = check_lines([line for line in lines if line.strip()], count, size, is_embedded=True)
+        session.post(request(DROP, "stream/resume", _named(left, after=count + 1)))
+    return Resumed(*came, seconds)
+
+
+def sse(url: str, count: int, size: int) -> Resumed:
+    """Server-sent events, with a GET and the id of the last event. Raises `Lost`."""
+    with contextlib.closing(Http(url, _EVENTS, positions=False)) as session:
+        left = _leave_http(session, count, size)
+        _wait_http(session, left)
+        kept = Kept(count, size)
+        session.accept = "text/event-stream"
+        began_at = time.perf_counter()
+        session.begin("GET", fields=f"Last-Event-ID: {left.last_event}\r\n")
+        while got := session.socket.recv_into(kept.room):
+            kept.end += got
+        seconds = time.perf_counter() - began_at
+        _, _, body = kept.all().partition(b"\r\n\r\n")
+        came = check_events(body, left.last_event, count, size)
+        session.accept = _EVENTS
+        session.reconnect()
+        session.begin("POST", request(DROP, "stream/resume", _named(left, after=count + 1)))
+        while session.socket.recv(PIECE_BYTES):
+            pass
+    return Resumed(*came, seconds)
+
+
+def _leave_http(session: Http, count: int, size: int) -> Left:
+    session.begin("POST", _call(count, size))
+    said = b""
+    while b'"n":' not in said:
+        data = session.socket.recv(PIECE_BYTES)
+        if not data:
+            raise Lost(f"the server hung up: {said!r}")
+        said += data
+    session.reconnect()
+    at = said.index(b'{"stream')
+    created = msgspec.json.decode(said[at : said.index(b"\n", at) - 1])["stream"]
+    event = said[said.rfind(b"id: ", 0, said.index(b'"n":')) :].split(b"\n")[0]
+    return Left(created["streamId"], created["resumeToken"], event.removeprefix(b"id: ").decode())
+
+
+def _wait_http(session: Http, left: Left) -> None:
+    session.accept, accept = "application/json", session.accept
+    while True:
+        _, body = session.post(request(POLL, "stream/poll", _named(left)))
+        if _result(body)["status"] == "completed":
+            break
+        time.sleep(POLL_EVERY_S)
+    session.accept = accept
+
+
+# -- what they share
+
+
+def _introduce(peer: Peer, *, positions: bool) -> None:
+    peer.say(request(0, "initialize", hello_of(positions=positions)))
+    _result(peer.hear())
+    peer.say(notification("notifications/initialized"))
+
+
+def _leave(peer: Peer, count: int, size: int) -> Left:
+    peer.say(_call(count, size))
+    created = _decode(peer.hear())["params"]["stream"]
+    while b'"n":' not in peer.hear():
+        pass
+    return Left(created["streamId"], created["resumeToken"])
+
+
+def _resume(peer: Peer, left: Left, kept: Kept, by: bytes) -> tuple[Kept, float]:
+    while True:
+        peer.say(request(POLL, "stream/poll", _named(left)))
+        if _result(peer.hear())["status"] == "completed":
+            break
+        time.sleep(POLL_EVERY_S)
+    resume = request(RESUME, "stream/resume", _named(left, after=1))
+    began_at = time.perf_counter()
+    peer.say(resume)
+    while not kept.is_ended(by):
+        kept.end += _some(peer.read_into(kept.room))
+    return kept, time.perf_counter() - began_at
+
+
+def _drop(peer: Peer, left: Left, last: int) -> None:
+    """Let the server keep nothing of it."""
+    peer.say(request(DROP, "stream/resume", _named(left, after=last)))
+    while ENDED not in peer.hear():
+        pass
+
+
+def _named(left: Left, *, after: int | None = None) -> dict[str, Any]:
+    named: dict[str, Any] = {"streamId": left.stream, "resumeToken": left.token}
+    return named if after is None else {**named, "after": after}
+
+
+def _call(count: int, size: int) -> bytes:
+    params = {"name": "fill", "arguments": {"count": count, "size": size}}
+    return request(CALL, "tools/call", params)
+
+
+def _result(line: bytes) -> Any:
+    message = _decode(line)
+    if "result" not in message:
+        raise Lost(f"a result was expected: {line!r}")
+    return message["result"]
+
+
+def _some(count: int) -> int:
+    if not count:
+        raise Lost("the server hung up during the resume")
+    return count

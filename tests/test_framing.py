@@ -1,0 +1,37 @@
+"""Runs as server-sent events, however many messages there are in one."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from streams.framing import Events
+from streams.messages import PIECES_MAX, Run
+
+if TYPE_CHECKING:
+    from streams.delivery import Delivery
+
+
+def events(run: Run, *, is_announced: bool, suffix: str = "") -> list[bytes]:
+    record = SimpleNamespace(is_announced=is_announced)
+    delivery = cast("Delivery", SimpleNamespace(stream=SimpleNamespace(record=record)))
+    framing = Events(lambda _: ("key", suffix))
+    framing.attached(delivery)
+    pieces = framing.run(delivery, run)
+    assert len(pieces) <= PIECES_MAX
+    return b"".join(pieces).splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, PIECES_MAX // 2 - 1, PIECES_MAX // 2, 5 * PIECES_MAX])
+def test_every_message_is_an_event_with_its_number(count: int) -> None:
+    lines = [b'{"n":%d,"share":"100%%d"}\n' % number for number in range(count)]
+    run = Run(98, count, b"".join(lines))
+    for suffix, end in (("", b""), ("delivery", b"_delivery")):
+        numbers = [b"id: key_%d%b\n" % (98 + place, end) for place in range(count)]
+        found = events(run, is_announced=True, suffix=suffix)
+        assert found[0::3] == numbers
+        assert found[1::3] == [b"data: " + line for line in lines]
+        assert found[2::3] == [b"\n"] * count
+    bare = events(run, is_announced=False)
+    assert bare[0::2] == [b"data: " + line for line in lines]
+    assert bare[1::2] == [b"\n"] * count
