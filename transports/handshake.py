@@ -38,8 +38,8 @@ async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
     return request + end, early
 
 
-def parse_head(head: bytes) -> Request:
-    """The request to open a WebSocket. Raises `Refused` when it is none."""
+def parse_head(head: bytes) -> tuple[WSConnection, Request]:
+    """The request to open a WebSocket, and what answers it. Raises `Refused` if it is none."""
     protocol = WSConnection(ConnectionType.SERVER)
     try:
         protocol.receive_data(head)
@@ -53,7 +53,7 @@ def parse_head(head: bytes) -> Request:
         raise Refused(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
         raise Refused(400, "This is no HTTP request.")
-    return request
+    return protocol, request
 
 
 # -- the client's side

@@ -8,7 +8,6 @@ import os
 import select
 import ssl
 from collections.abc import Collection
-from functools import partial
 from typing import Final
 
 import trio
@@ -29,6 +28,7 @@ from transports.listening import (
     origins_for,
     part,
     port_of,
+    serve_listeners,
     turn_away,
 )
 from transports.origins import Origins
@@ -73,9 +73,7 @@ async def serve(
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     server = _Server(endpoint, body_bytes_max, connections_max, origins, ssl_context)
     task_status.started(port_of(listeners))
-    async with trio.open_nursery() as nursery:
-        welcome = partial(server.welcome, nursery)
-        await trio.serve_listeners(welcome, listeners, handler_nursery=nursery)
+    await serve_listeners(server.welcome, listeners)
 
 
 class _Server:

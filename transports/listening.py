@@ -5,15 +5,17 @@ enough for the peer to read it.
 """
 
 import contextlib
+import errno
 import http
 import socket
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Final, NoReturn
 
 import trio
 
 from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal
+from streams.logs import log
 from transports.lines import CLOSE_S, READ_BYTES
 from transports.origins import Origins, names_loopback
 
@@ -29,9 +31,19 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 # How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
 USER_TIMEOUT_MS: Final = 180_000
 
+# How many are accepted before others run, as those that came earlier.
+ACCEPTED_MAX: Final = 64
+
+# How long to wait for file descriptors, or memory of the kernel's, where there are none.
+SHORTAGE_S: Final = 0.1
+
 HANDSHAKE_S: Final = 10.0
 
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
 TLSStream = trio.SSLStream[trio.SocketStream]
+
+Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
 class Refused(Exception):
@@ -89,6 +101,60 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
         # What is accepted inherits it.
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return listeners
+
+
+async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListener]) -> NoReturn:
+    """Run `welcome` for each connection, in a nursery that it is given, and close that afterwards;
+    until cancelled, and then close the listeners.
+
+    Where there are no file descriptors left, connections wait in the kernel's queue until there
+    are: nobody is refused, and nothing ends. That is logged once until it is over.
+    """
+    async with trio.open_nursery() as nursery:
+        for listener in listeners:
+            nursery.start_soon(_accept_from, listener, welcome, nursery)
+    raise AssertionError("the listeners are there until they are cancelled")
+
+
+async def _accept_from(
+    listener: trio.SocketListener, welcome: Welcome, nursery: trio.Nursery
+) -> None:
+    async with listener:
+        is_short = False
+        while True:
+            await trio.lowlevel.wait_readable(listener.socket)
+            try:
+                for connection in _accepted(listener.socket):
+                    is_short = False
+                    nursery.start_soon(_serve, connection, welcome, nursery)
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise
+                if not is_short:
+                    log.warning("listening.no_room_for_connections", why=str(error))
+                is_short = True
+                await trio.sleep(SHORTAGE_S)
+
+
+def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
+    """Who waits at the door, up to `ACCEPTED_MAX` of them. Raises `OSError` for a shortage."""
+    door = socket.socket(fileno=listener.fileno())
+    try:
+        for _ in range(ACCEPTED_MAX):
+            try:
+                connection, _ = door.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            yield trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    finally:
+        door.detach()
+
+
+async def _serve(connection: trio.SocketStream, welcome: Welcome, nursery: trio.Nursery) -> None:
+    try:
+        await welcome(nursery, connection)
+    finally:
+        connection.socket.close()
 
 
 def port_of(listeners: Sequence[trio.SocketListener]) -> int:

@@ -1,8 +1,8 @@
 """WebSocket (RFC 6455): `serve` and `connect`, and the opening handshake between them.
 
-trio-websocket speaks the protocol, over a stream of ours (`transports.wire`). Two subprotocols are
-known (`transports.frames`), none is taken for `mcp`; extensions, and so compression, are never
-agreed on.
+A server speaks the protocol by itself (`transports.wsserver`), a client by trio-websocket over a
+stream of ours (`transports.wire`). Two subprotocols are known (`transports.frames`), none is taken
+for `mcp`; extensions, and so compression, are never agreed on.
 """
 
 import math
@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 
 import trio
-from trio_websocket import wrap_server_stream
-from wsproto.events import Request
+from wsproto.events import AcceptConnection, Request
 from wsproto.frame_protocol import CloseReason
 
 from streams.keys import new_id
@@ -20,7 +19,6 @@ from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.address import WEBSOCKET, Address, reach
 from transports.frames import MCP, MCP_STREAMS, framing_of
 from transports.handshake import ask, parse_head, read_head
-from transports.lines import READ_BYTES
 from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
@@ -29,11 +27,13 @@ from transports.listening import (
     listen,
     origins_for,
     port_of,
+    serve_listeners,
     turn_away,
 )
 from transports.origins import Origins
 from transports.wire import open_wire
 from transports.wschannel import WebSocketChannel
+from transports.wsserver import ServerWebSocket
 
 Handler = Callable[[Channel], Awaitable[object]]
 
@@ -58,7 +58,7 @@ async def serve(
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     server = _Server(handler, message_bytes_max, connections_max, origins)
     task_status.started(port_of(listeners))
-    await trio.serve_listeners(server.welcome, listeners)
+    await serve_listeners(server.welcome, listeners)
 
 
 class _Server:
@@ -73,55 +73,38 @@ class _Server:
         self._origins = origins
         self._connections = 0
 
-    async def welcome(self, stream: trio.SocketStream) -> None:
-        """Serve one connection from its handshake to its end."""
+    async def welcome(self, nursery: trio.Nursery, stream: trio.SocketStream) -> None:
+        """Serve one connection from its handshake to its end; the caller closes it."""
         self._connections += 1
         try:
-            admitted = None
+            channel = None
             with trio.move_on_after(HANDSHAKE_S):
-                admitted = await self._listen_to(stream)
-            if admitted is not None:
-                await self._serve(stream, *admitted)
+                channel = await self._shake_hands(nursery, stream)
+            if channel is not None:
+                await self._run(channel)
         finally:
             self._connections -= 1
-            with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
-                await trio.aclose_forcefully(stream)
 
-    async def _listen_to(self, stream: trio.SocketStream) -> tuple[bytes, bytes, str | None] | None:
-        """A request that may come in, what came after it, and the subprotocol to speak."""
+    async def _shake_hands(
+        self, nursery: trio.Nursery, stream: trio.SocketStream
+    ) -> ServerWebSocket | None:
+        """An open WebSocket, if the request may come in."""
         try:
             keep_alive(stream)
             head, early = await read_head(stream)
-            return head, early, self._admit(parse_head(head))
+            protocol, request = parse_head(head)
+            subprotocol = self._admit(request)
+            await stream.send_all(protocol.send(AcceptConnection(subprotocol=subprotocol)))
         except Refused as refused:
             await turn_away(stream, refused)
+            return None
         except (trio.BrokenResourceError, OSError):
-            pass  # gone before it was in
-        return None
-
-    async def _serve(
-        self, stream: trio.SocketStream, head: bytes, early: bytes, subprotocol: str | None
-    ) -> None:
+            return None  # gone before it was in
         framing = framing_of(subprotocol, self._message_bytes_max)
-        async with open_wire(stream, head, early) as (wire, nursery):
-            request = await wrap_server_stream(
-                nursery,
-                wire,
-                message_queue_size=0,
-                max_message_size=framing.message_size_max,
-                receive_buffer_size=READ_BYTES,
-            )
-            connection = await request.accept(subprotocol=subprotocol)
-            try:
-                await wire.flush()
-            except trio.BrokenResourceError:
-                return  # gone before it was in
-            principal = f"conn({new_id()})"
-            await self._run(
-                WebSocketChannel(wire, connection, framing, principal=principal, socket=stream)
-            )
+        principal = f"conn({new_id()})"
+        return ServerWebSocket(stream, framing, nursery, principal=principal, early=early)
 
-    async def _run(self, channel: WebSocketChannel) -> None:
+    async def _run(self, channel: ServerWebSocket) -> None:
         code = CloseReason.INTERNAL_ERROR
         try:
             await self._handler(channel)

@@ -75,7 +75,7 @@ class WebSocketChannel:
     async def send(self, lines: bytes) -> None:
         try:
             for piece in pieces(lines):
-                await self._framing.put(piece, self._connection, self._wire)
+                await self._framing.put(piece, self._connection)
                 await self._wire.flush()
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
