@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from benchmarks.events import REVISION, fill
-from benchmarks.numbered import Lost, number_of
+from benchmarks.events import REVISION, WAITING, fill
+from benchmarks.numbered import METHOD, Lost, number_of
 from streams.extension import EXTENSION, POSITION
 
 READ_BYTES: Final = 64 * 1024
@@ -74,6 +74,11 @@ class Socket:
         announcement = next(_lines(self.came))
         told = msgspec.json.decode(announcement)["params"]["stream"]
         return Ticket(told["streamId"], told["resumeToken"])
+
+    async def wait(self) -> None:
+        """Call `wait` and read its first message."""
+        await self._connection.send(_frame(_request(_CALL_ID, "tools/call", WAITING)))
+        await self._until(METHOD.encode(), b"}\n")
 
     async def resume(self, asking: bytes) -> None:
         """Send what `resuming` has made and read to the reply."""
