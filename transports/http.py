@@ -23,11 +23,11 @@ from transports.listening import (
     HANDSHAKE_S,
     Refused,
     TLSStream,
-    keep_alive,
     listen,
     origins_for,
     part,
     port_of,
+    receive_some,
     serve_listeners,
     turn_away,
 )
@@ -98,7 +98,6 @@ class _Server:
         """Serve one connection to its end; the caller closes it."""
         self._connections += 1
         try:
-            keep_alive(tcp)
             stream = await self._secure(tcp)
             if stream is not None:
                 await self._converse(_Line(stream, tcp, nursery))
@@ -221,6 +220,8 @@ class _Line:
 
     async def _read(self, bytes_max: int) -> bytes:
         try:
+            if self._stream is self._tcp:
+                return await receive_some(self._tcp, bytes_max)
             return bytes(await self._stream.receive_some(bytes_max))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # which is a hang-up, if not a polite one

@@ -7,6 +7,7 @@ enough for the peer to read it.
 import contextlib
 import errno
 import http
+import os
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final, NoReturn
@@ -33,6 +34,9 @@ USER_TIMEOUT_MS: Final = 180_000
 
 # How many are accepted before others run, as those that came earlier.
 ACCEPTED_MAX: Final = 64
+
+# What is read at a time of what nobody is to have.
+HEARD_BYTES: Final = 16 * 1024
 
 # How long to wait for file descriptors, or memory of the kernel's, where there are none.
 SHORTAGE_S: Final = 0.1
@@ -98,8 +102,9 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
                 await listener.aclose()
             raise
     for listener in listeners:
-        # What is accepted inherits it.
+        # What is accepted inherits all of it.
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        keep_alive(listener.socket)
     return listeners
 
 
@@ -174,11 +179,37 @@ def origins_for(
     )
 
 
-def keep_alive(stream: trio.SocketStream) -> None:
+def keep_alive(tcp: trio.socket.SocketType) -> None:
     """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+async def receive_some(connection: trio.SocketStream, bytes_max: int) -> bytes:
+    """What comes next, as from the stream's own method, at a fraction of what that costs.
+
+    Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    try:
+        data = _received(connection, bytes_max)
+        if data is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return data
+        while data is None:
+            await trio.lowlevel.wait_readable(connection.socket)
+            data = _received(connection, bytes_max)
+    except OSError as error:
+        raise trio.BrokenResourceError("the peer is gone") from error
+    return data
+
+
+def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
+    try:
+        return os.read(connection.socket.fileno(), bytes_max)
+    except BlockingIOError:
+        return None
 
 
 # -- the end
@@ -196,14 +227,24 @@ async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> 
 
 async def part(stream: trio.SocketStream | TLSStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
-    tcp = stream
-    if isinstance(stream, trio.SSLStream):
-        tcp = stream.transport_stream
-        # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer
-        # that talks on, or has hung up, is TCP's business alone.
-        with contextlib.suppress(trio.BrokenResourceError):
-            await stream.unwrap()
-    await linger(tcp)
+    if isinstance(stream, trio.SocketStream):
+        await hear_out(stream)
+        return
+    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
+    # talks on, or has hung up, is TCP's business alone.
+    with contextlib.suppress(trio.BrokenResourceError):
+        await stream.unwrap()
+    await hear_out(stream.transport_stream)
+
+
+async def hear_out(tcp: trio.SocketStream) -> None:
+    """`linger`, for a connection that nothing lies between."""
+    try:
+        tcp.socket.shutdown(socket.SHUT_WR)
+        while await receive_some(tcp, HEARD_BYTES):
+            pass
+    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+        return  # the peer was faster
 
 
 async def linger(stream: trio.abc.Stream) -> None:

@@ -11,19 +11,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 
 import trio
-from wsproto.events import AcceptConnection, Request
 from wsproto.frame_protocol import CloseReason
 
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.address import WEBSOCKET, Address, reach
 from transports.frames import MCP, MCP_STREAMS, framing_of
-from transports.handshake import ask, parse_head, read_head
+from transports.handshake import Opening, ask, parse_head, read_head
 from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Refused,
-    keep_alive,
     listen,
     origins_for,
     port_of,
@@ -90,11 +88,10 @@ class _Server:
     ) -> ServerWebSocket | None:
         """An open WebSocket, if the request may come in."""
         try:
-            keep_alive(stream)
             head, early = await read_head(stream)
-            protocol, request = parse_head(head)
-            subprotocol = self._admit(request)
-            await stream.send_all(protocol.send(AcceptConnection(subprotocol=subprotocol)))
+            opening = parse_head(head)
+            subprotocol = self._admit(opening)
+            await stream.send_all(opening.accept(subprotocol))
         except Refused as refused:
             await turn_away(stream, refused)
             return None
@@ -115,19 +112,16 @@ class _Server:
             with trio.CancelScope(shield=True):
                 await channel.aclose(code)
 
-    def _admit(self, request: Request) -> str | None:
+    def _admit(self, opening: Opening) -> str | None:
         """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
         if self._connections > self._connections_max:
             raise Refused(503, "Too many connections are open: try again later.")
-        origins = [
-            value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"
-        ]
-        if why := self._origins.why_refused(request.host, origins):
+        if why := self._origins.why_refused(opening.host, opening.origins):
             raise Refused(403, why)
         for subprotocol in (MCP_STREAMS, MCP):
-            if subprotocol in request.subprotocols:
+            if subprotocol in opening.subprotocols:
                 return subprotocol
-        if request.subprotocols:
+        if opening.subprotocols:
             raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
         return None
 

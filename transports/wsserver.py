@@ -23,7 +23,7 @@ from wsproto.frame_protocol import CloseReason
 from streams.messages import Incoming
 from transports.frames import Framing, Oversize, pieces
 from transports.lines import CLOSE_S, unsent_bytes
-from transports.listening import linger
+from transports.listening import hear_out, receive_some
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
@@ -91,11 +91,11 @@ class ServerWebSocket:
         if self._early:
             early, self._early = self._early, b""
             return early
-        with trio.CancelScope() as self._receiving:
-            try:
-                return bytes(await self._stream.receive_some(READ_BYTES))
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._tear()
+        try:
+            with trio.CancelScope() as self._receiving:
+                return await receive_some(self._stream, READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._tear()
         return b""
 
     def _take(self, data: bytes) -> list[Incoming]:
@@ -306,10 +306,10 @@ class ServerWebSocket:
         try:
             await self._flush()
             while not self._is_over:
-                if data := bytes(await self._stream.receive_some(READ_BYTES)):
+                if data := await receive_some(self._stream, READ_BYTES):
                     self._take(data)
                 else:
                     self._end()
-            await linger(self._stream)
+            await hear_out(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it
