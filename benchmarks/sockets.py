@@ -25,7 +25,7 @@ _HELLO_ID: Final = 0
 _CALL_ID: Final = 1
 _RESUME_ID: Final = 2
 _ENDED: Final = b'"mcp-streams/ended"'
-_CLOSE: Final = 0x8
+_CONTROL: Final = 0x8  # opcodes from here on
 _TAIL_BYTES: Final = 4096  # the last messages are no longer
 
 
@@ -85,6 +85,15 @@ class Socket:
         await self._connection.send(asking)
         await self._until(_ENDED, b"}\n")
 
+    async def read_to_the_end(self) -> None:
+        """Read all that comes until the server hangs up."""
+        while data := await self._connection.recv(READ_BYTES):
+            self.came += data
+
+    def opcodes(self) -> list[int]:
+        """The first byte of each frame that has come."""
+        return [first for first, _ in _frames(self.came)]
+
     async def _until(self, word: bytes, end: bytes = b"") -> None:
         """Read until `word` and, behind it, `end` have come, or nothing more will."""
         while (found := self.came.find(word, max(0, len(self.came) - _TAIL_BYTES))) < 0 or (
@@ -136,22 +145,22 @@ def _is_result(line: bytes, request_id: int) -> bool:
 
 
 def _lines(came: bytes | bytearray) -> Iterator[bytes]:
-    for payload in _payloads(came):
-        yield from payload.splitlines()
+    for first, payload in _frames(came):
+        if first & 0xF < _CONTROL:
+            yield from payload.splitlines()
 
 
-def _payloads(came: bytes | bytearray) -> Iterator[bytes]:
-    """What whole frames carry, as a server sends them (RFC 6455, 5.2)."""
+def _frames(came: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
+    """The first bytes of frames as a server sends them, and what they carry (RFC 6455, 5.2)."""
     at = 0
     while at + 2 <= len(came):
-        opcode, size = came[at] & 0xF, came[at + 1]
+        first, size = came[at], came[at + 1]
         at += 2
         if size == 126:
             (size,), at = struct.unpack_from("!H", came, at), at + 2
         elif size == 127:
             (size,), at = struct.unpack_from("!Q", came, at), at + 8
-        if opcode < _CLOSE:
-            yield bytes(came[at : at + size])
+        yield first, bytes(came[at : at + size])
         at += size
 
 

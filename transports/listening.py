@@ -8,6 +8,7 @@ import contextlib
 import errno
 import http
 import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final, NoReturn
@@ -38,6 +39,10 @@ ACCEPTED_MAX: Final = 64
 # What is read at a time of what nobody is to have.
 HEARD_BYTES: Final = 16 * 1024
 
+# File descriptors that are left for what is no connection, as a look into the journal, and for who
+# is turned away.
+DESCRIPTORS_KEPT: Final = 32
+
 # How long to wait for file descriptors, or memory of the kernel's, where there are none.
 SHORTAGE_S: Final = 0.1
 
@@ -48,6 +53,23 @@ _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 TLSStream = trio.SSLStream[trio.SocketStream]
 
 Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
+
+
+class Room:
+    """How many connections are open at one listener, and whether there is room for one more."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.open = 0
+        self._connections_max = connections_max
+        descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
+
+    def is_over_full(self, tcp: trio.SocketStream) -> bool:
+        """Whether `tcp`, which counts as open already, is one too many, or has one of the last file
+        descriptors: the kernel gives the lowest that is free.
+        """
+        has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
+        return self.open > self._connections_max or has_one_of_the_last
 
 
 class Refused(Exception):
@@ -230,11 +252,12 @@ async def part(stream: trio.SocketStream | TLSStream) -> None:
     if isinstance(stream, trio.SocketStream):
         await hear_out(stream)
         return
+    tcp = stream.transport_stream
     # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
     # talks on, or has hung up, is TCP's business alone.
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.unwrap()
-    await hear_out(stream.transport_stream)
+    await hear_out(tcp)
 
 
 async def hear_out(tcp: trio.SocketStream) -> None:

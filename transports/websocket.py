@@ -22,6 +22,7 @@ from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Refused,
+    Room,
     listen,
     origins_for,
     port_of,
@@ -67,13 +68,12 @@ class _Server:
     ) -> None:
         self._handler = handler
         self._message_bytes_max = message_bytes_max
-        self._connections_max = connections_max
+        self._room = Room(connections_max)
         self._origins = origins
-        self._connections = 0
 
     async def welcome(self, nursery: trio.Nursery, stream: trio.SocketStream) -> None:
         """Serve one connection from its handshake to its end; the caller closes it."""
-        self._connections += 1
+        self._room.open += 1
         try:
             channel = None
             with trio.move_on_after(HANDSHAKE_S):
@@ -81,7 +81,7 @@ class _Server:
             if channel is not None:
                 await self._run(channel)
         finally:
-            self._connections -= 1
+            self._room.open -= 1
 
     async def _shake_hands(
         self, nursery: trio.Nursery, stream: trio.SocketStream
@@ -90,7 +90,7 @@ class _Server:
         try:
             head, early = await read_head(stream)
             opening = parse_head(head)
-            subprotocol = self._admit(opening)
+            subprotocol = self._admit(opening, stream)
             await stream.send_all(opening.accept(subprotocol))
         except Refused as refused:
             await turn_away(stream, refused)
@@ -112,9 +112,9 @@ class _Server:
             with trio.CancelScope(shield=True):
                 await channel.aclose(code)
 
-    def _admit(self, opening: Opening) -> str | None:
+    def _admit(self, opening: Opening, stream: trio.SocketStream) -> str | None:
         """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
-        if self._connections > self._connections_max:
+        if self._room.is_over_full(stream):
             raise Refused(503, "Too many connections are open: try again later.")
         if why := self._origins.why_refused(opening.host, opening.origins):
             raise Refused(403, why)
