@@ -56,10 +56,9 @@ class _Write:
         self.size = size
         self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
 
-    def add(self, line: bytes) -> None:
-        if line:
-            self.lines.append(line)
-        self.size += len(line)
+    def add(self, *lines: bytes) -> None:
+        self.lines += filter(None, lines)
+        self.size += sum(map(len, lines))
 
 
 class Connection:
@@ -248,7 +247,7 @@ class Connection:
         self._write_began_at = trio.current_time()
         write = await self._gather()
         if write.lines:
-            await self.channel.send(b"".join(write.lines))
+            await self.channel.send(*write.lines)
             self._saw_life()
         self._is_writing = False
         self._note(write)
@@ -303,8 +302,7 @@ class Connection:
         stream = delivery.stream
         shown, response = delivery.shown(run)
         if shown.count:
-            for part in self._framing.run(delivery, shown):
-                write.add(part)
+            write.add(*self._framing.run(delivery, shown))
         write.runs.append((delivery, run.last))
         delivery.position = run.last
         # An ack of it may come before the write has returned.

@@ -5,12 +5,13 @@
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final, Protocol
 
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
-from streams.messages import Incoming, TooLarge
+from streams.messages import Incoming, TooLarge, gathered
 from transports.lines import READ_BYTES, LineSplitter, one_line
 
 MCP: Final = "mcp"
@@ -43,11 +44,11 @@ class Framing(Protocol):
     def unclaimed_bytes_max(self) -> int:
         """What a message may take on the wire, in however many fragments."""
 
-    async def put(self, lines: bytes, connection: WebSocketConnection) -> None:
+    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
         """Send whole lines as a client. Raises `ConnectionClosed`."""
 
-    def frames(self, lines: bytes) -> Sequence[bytes]:
-        """Whole lines as a server sends them: buffers to be written one after the other."""
+    def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        """Whole lines as a server sends them: pieces to be written one after the other."""
 
     def feed(self, message: str | bytes) -> list[Incoming]:
         """The lines in a WebSocket message. Raises `Oversize`."""
@@ -62,11 +63,11 @@ class LineFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._splitter = LineSplitter(message_bytes_max)
 
-    async def put(self, lines: bytes, connection: WebSocketConnection) -> None:
-        await connection.send_message(lines)
+    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
+        await connection.send_message(b"".join(lines))
 
-    def frames(self, lines: bytes) -> Sequence[bytes]:
-        return _BINARY[len(lines)], lines
+    def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        return _BINARY[sum(map(len, lines))], *lines
 
     def feed(self, message: str | bytes) -> list[Incoming]:
         found = self._splitter.feed(_as_bytes(message))
@@ -85,12 +86,12 @@ class MessageFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._limit = message_bytes_max
 
-    async def put(self, lines: bytes, connection: WebSocketConnection) -> None:
-        for message in lines.removesuffix(b"\n").split(b"\n"):
+    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
+        for message in _messages(lines):
             await connection.send_message(message.decode())
 
-    def frames(self, lines: bytes) -> Sequence[bytes]:
-        return (_text_frames(lines.removesuffix(b"\n").split(b"\n")),)
+    def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
+        return _text_frames(_messages(lines))
 
     def feed(self, message: str | bytes) -> list[Incoming]:
         line = one_line(_as_bytes(message))
@@ -109,6 +110,20 @@ def framing_of(subprotocol: str | None, message_bytes_max: int) -> Framing:
 def _unclaimed_bytes_max(message_size_max: int) -> int:
     """A fragment of one byte takes seven; a character up to four."""
     return 8 * message_size_max + READ_BYTES
+
+
+def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """What goes into each frame: pieces of at most `FRAME_BYTES_MAX` together, as in `pieces`."""
+    frame: list[bytes] = []
+    size = 0
+    for piece in chain.from_iterable(map(pieces, lines)):
+        if frame and size + len(piece) > FRAME_BYTES_MAX:
+            yield frame
+            frame, size = [], 0
+        frame.append(piece)
+        size += len(piece)
+    if frame:
+        yield frame
 
 
 def pieces(lines: bytes) -> Iterator[bytes]:
@@ -153,12 +168,19 @@ _TEXT: Final = _Headers(Opcode.TEXT)
 _BINARY: Final = _Headers(Opcode.BINARY)
 
 
-def _text_frames(messages: list[bytes]) -> bytes:
+def _messages(lines: Sequence[bytes]) -> list[bytes]:
+    found: list[bytes] = []
+    for piece in lines:
+        found += piece.removesuffix(b"\n").split(b"\n")
+    return found
+
+
+def _text_frames(messages: list[bytes]) -> Sequence[bytes]:
     """One frame for each message, as a server sends it."""
     parts = [b""] * (2 * len(messages))
     parts[::2] = map(_TEXT.__getitem__, map(len, messages))
     parts[1::2] = messages
-    return b"".join(parts)
+    return gathered(parts)
 
 
 def _as_bytes(message: str | bytes) -> bytes:

@@ -4,7 +4,6 @@ It knows no MCP: only who may come in, how long anything may take or be, and how
 a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
 """
 
-import os
 import select
 import ssl
 from collections.abc import Collection
@@ -33,6 +32,7 @@ from transports.listening import (
     turn_away,
 )
 from transports.origins import Origins
+from transports.vectored import Pieces, send_pieces, write_now
 
 # How long the next part of a request may take, counted from the end of the one before. Clients and
 # proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
@@ -226,8 +226,8 @@ class _Line:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # which is a hang-up, if not a polite one
 
-    async def send(self, data: bytes) -> None:
-        """Write all of `data`; cancelled or failed half-way, it closes the connection.
+    async def send(self, *data: bytes) -> None:
+        """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
@@ -244,20 +244,15 @@ class _Line:
             await self.close()
             raise
 
-    def _send_at_once(self, data: bytes) -> memoryview:
+    def _send_at_once(self, data: Pieces) -> Pieces:
         """Most writes fit into the socket's buffer; return what does not."""
-        if self._stream is not self.tcp:
-            return memoryview(data)
-        try:
-            return memoryview(data)[os.write(self.tcp.socket.fileno(), data) :]
-        except BlockingIOError:
-            return memoryview(data)
+        return write_now(self.tcp.socket.fileno(), data) if self._stream is self.tcp else data
 
-    async def _send_watched(self, data: memoryview) -> None:
+    async def _send_watched(self, data: Pieces) -> None:
         """Write, and stop waiting for room as soon as the peer hangs up."""
         self.watch()
         with trio.CancelScope() as self._sending:
-            await self._stream.send_all(data)
+            await send_pieces(self._stream, data)
         if self._sending.cancelled_caught:
             raise trio.BrokenResourceError("the peer has hung up")
 
@@ -336,13 +331,13 @@ class _Exchange:
         self.has_begun = self.has_ended = True
         await self._line.send(response)
 
-    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+    async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)
         self.has_begun = True
-        await self._line.send(head + self._requests.more(first))
+        await self._line.send(head, *self._requests.more(*first))
 
-    async def write(self, data: bytes) -> None:
-        await self._line.send(self._requests.more(data))
+    async def write(self, *data: bytes) -> None:
+        await self._line.send(*self._requests.more(*data))
 
     async def finish(self) -> None:
         self.has_ended = True

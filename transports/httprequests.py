@@ -7,7 +7,7 @@ which two readers could understand in two ways is refused, and what a refusal sa
 import enum
 import http
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import h11
@@ -206,7 +206,7 @@ class Requests:
         fields = list(headers)
         if status not in _HAS_NO_BODY:
             fields.append(("Content-Length", str(len(body))))
-        return self._start(status, fields) + self.more(body) + self.end()
+        return b"".join((self._start(status, fields), *self.more(body), self.end()))
 
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response of any length: chunked, or up to the end of the connection."""
@@ -217,10 +217,17 @@ class Requests:
         lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
         return b"\r\n".join([*lines, b"", b""])
 
-    def more(self, data: bytes) -> bytes:
-        if not data or not self._may_have_body:
-            return b""
-        return data if self._ends_with_connection else self._send(h11.Data(data=data))
+    def more(self, *data: bytes) -> Sequence[bytes]:
+        """Some of the body, in pieces, which are one chunk together where there are chunks."""
+        if not self._may_have_body or self._ends_with_connection:
+            return data if self._may_have_body else ()
+        body = _Pieces(data)
+        framed = self._protocol.send_with_data_passthrough(h11.Data(data=cast(bytes, body)))
+        return [
+            piece
+            for each in framed or ()
+            for piece in (data if isinstance(each, _Pieces) else (each,))
+        ]
 
     def end(self) -> bytes:
         return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
@@ -248,6 +255,16 @@ class Requests:
         self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
     ) -> bytes:
         return self._protocol.send(event)
+
+
+class _Pieces:
+    """Data of which h11 looks at the length alone."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._length = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._length
 
 
 def _authority_of(head: h11.Request) -> str:

@@ -11,7 +11,6 @@ trio-websocket, a task for its reader and another for what that owes would cost 
 """
 
 import itertools
-import os
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -21,9 +20,10 @@ from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMess
 from wsproto.frame_protocol import CloseReason
 
 from streams.messages import Incoming
-from transports.frames import Framing, Oversize, pieces
+from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import hear_out, receive_some
+from transports.vectored import Pieces, send_pieces, write_now
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
@@ -60,7 +60,7 @@ class ServerWebSocket:
         self._writing = trio.StrictFIFOLock()
         self._pong = b""  # is to be written yet
         self._close = b""  # likewise
-        self._rest = b""  # of a control frame that is half written
+        self._rest: Pieces = ()  # of a control frame that is half written
         self._receiving: trio.CancelScope | None = None
         self._pings: dict[bytes, trio.Event] = {}
         self._ping_numbers = itertools.count(1)
@@ -173,10 +173,10 @@ class ServerWebSocket:
 
     # -- sending
 
-    async def send(self, lines: bytes) -> None:
+    async def send(self, *lines: bytes) -> None:
         try:
-            for piece in pieces(lines):
-                await self._write(*self._framing.frames(piece))
+            for frame in packed(lines):
+                await self._write(self._framing.frames(frame))
         except trio.BrokenResourceError:
             raise
         except BaseException:
@@ -184,7 +184,7 @@ class ServerWebSocket:
             self._write_soon()
             raise
 
-    async def _write(self, *frames: bytes) -> None:
+    async def _write(self, frames: Pieces) -> None:
         """Write whole frames, with what else is pending; then they are the operating system's.
 
         Cancelled half-way, it tears the connection: after half a frame nothing can be said.
@@ -196,11 +196,11 @@ class ServerWebSocket:
                 raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing")
             await self._push(frames)
 
-    async def _push(self, frames: Sequence[bytes] = ()) -> None:
+    async def _push(self, frames: Pieces = ()) -> None:
         rest = self._send_at_once(frames)
         while rest:
             try:
-                await self._stream.send_all(rest)
+                await send_pieces(self._stream, rest)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self._tear()
                 raise trio.BrokenResourceError("the peer is gone") from None
@@ -210,24 +210,18 @@ class ServerWebSocket:
                 raise
             rest = self._send_at_once()  # what came up meanwhile
 
-    def _send_at_once(self, frames: Sequence[bytes] = ()) -> memoryview:
+    def _send_at_once(self, frames: Pieces = ()) -> Pieces:
         """Most writes fit into the socket's buffer; return what does not.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
-        buffers = [each for each in (self._rest, self._pong, *frames, self._close) if each]
-        self._rest = self._pong = self._close = b""
-        count = 0
+        pieces = [each for each in (*self._rest, self._pong, *frames, self._close) if each]
+        self._rest, self._pong, self._close = (), b"", b""
         try:
-            if buffers:
-                count = os.writev(self._stream.socket.fileno(), buffers)
-        except BlockingIOError:
-            pass
+            return write_now(self._stream.socket.fileno(), pieces) if pieces else ()
         except OSError:
             self._tear()
             raise trio.BrokenResourceError("the peer is gone") from None
-        is_all = count == sum(map(len, buffers))
-        return memoryview(b"" if is_all else b"".join(buffers))[count:]
 
     def _write_soon(self) -> None:
         """Write the control frames that are pending, without waiting for anybody."""
@@ -235,7 +229,7 @@ class ServerWebSocket:
         if not is_pending or self._is_torn or self._rest or self._writing.locked():
             return
         try:
-            self._rest = bytes(self._send_at_once())
+            self._rest = self._send_at_once()
         except trio.BrokenResourceError:
             return  # whoever receives will see it
         if self._rest:
@@ -270,7 +264,7 @@ class ServerWebSocket:
         answered = self._pings[payload] = trio.Event()
         with trio.move_on_after(PING_S):
             try:
-                await self._write(self._protocol.send(Ping(payload)))
+                await self._write([self._protocol.send(Ping(payload))])
                 await answered.wait()
             finally:
                 is_waiting = self._pings.pop(payload, None) is not None

@@ -1,0 +1,103 @@
+"""What a raw client has kept, looked at: each message of `fill` once, in order, byte for byte."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from benchmarks.numbered import FIRST, METHOD, Lost, params, text_for
+from streams.extension import POSITION
+from streams.messages import notification
+
+Came = tuple[int, int]  # how many messages, and how many bytes they have
+
+_POSITION: Final = b'{"jsonrpc":"2.0","method":"%b"' % POSITION.encode()
+_CONTROL: Final = 0x08  # a bit of a frame's opcode: pings and pongs are no messages
+
+
+def check_lines(
+    lines: Sequence[bytes], count: int, size: int, *, is_embedded: bool = False
+) -> Came:
+    """Lines with a header ahead of each run, that go on behind message 1. Raises `Lost`."""
+    bare: list[bytes] = []
+    at, seq = 0, 2
+    while at < len(lines) and lines[at].startswith(_POSITION):
+        told = msgspec.json.decode(lines[at])["params"]
+        if told["seq"] != seq:
+            raise Lost(f"a run from {seq} on was expected: {lines[at]!r}")
+        bare += lines[at + 1 : at + 1 + told["count"]]
+        seq += told["count"]
+        at += 1 + told["count"]
+    return check_messages(bare + list(lines[at:]), count, size, is_embedded=is_embedded)
+
+
+def check_messages(
+    lines: Sequence[bytes], count: int, size: int, *, is_embedded: bool = False
+) -> Came:
+    """Messages that go on behind message 1, the result, and the reply to the resume.
+
+    The result stands in the reply where that `is_embedded`. Raises `Lost`.
+    """
+    numbers = range(FIRST + 1, FIRST + count)
+    _compare(lines, numbers, size)
+    rest = [msgspec.json.decode(line) for line in lines[len(numbers) :]]
+    results = [line["result"] for line in rest if "result" in line]
+    if is_embedded:
+        results = [result["_meta"].get("mcp-streams/response") for result in results]
+        results = [response["result"] for response in results if response]
+    if not results or results[0].get("isError", False):
+        raise Lost(f"a result was expected: {rest}")
+    return len(numbers) + 1, sum(map(len, lines[: len(numbers)]))
+
+
+def check_events(body: bytes, last_event: str, count: int, size: int) -> Came:
+    """Server-sent events that go on behind `last_event`, each with the next id. Raises `Lost`."""
+    key, _, seq = last_event.rpartition("_")
+    events = [event.split(b"\ndata: ", 1) for event in body.split(b"\n\n")]
+    numbered = [each for each in events if len(each) == 2 and each[0].startswith(b"id: ")]
+    messages = [each for each in numbered if each[1] and b"\nretry:" not in each[0]]
+    expected = [b"id: %b_%d" % (key.encode(), int(seq) + n + 1) for n in range(len(messages))]
+    if [event_id for event_id, _ in messages] != expected:
+        raise Lost("an event has another id than the one that follows")
+    return check_messages([data + b"\n" for _, data in messages], count, size)
+
+
+def _compare(lines: Sequence[bytes], numbers: range, size: int) -> None:
+    model = notification(METHOD, params(FIRST, text_for(size)))
+    before, after = model.split(b"%d" % FIRST)
+    for line, number in zip(lines, numbers, strict=False):
+        if line != b"%b%d%b" % (before, number, after):
+            raise Lost(f"message {number - FIRST} was expected: {line[:160]!r}")
+    if len(lines) < len(numbers):
+        raise Lost(f"{len(lines)} messages have come, {len(numbers)} were to")
+
+
+def frames_of(data: bytes) -> tuple[list[bytes], bytes]:
+    """The payloads of the whole frames of a server in `data`, and what is left over."""
+    found: list[bytes] = []
+    at, end = 0, len(data)
+    while at + 2 <= end:
+        length, start = data[at + 1], at + 2
+        if length == 126:
+            start += 2
+        elif length == 127:
+            start += 8
+        if length > 125:
+            length = int.from_bytes(data[at + 2 : start], "big")
+        if start + length > end:
+            break
+        if not data[at] & _CONTROL:
+            found.append(data[start : start + length])
+        at = start + length
+    return found, data[at:]
+
+
+def chunks_of(data: bytes) -> Iterator[bytes]:
+    """The chunks of a body, up to its end or to where it was left."""
+    at = 0
+    while (line_end := data.find(b"\r\n", at)) >= 0:
+        start, length = line_end + 2, int(data[at:line_end], 16)
+        if not length:
+            return
+        yield data[start : start + length]
+        at = start + length + 2
