@@ -167,16 +167,15 @@ class Connection:
     # While it lasts
 
     def run(self, nursery: trio.Nursery) -> None:
-        """Send, and watch over the peer, in `nursery`: it is cancelled when the connection fails or
-        is hung up.
-        """
+        """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
         self._live_in(nursery)
-        nursery.start_soon(self._until_broken, self._send_forever)
-        nursery.start_soon(self._until_broken, self._watch_forever)
+        nursery.start_soon(self._repeat, self._send_next)
+        nursery.start_soon(self._repeat, self._watch)
 
-    async def _until_broken(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work()
+            while True:
+                await step()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.hang_up()  # the peer is gone, which is what connections are expected to do
 
@@ -200,7 +199,7 @@ class Connection:
             try:
                 async with trio.open_nursery() as nursery:
                     self._live_in(nursery)
-                    nursery.start_soon(self._watch_forever)
+                    nursery.start_soon(self._repeat, self._watch)
                     nursery.start_soon(self._hang_up_when_gone)
                     while self._is_owing:
                         await self._send_next()
@@ -230,10 +229,6 @@ class Connection:
         self._finish()
         self.unproved.clear()
         self._emptied.clear()
-
-    async def _send_forever(self) -> None:
-        while True:
-            await self._send_next()
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
@@ -358,20 +353,19 @@ class Connection:
         for stream, seq in marks.items():
             stream.deliver(seq)
 
-    async def _watch_forever(self) -> None:
-        while True:
-            await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
-            marks = dict(self.unproved)
-            has_pong = None
-            with trio.move_on_after(SILENCE_S):
-                has_pong = await self.channel.ping()
-            if has_pong:
-                self._forget_marks(marks)
-                self._confirm_all(marks)
-                self.heard()
-            elif has_pong is False:
-                self._look_at_queue(marks)
-            self._check_silence(is_asked=has_pong is None)
+    async def _watch(self) -> None:
+        await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
+        marks = dict(self.unproved)
+        has_pong = None
+        with trio.move_on_after(SILENCE_S):
+            has_pong = await self.channel.ping()
+        if has_pong:
+            self._forget_marks(marks)
+            self._confirm_all(marks)
+            self.heard()
+        elif has_pong is False:
+            self._look_at_queue(marks)
+        self._check_silence(is_asked=has_pong is None)
 
     @property
     def _may_prove(self) -> bool:
