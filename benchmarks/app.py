@@ -1,6 +1,8 @@
-"""The server that is measured: one tool, which sends as fast as it can."""
+"""The server that is measured: a tool that sends as fast as it can, and one that waits."""
 
 from typing import Final
+
+import trio
 
 from benchmarks.numbered import FIRST, METHOD, params, text_for
 from streams import Call, Server
@@ -28,3 +30,10 @@ async def fill(call: Call, count: int, size: int) -> int:
     for number in range(FIRST, FIRST + count):
         await call.notify(METHOD, params(number, text))
     return count
+
+
+@server.tool
+async def wait(call: Call) -> None:
+    """Send one message and then nothing, until the call is cancelled."""
+    await call.notify(METHOD, params(FIRST, ""))
+    await trio.sleep_forever()

@@ -117,7 +117,8 @@ def show_reconnect(results: reconnect.Results, console: Console) -> None:
         span = f"{short(min(one.rates))}-{short(max(one.rates))}"
         table.add_row(one.server, short(one.median), span, short(one.median * (plan.count + 1)))
     console.print(table)
-    console.print(f"ratio: {results.ratio:.1f}", highlight=False)
+    ratios = f"ratio: {results.ratio:.1f}, WebSocket {results.websocket_ratio:.1f}"
+    console.print(ratios, highlight=False)
 
 
 def write_reconnect(results: reconnect.Results, folder: Path) -> Path:

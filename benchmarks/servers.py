@@ -31,10 +31,11 @@ _ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A server that can be reached; `url` is empty where it has none."""
+    """A server that can be reached; `url` and `pid` are empty where it has none."""
 
     dialer: Dialer
     url: str = ""
+    pid: int = 0  # of the process that listens
 
 
 @asynccontextmanager
@@ -83,7 +84,7 @@ async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
         try:
             with trio.fail_after(START_S):
                 url = await _address(process, log.fileno())
-            yield Served(dial(url), url)
+            yield Served(dial(url), url, process.pid)
         finally:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 process.terminate()

@@ -7,7 +7,7 @@ switch-over, so there is no gap.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -62,7 +62,7 @@ class _Write:
 
 
 class Connection:
-    """Everything that is on its way to one peer. `run` it for as long as the connection lasts."""
+    """Everything that is on its way to one peer. `run` it, or `respond` once."""
 
     def __init__(
         self,
@@ -93,7 +93,8 @@ class Connection:
         self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
         self._is_writing = False
         self._write_began_at = 0.0
-        self._scope = trio.CancelScope()
+        self._scope: trio.CancelScope | None = None
+        self._is_hung_up = False
         self._seen_at = trio.current_time()
         self._is_silent = False
         # (when its queue was seen empty, what had been written by then), where nothing can be asked
@@ -165,16 +166,23 @@ class Connection:
 
     # While it lasts
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send, and watch over the peer, until the connection fails or is hung up."""
-        with self._scope:
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send_forever)
-                    nursery.start_soon(self._watch_forever)
-                    task_status.started()
-            except* (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the peer is gone, which is what connections are expected to do
+    def run(self, nursery: trio.Nursery) -> None:
+        """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
+        self._live_in(nursery)
+        nursery.start_soon(self._repeat, self._send_next)
+        nursery.start_soon(self._repeat, self._watch)
+
+    async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            while True:
+                await step()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.hang_up()  # the peer is gone, which is what connections are expected to do
+
+    def _live_in(self, nursery: trio.Nursery) -> None:
+        self._scope = nursery.cancel_scope
+        if self._is_hung_up:
+            self._scope.cancel()
 
     async def respond(self) -> None:
         """Send all that is owed, as the response to one request, and watch over the peer.
@@ -188,16 +196,16 @@ class Connection:
         except trio.BrokenResourceError:
             return
         if self._is_owing:
-            with self._scope:
-                try:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._watch_forever)
-                        nursery.start_soon(self._hang_up_when_gone)
-                        while self._is_owing:
-                            await self._send_next()
-                        nursery.cancel_scope.cancel()
-                except* trio.BrokenResourceError:
-                    pass
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._live_in(nursery)
+                    nursery.start_soon(self._repeat, self._watch)
+                    nursery.start_soon(self._hang_up_when_gone)
+                    while self._is_owing:
+                        await self._send_next()
+                    nursery.cancel_scope.cancel()
+            except* trio.BrokenResourceError:
+                pass
 
     async def _hang_up_when_gone(self) -> None:
         with suppress(trio.EndOfChannel):
@@ -210,7 +218,9 @@ class Connection:
 
     def hang_up(self) -> None:
         """Close the connection."""
-        self._scope.cancel()
+        self._is_hung_up = True
+        if self._scope is not None:
+            self._scope.cancel()
 
     def close(self) -> None:
         """The connection is over: nobody follows its streams any more."""
@@ -219,10 +229,6 @@ class Connection:
         self._finish()
         self.unproved.clear()
         self._emptied.clear()
-
-    async def _send_forever(self) -> None:
-        while True:
-            await self._send_next()
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
@@ -343,20 +349,19 @@ class Connection:
         for stream, seq in marks.items():
             stream.deliver(seq)
 
-    async def _watch_forever(self) -> None:
-        while True:
-            await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
-            marks = dict(self.unproved)
-            has_pong = None
-            with trio.move_on_after(SILENCE_S):
-                has_pong = await self.channel.ping()
-            if has_pong:
-                self._forget_marks(marks)
-                self._confirm_all(marks)
-                self.heard()
-            elif has_pong is False:
-                self._look_at_queue(marks)
-            self._check_silence(is_asked=has_pong is None)
+    async def _watch(self) -> None:
+        await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
+        marks = dict(self.unproved)
+        has_pong = None
+        with trio.move_on_after(SILENCE_S):
+            has_pong = await self.channel.ping()
+        if has_pong:
+            self._forget_marks(marks)
+            self._confirm_all(marks)
+            self.heard()
+        elif has_pong is False:
+            self._look_at_queue(marks)
+        self._check_silence(is_asked=has_pong is None)
 
     @property
     def _may_prove(self) -> bool:

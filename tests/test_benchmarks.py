@@ -75,21 +75,26 @@ def test_both_servers_are_measured_with_clients_that_come_back_at_once(tmp_path,
 
     assert [path.name for path in tmp_path.iterdir()] == ["reconnect.json"]
     results = json.loads((tmp_path / "reconnect.json").read_bytes())
-    ours, stock = results["figures"]
-    assert (ours["server"], stock["server"]) == (reconnect.OURS, reconnect.STOCK)
-    assert all(rate > 0 for figure in (ours, stock) for rate in figure["rates"])
-    assert len(ours["rates"]) == len(stock["rates"]) == 2
-    assert results["ratio"] == pytest.approx(ours["median"] / stock["median"])
-    assert f"ratio: {results['ratio']:.1f}" in capsys.readouterr().out
+    assert [figure["server"] for figure in results["figures"]] == list(reconnect.WAYS)
+    assert all(rate > 0 for figure in results["figures"] for rate in figure["rates"])
+    assert {len(figure["rates"]) for figure in results["figures"]} == {2}
+    ours, websocket, stock = (figure["median"] for figure in results["figures"])
+    assert results["ratio"] == pytest.approx(ours / stock)
+    assert results["websocket_ratio"] == pytest.approx(websocket / stock)
+    shown = f"ratio: {results['ratio']:.1f}, WebSocket {results['websocket_ratio']:.1f}"
+    assert shown in capsys.readouterr().out
 
 
-async def test_clients_that_come_back_miss_nothing_unseen(tmp_path):
+@pytest.mark.parametrize(
+    ("transport", "way"), [("http", reconnect.EVENTS), ("websocket", reconnect.SOCKETS)]
+)
+async def test_clients_that_come_back_miss_nothing_unseen(tmp_path, transport, way):
     plan = reconnect.Plan(clients=2, count=50)
     with trio.fail_after(PATIENCE_S):
-        async with SERVERS["http"](f"{FAULTY}:lossy", tmp_path / "journal.db") as served:
-            crowd = await reconnect.gather(served.url, plan)
+        async with SERVERS[transport](f"{FAULTY}:lossy", tmp_path / "journal.db") as served:
+            crowd = await way.gather(served.url, plan)
             with pytest.raises(Lost):
-                await reconnect.come_back(crowd, plan)
+                await way.come_back(crowd, plan)
 
 
 def events_of(count):

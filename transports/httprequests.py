@@ -6,7 +6,7 @@ which two readers could understand in two ways is refused, and what a refusal sa
 
 import enum
 import http
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ import h11
 
 from streams.errors import refusal
 from streams.exchange import Headers, Request
+from transports.heads import plain_head
 from transports.listening import Refused
 from transports.origins import Origins
 
@@ -53,7 +54,9 @@ class Requests:
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
         self._origins = origins
         self._body_bytes_max = body_bytes_max
-        self._protocol = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+        self._h11: h11.Connection | None = None
+        self._unseen = b""  # by h11, of the request: nothing, or all that came of it
+        self._is_plain = False  # the request, and h11 has not read it
         self._head: h11.Request | None = None
         self._fields: dict[str, list[str]] = {}  # its header, names in lower case
         self._body = bytearray()
@@ -65,8 +68,21 @@ class Requests:
 
     def feed(self, data: bytes) -> None:
         """Take what was read; not the end of it, which is for `phase` to judge."""
+        if not self._fed_bytes and self._head is None:
+            self._unseen = data
+        else:
+            self._protocol.receive_data(data)
         self._fed_bytes += len(data)
-        self._protocol.receive_data(data)
+
+    @property
+    def _protocol(self) -> h11.Connection:
+        """h11, made when it is needed first, up to what has come."""
+        if self._h11 is None:
+            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+        if self._unseen:
+            self._h11.receive_data(self._unseen)
+            self._unseen = b""
+        return self._h11
 
     @property
     def phase(self) -> Phase:
@@ -76,6 +92,8 @@ class Requests:
 
     def next_request(self) -> Request | None:
         """The next request once it has come whole, or None: feed more. Raises `Refused`."""
+        if self._unseen and (request := self._plain_request(self._unseen)):
+            return request
         try:
             while True:
                 event = self._protocol.next_event()
@@ -90,6 +108,20 @@ class Requests:
                     return None
         except h11.RemoteProtocolError as error:
             raise _malformed(error) from None
+
+    def _plain_request(self, data: bytes) -> Request | None:
+        """A request that came in one piece and needs no h11, which sees it if its response does."""
+        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+        if head is None or head.method == "HEAD" or head.size + head.body_bytes != len(data):
+            return None
+        self._check_names(head.fields["host"], head.fields.get("origin", ()))
+        body = data[head.size :]
+        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+            raise self._too_large()
+        self._fed_bytes = 0
+        self._may_have_body = True
+        self._is_plain = True
+        return Request(head.method, _path_of(head.target), _joined(head.fields), body)
 
     def go_ahead(self) -> bytes:
         """What to send to a client that waits for leave to send its body; empty for any other."""
@@ -131,7 +163,9 @@ class Requests:
         names = self._fields.get("host", [""])
         if not head.target.startswith(b"/") and head.target != b"*":
             names = [*names, _authority_of(head)]
-        origins = self._fields.get("origin", [])
+        self._check_names(names, self._fields.get("origin", ()))
+
+    def _check_names(self, names: Sequence[str], origins: Sequence[str]) -> None:
         for name in names:
             if why := self._origins.why_refused(name, origins):
                 raise Refused(403, why)
@@ -161,7 +195,7 @@ class Requests:
         return Request(
             method=head.method.decode(),
             path=_path_of(head.target.decode()),
-            headers={name: ", ".join(values) for name, values in self._fields.items()},
+            headers=_joined(self._fields),
             body=body,
         )
 
@@ -200,12 +234,17 @@ class Requests:
 
     def next_cycle(self) -> bool:
         """Turn to the next request; False when the connection must close instead."""
-        if self._protocol.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+        is_done = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+        if self._ends_with_connection or self._protocol.states != is_done:
             return False
         self._protocol.start_next_cycle()
         return True
 
     def _start(self, status: int, headers: Headers) -> bytes:
+        if self._is_plain:
+            self._is_plain = False
+            while not isinstance(self._protocol.next_event(), h11.EndOfMessage):
+                pass
         if status in _HAS_NO_BODY:
             self._may_have_body = False
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -237,6 +276,10 @@ def _authority_of(head: h11.Request) -> str:
     if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
         raise Refused(400, "The request's target is no path: send the path of the endpoint.")
     return parts.netloc
+
+
+def _joined(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {name: ", ".join(values) for name, values in fields.items()}
 
 
 def _path_of(target: str) -> str:

@@ -8,7 +8,6 @@ trio-websocket writes and reads through whatever `trio.abc.Stream` it is given, 
 - It hangs up on a violation without a Close frame: that is written here, with the code it found.
 - It goes on waiting for pongs, handshakes and Close frames when the connection is gone:
   `until_ended` stops whoever waits, and a reader that it lost to its own error ends the connection.
-- It forgets what a client sent right behind its handshake: that is held back until it has answered.
 - It keeps any number of empty fragments, so what it may read without making a message is bounded.
 """
 
@@ -43,19 +42,12 @@ _MASK_BYTES: Final = 4
 class Wire(trio.abc.Stream):
     """One TCP or TLS connection. Somebody must `run` it until `hang_up`."""
 
-    def __init__(self, stream: trio.abc.Stream, head: bytes = b"", early: bytes = b"") -> None:
-        """On a server, `head` is the client's request and `early` what came after it."""
+    def __init__(self, stream: trio.abc.Stream) -> None:
         self.answer = b""  # how the peer's answer to our handshake begins
         self.failure: BaseExceptionGroup[Exception] | None = None  # why trio-websocket gave up
         self._stream = stream
-        self._head = head
-        self._early = early
-        self._may_read = trio.Event()
-        if not head:
-            self._may_read.set()
         self._connection: WebSocketConnection | None = None
         self._unclaimed_bytes = self._unclaimed_bytes_max = 0
-        self._ping_excess = 0  # how much longer a ping came than its pong goes
         self._pending: list[bytes] = []
         # Of several pings only the last needs an answer (RFC 6455, 5.5.3), so a flood of them takes
         # no memory.
@@ -92,7 +84,6 @@ class Wire(trio.abc.Stream):
         self._connection = connection
         self.answer = b""
         self._unclaimed_bytes_max = unclaimed_bytes_max
-        self._ping_excess = -_MASK_BYTES if connection.is_client else _MASK_BYTES
 
     def claim(self, count: int | None = None) -> None:
         """So many of the bytes that were read are accounted for; all of them by default."""
@@ -111,14 +102,7 @@ class Wire(trio.abc.Stream):
         await trio.lowlevel.checkpoint()  # it never blocks
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if self._head:
-            head, self._head = self._head, b""
-            return head
-        await self._may_read.wait()
         self._look_for_a_violation()
-        if self._early:
-            early, self._early = self._early, b""
-            return early
         if self._has_ended:
             raise trio.ClosedResourceError
         return await self._read(max_bytes)
@@ -158,8 +142,8 @@ class Wire(trio.abc.Stream):
 
     # -- writing
 
-    def put(self, data: bytes, *rest: bytes) -> None:
-        """Whole frames in one or more pieces, to be written with the next `flush`.
+    def put(self, data: bytes) -> None:
+        """Whole frames, to be written with the next `flush`.
 
         Raises `trio.BrokenResourceError` where nothing may follow any more.
         """
@@ -167,23 +151,22 @@ class Wire(trio.abc.Stream):
             raise trio.BrokenResourceError("the WebSocket is closing")
         if data[0] == _PONG:
             self._pong = data
-            self.claim(len(data) + self._ping_excess)
+            self.claim(len(data) - _MASK_BYTES)  # a server's ping has none
         elif data[0] == _CLOSE:
             self._pending += [self._pong, data]
             self._pong = b""
             self._has_said_goodbye = True
         else:
-            self._pending += (data, *rest)
+            self._pending.append(data)
         if data[0] not in _DATA:
             self._control.set()
-            self._may_read.set()
 
     def fail(self, code: int, reason: str) -> None:
         """The peer broke the rules: tell it why, if nothing else was said; no more is read."""
         if not (self._has_said_goodbye or self._is_torn):
             assert self._connection is not None  # there are no rules to break before
-            role = ConnectionType.CLIENT if self._connection.is_client else ConnectionType.SERVER
-            self.put(Connection(role).send(CloseConnection(code=code, reason=reason)))
+            farewell = CloseConnection(code=code, reason=reason)
+            self.put(Connection(ConnectionType.CLIENT).send(farewell))
         self.end()
 
     def cut_short(self) -> None:
@@ -265,10 +248,8 @@ class Wire(trio.abc.Stream):
 
 
 @asynccontextmanager
-async def open_wire(
-    stream: trio.abc.Stream, head: bytes = b"", early: bytes = b""
-) -> AsyncIterator[tuple[Wire, trio.Nursery]]:
+async def open_wire(stream: trio.abc.Stream) -> AsyncIterator[tuple[Wire, trio.Nursery]]:
     """Run a `Wire` over `stream`, with the nursery for its trio-websocket; closes it at the end."""
-    wire = Wire(stream, head, early)
+    wire = Wire(stream)
     async with tasks_until(wire.hang_up) as nursery:
         yield wire, await nursery.start(wire.run)

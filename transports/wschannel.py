@@ -75,7 +75,7 @@ class WebSocketChannel:
     async def send(self, *lines: bytes) -> None:
         try:
             for frame in packed(lines):
-                await self._framing.put(frame, self._connection, self._wire)
+                await self._framing.put(frame, self._connection)
                 await self._wire.flush()
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
