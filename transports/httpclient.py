@@ -26,7 +26,7 @@ from transports.address import HTTP, Address
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
 from transports.httpinbox import Inbox
 from transports.httpwire import Connection, Connections, Head
-from transports.lines import CLOSE_S
+from transports.lines import CLOSE_S, in_blocks
 from transports.tasks import tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
@@ -99,6 +99,9 @@ class HttpChannel:
 
     async def receive(self) -> Sequence[Incoming]:
         return await self._inbox.take()
+
+    async def receive_blocks(self) -> Sequence[Incoming]:
+        return in_blocks(await self._inbox.take())
 
     def is_writable(self) -> bool:
         return self._inbox.ended is None

@@ -12,7 +12,7 @@ import select
 import stat
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -55,6 +55,16 @@ class LineSplitter:
         found += self._keep(rest)
         return found
 
+    def blocks(self, data: bytes) -> list[Incoming]:
+        """What `feed` returns, in pieces as large as can be: see `Channel.receive_blocks`."""
+        end = data.rfind(b"\n") + 1
+        is_short = len(self._rest) + end <= self._limit  # so no line of it is above the limit
+        if not (end and is_short) or self._is_skipping or b"\r" in data or b"\r" in self._rest:
+            return in_blocks(self.feed(data))
+        block = b"".join((self._rest, memoryview(data)[:end])) if self._rest else data[:end]
+        self._rest = bytearray()
+        return [block, *self._keep(data[end:])]
+
     def flush(self) -> list[Incoming]:
         """End the line that was begun, where something other than a newline says that it ends."""
         return self.feed(b"\n") if self._rest or self._is_skipping else []
@@ -92,6 +102,19 @@ class LineSplitter:
     def _refuse(self) -> TooLarge:
         self.refused += 1
         return TooLarge(self._limit)
+
+
+def in_blocks(lines: Iterable[Incoming]) -> list[Incoming]:
+    """Lines that came without their newlines, in pieces as large as can be."""
+    found: list[Incoming] = []
+    block: list[bytes] = []
+    for line in lines:
+        if isinstance(line, TooLarge):
+            found += [b"".join(block), line] if block else [line]
+            block = []
+        else:
+            block += (line, b"\n")
+    return [*found, b"".join(block)] if block else found
 
 
 def one_line(message: bytes) -> bytes:
@@ -136,6 +159,12 @@ class LineChannel:
         return self._principal
 
     async def receive(self) -> Sequence[Incoming]:
+        return await self._receive(self._splitter.feed)
+
+    async def receive_blocks(self) -> Sequence[Incoming]:
+        return await self._receive(self._splitter.blocks)
+
+    async def _receive(self, split: Callable[[bytes], list[Incoming]]) -> list[Incoming]:
         while True:
             try:
                 data = await self._stream.receive_some(READ_BYTES)
@@ -144,7 +173,7 @@ class LineChannel:
             if not data:
                 # What has no newline is half a message: its sender was cut off.
                 raise trio.EndOfChannel
-            if found := self._splitter.feed(bytes(data)):
+            if found := split(bytes(data)):
                 return found
 
     async def send(self, lines: bytes) -> None:

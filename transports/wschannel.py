@@ -6,7 +6,7 @@ frames are seen only while somebody receives.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
@@ -52,6 +52,12 @@ class WebSocketChannel:
         return self._principal
 
     async def receive(self) -> Sequence[Incoming]:
+        return await self._receive(self._framing.feed)
+
+    async def receive_blocks(self) -> Sequence[Incoming]:
+        return await self._receive(self._framing.blocks)
+
+    async def _receive(self, read: Callable[[str | bytes], list[Incoming]]) -> list[Incoming]:
         while not self._is_over:
             try:
                 frame = await self._connection.get_message()
@@ -60,13 +66,15 @@ class WebSocketChannel:
                 self._wire.end()
                 break
             self._wire.claim()
-            if (found := self._take(frame)) and not self._is_closed:
+            if (found := self._take(read, frame)) and not self._is_closed:
                 return found
         raise trio.EndOfChannel
 
-    def _take(self, frame: str | bytes) -> list[Incoming]:
+    def _take(
+        self, read: Callable[[str | bytes], list[Incoming]], frame: str | bytes
+    ) -> list[Incoming]:
         try:
-            return self._framing.feed(frame)
+            return read(frame)
         except Oversize as oversize:
             self._is_over = True
             self._wire.fail(CloseReason.MESSAGE_TOO_BIG, str(oversize))
