@@ -6,6 +6,8 @@ lines at once, and in memory order: searches for a text, counts of a byte.
 
 from typing import Final
 
+import msgspec
+
 # What is handed on in one piece. Messages of one size make pieces of the former, whatever comes
 # makes none above the latter.
 LINES_AIM: Final = 250
@@ -20,29 +22,41 @@ _NEXT: Final = b"\n" + _START
 _NEXT_HEADER: Final = _NEXT + b'stream/position"'
 
 
-def measure(block: bytes, at: int, most: int) -> tuple[int, int]:
-    """Where the next piece of `block` ends, and how many lines it has: at most `most`.
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Whole lines, each ended by a newline: what lies in `data` from `start` to `end`.
 
-    `at` is where a line begins. A piece goes no further than to the next position header.
+    So nothing is copied until it is known whose it is. No carriage return stands before a newline;
+    blank lines may be among the others.
     """
-    first = block.index(b"\n", at) + 1 - at
-    if most == 1:
-        return at + first, 1
-    end = min(at + first * LINES_AIM, len(block))
-    if header := block.find(_NEXT_HEADER, at, end) + 1:
-        end = header
-    elif end < len(block):
-        end = block.rfind(b"\n", at, end) + 1
-    count = _walk(block, at, end) if first > _LONG_BYTES else block.count(b"\n", at, end)
-    if count <= most:
-        return end, count
-    return skip(block, at, most), most
+
+    data: bytes
+    start: int
+    end: int
+
+    def measure(self, at: int, most: int) -> tuple[int, int]:
+        """Where the next piece ends, and how many lines it has: one, or up to `most`.
+
+        `at` is where it begins. A piece goes no further than to the next position header.
+        """
+        data = self.data
+        first = data.index(b"\n", at) + 1 - at
+        if most <= 1:
+            return at + first, 1
+        end = min(at + first * LINES_AIM, self.end)
+        if header := data.find(_NEXT_HEADER, at, end) + 1:
+            end = header
+        elif end < self.end:
+            end = data.rfind(b"\n", at, end) + 1
+        count = _walk(data, at, end) if first > _LONG_BYTES else data.count(b"\n", at, end)
+        if count <= most:
+            return end, count
+        return skip(data, at, most), most
 
 
-def skip(block: bytes, at: int, count: int) -> int:
+def skip(data: bytes, at: int, count: int) -> int:
     """Where the line `count` lines further on begins."""
     for _ in range(count):
-        at = block.index(b"\n", at) + 1
+        at = data.index(b"\n", at) + 1
     return at
 
 
@@ -56,9 +70,9 @@ def is_plain(piece: bytes, count: int) -> bool:
     return piece.startswith(_START) and piece.count(_NEXT) == count - 1
 
 
-def _walk(block: bytes, at: int, end: int) -> int:
+def _walk(data: bytes, at: int, end: int) -> int:
     count = 0
     while at < end:
-        at = block.index(b"\n", at) + 1
+        at = data.index(b"\n", at) + 1
         count += 1
     return count

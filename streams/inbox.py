@@ -8,6 +8,7 @@ import msgspec
 import trio
 
 from streams import blocks
+from streams.blocks import Block
 from streams.messages import Incoming, Message, TooLarge, look, look_at_lines
 
 # What may wait before the connection is held up. One receive may come on top.
@@ -63,15 +64,13 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         return self.lost or self.body[self.body.rfind(b"\n", 0, -1) + 1 : -1]
 
 
-def cut(block: Incoming, at: int, most: int) -> tuple[Batch, int]:
-    """The next lines of a block from `at` on, at most `most` but one, and where they end.
+def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
+    """The next line of a block from `at` on, or up to `most` of them, and where they end.
 
     Blank lines are left out, which may leave nothing.
     """
-    if isinstance(block, TooLarge):
-        return Batch.of(block), 1
-    end, count = blocks.measure(block, at, max(1, min(most, blocks.LINES_MAX)))
-    body = block[at:end]
+    end, count = block.measure(at, min(most, blocks.LINES_MAX))
+    body = block.data[at:end]
     if blocks.is_plain(body, count):
         return Batch(count, body, is_plain=True), end
     if body.startswith(b"\n") or b"\n\n" in body:

@@ -14,6 +14,7 @@ import trio
 
 from streams import clientwire, messages
 from streams.answers import Answers
+from streams.blocks import Block
 from streams.clientwire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
 from streams.inbox import Batch, cut
@@ -260,17 +261,22 @@ class Link:
             log.warning("the server broke the protocol", error=str(error))
         self.hang_up()
 
-    async def _route(self, block: Incoming) -> None:
-        at = 0
-        while at < (1 if isinstance(block, TooLarge) else len(block)):
+    async def _route(self, block: Block | TooLarge) -> None:
+        if isinstance(block, TooLarge):
+            await self._take(Batch.of(block))
+            return
+        at = block.start
+        while at < block.end:
             batch, at = cut(block, at, self._run_left)
-            if not batch.count:
-                continue
-            call = self._continue_run(batch) if self._run_left else self._take_line(batch.last)
-            if call is not None and call.is_full:
-                self._is_held_up = True
-                await call.has_room()
-                self._is_held_up = False
+            if batch.count:
+                await self._take(batch)
+
+    async def _take(self, batch: Batch) -> None:
+        call = self._continue_run(batch) if self._run_left else self._take_line(batch.last)
+        if call is not None and call.is_full:
+            self._is_held_up = True
+            await call.has_room()
+            self._is_held_up = False
 
     def _continue_run(self, batch: Batch) -> RunningCall | None:
         call, seq = self._run_call, self._run_seq

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
+from streams.blocks import Block
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
 
 # An id keeps its JSON type: "1" is not 1. Null stands only in an answer to what had no readable id.
@@ -146,12 +147,11 @@ class Channel(Protocol):
 class ClientChannel(Channel, Protocol):
     """A channel as a client needs it, which is given far more than it sends."""
 
-    async def receive_blocks(self) -> Sequence[Incoming]:
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         """`receive` for who can do with less: many messages in one piece, as they came.
 
-        Each block is whole lines that end in a newline, with no carriage return before it; blank
-        lines may be among them. A `TooLarge` stands between two of them. What has been received one
-        way will not be received the other way.
+        A `TooLarge` stands between two blocks. What has been received one way will not be received
+        the other way.
         """
 
 

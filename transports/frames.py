@@ -11,7 +11,7 @@ from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
 from streams.messages import Incoming, TooLarge
-from transports.lines import READ_BYTES, LineSplitter, in_blocks, one_line
+from transports.lines import READ_BYTES, LineSplitter, one_line
 from transports.wire import Wire
 
 MCP: Final = "mcp"
@@ -50,9 +50,6 @@ class Framing(Protocol):
     def feed(self, message: str | bytes) -> list[Incoming]:
         """The lines in a WebSocket message. Raises `Oversize`."""
 
-    def blocks(self, message: str | bytes) -> list[Incoming]:
-        """The same in pieces as large as can be: see `Channel.receive_blocks`."""
-
 
 class LineFraming:
     """`mcp-streams.v1`."""
@@ -72,14 +69,6 @@ class LineFraming:
     def feed(self, message: str | bytes) -> list[Incoming]:
         found = self._splitter.feed(_as_bytes(message))
         found += self._splitter.flush()  # the message ends the line as well as a newline would
-        return self._checked(found)
-
-    def blocks(self, message: str | bytes) -> list[Incoming]:
-        found = self._splitter.blocks(_as_bytes(message))
-        found += in_blocks(self._splitter.flush())
-        return self._checked(found)
-
-    def _checked(self, found: list[Incoming]) -> list[Incoming]:
         if self._splitter.refused:
             first = next(place for place, line in enumerate(found) if isinstance(line, TooLarge))
             raise Oversize(found[:first])
@@ -107,9 +96,6 @@ class MessageFraming:
         if len(line) > self._limit:
             raise Oversize([])
         return [line] if line else []
-
-    def blocks(self, message: str | bytes) -> list[Incoming]:
-        return in_blocks(self.feed(message))
 
 
 def framing_of(subprotocol: str | None, message_bytes_max: int) -> Framing:

@@ -21,6 +21,7 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.blocks import Block
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, Message, RequestId, TooLarge, look
 from transports.address import HTTP, Address
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
@@ -100,7 +101,7 @@ class HttpChannel:
     async def receive(self) -> Sequence[Incoming]:
         return await self._inbox.take()
 
-    async def receive_blocks(self) -> Sequence[Incoming]:
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         return in_blocks(await self._inbox.take())
 
     def is_writable(self) -> bool:

@@ -7,6 +7,7 @@
 import array
 import contextlib
 import fcntl
+import itertools
 import os
 import select
 import stat
@@ -18,6 +19,7 @@ from typing import Final
 import msgspec
 import trio
 
+from streams.blocks import Block
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
@@ -55,15 +57,23 @@ class LineSplitter:
         found += self._keep(rest)
         return found
 
-    def blocks(self, data: bytes) -> list[Incoming]:
-        """What `feed` returns, in pieces as large as can be: see `Channel.receive_blocks`."""
-        end = data.rfind(b"\n") + 1
-        is_short = len(self._rest) + end <= self._limit  # so no line of it is above the limit
+    def blocks(self, data: bytes, start: int, stop: int) -> list[Block | TooLarge]:
+        """What `feed` makes of `data` from `start` to `stop`, in pieces as large as can be."""
+        end = data.rfind(b"\n", start, stop) + 1
+        # Then none of the lines is above the limit.
+        is_short = len(self._rest) + end - start <= self._limit
         if not (end and is_short) or self._is_skipping or b"\r" in data or b"\r" in self._rest:
-            return in_blocks(self.feed(data))
-        block = b"".join((self._rest, memoryview(data)[:end])) if self._rest else data[:end]
-        self._rest = bytearray()
-        return [block, *self._keep(data[end:])]
+            return in_blocks(self.feed(data[start:stop]))
+        found: list[Block | TooLarge] = []
+        if self._rest:
+            first = data.index(b"\n", start) + 1
+            line = bytes(self._rest + data[start:first])
+            found.append(Block(line, 0, len(line)))
+            self._rest.clear()
+            start = first
+        if start < end:
+            found.append(Block(data, start, end))
+        return found + in_blocks(self._keep(data[end:stop]))
 
     def flush(self) -> list[Incoming]:
         """End the line that was begun, where something other than a newline says that it ends."""
@@ -104,17 +114,27 @@ class LineSplitter:
         return TooLarge(self._limit)
 
 
-def in_blocks(lines: Iterable[Incoming]) -> list[Incoming]:
+def in_blocks(lines: Iterable[Incoming]) -> list[Block | TooLarge]:
     """Lines that came without their newlines, in pieces as large as can be."""
-    found: list[Incoming] = []
-    block: list[bytes] = []
-    for line in lines:
-        if isinstance(line, TooLarge):
-            found += [b"".join(block), line] if block else [line]
-            block = []
+    found: list[Block | TooLarge] = []
+    for is_line, group in itertools.groupby(lines, lambda line: isinstance(line, bytes)):
+        if is_line:
+            data = b"".join(line + b"\n" for line in group if isinstance(line, bytes))
+            found.append(Block(data, 0, len(data)))
         else:
-            block += (line, b"\n")
-    return [*found, b"".join(block)] if block else found
+            found += [lost for lost in group if isinstance(lost, TooLarge)]
+    return found
+
+
+def lines_of(blocks: Iterable[Block | TooLarge]) -> list[Incoming]:
+    """The lines in blocks, without their newlines."""
+    found: list[Incoming] = []
+    for block in blocks:
+        if isinstance(block, TooLarge):
+            found.append(block)
+        else:
+            found += filter(None, block.data[block.start : block.end].split(b"\n"))
+    return found
 
 
 def one_line(message: bytes) -> bytes:
@@ -159,22 +179,25 @@ class LineChannel:
         return self._principal
 
     async def receive(self) -> Sequence[Incoming]:
-        return await self._receive(self._splitter.feed)
-
-    async def receive_blocks(self) -> Sequence[Incoming]:
-        return await self._receive(self._splitter.blocks)
-
-    async def _receive(self, split: Callable[[bytes], list[Incoming]]) -> list[Incoming]:
         while True:
-            try:
-                data = await self._stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                raise trio.EndOfChannel from None
-            if not data:
-                # What has no newline is half a message: its sender was cut off.
-                raise trio.EndOfChannel
-            if found := split(bytes(data)):
+            if found := self._splitter.feed(await self._read()):
                 return found
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        while True:
+            data = await self._read()
+            if found := self._splitter.blocks(data, 0, len(data)):
+                return found
+
+    async def _read(self) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(READ_BYTES))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise trio.EndOfChannel from None
+        if not data:
+            # What has no newline is half a message: its sender was cut off.
+            raise trio.EndOfChannel
+        return data
 
     async def send(self, lines: bytes) -> None:
         try:

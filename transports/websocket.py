@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 
 import trio
-from trio_websocket import wrap_server_stream
+from trio_websocket import WebSocketConnection, wrap_server_stream
 from wsproto.events import Request
 from wsproto.frame_protocol import CloseReason
 
@@ -32,8 +32,9 @@ from transports.listening import (
     turn_away,
 )
 from transports.origins import Origins
-from transports.wire import open_wire
+from transports.wire import Wire, open_wire
 from transports.wschannel import WebSocketChannel
+from transports.wsclient import BlockChannel
 
 Handler = Callable[[Channel], Awaitable[object]]
 
@@ -176,15 +177,23 @@ async def connect(
             message_size_max=message_size_max,
             deadline=deadline,
         )
-        channel = WebSocketChannel(
-            wire,
-            connection,
-            framing_of(connection.subprotocol, message_bytes_max),
-            principal=f"server({address.host}:{address.port})",
-            socket=tcp,
-        )
+        channel = _channel(wire, connection, message_bytes_max, address, tcp)
         try:
             yield channel
         finally:
             with trio.CancelScope(shield=True):
                 await channel.aclose()
+
+
+def _channel(
+    wire: Wire,
+    connection: WebSocketConnection,
+    message_bytes_max: int,
+    address: Address,
+    socket: trio.SocketStream,
+) -> WebSocketChannel:
+    principal = f"server({address.host}:{address.port})"
+    if connection.subprotocol == MCP_STREAMS:
+        return BlockChannel(wire, connection, message_bytes_max, principal=principal, socket=socket)
+    framing = framing_of(connection.subprotocol, message_bytes_max)
+    return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)

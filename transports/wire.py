@@ -25,7 +25,9 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
+from transports.lines import READ_BYTES
 from transports.listening import linger
+from transports.sieve import Piece, Sieve, Slot
 from transports.tasks import tasks_until
 
 # What is kept of the answer to a client's handshake, for its error message.
@@ -53,6 +55,9 @@ class Wire(trio.abc.Stream):
         if not head:
             self._may_read.set()
         self._connection: WebSocketConnection | None = None
+        self._sieve: Sieve | None = None
+        self._slot: Slot
+        self._sieved: Iterator[Piece | bytes] = iter(())
         self._unclaimed_bytes = self._unclaimed_bytes_max = 0
         self._ping_excess = 0  # how much longer a ping came than its pong goes
         self._pending: list[bytes] = []
@@ -93,6 +98,10 @@ class Wire(trio.abc.Stream):
         self._unclaimed_bytes_max = unclaimed_bytes_max
         self._ping_excess = -_MASK_BYTES if connection.is_client else _MASK_BYTES
 
+    def take_out(self, sieve: Sieve, slot: Slot) -> None:
+        """From here on `slot` is given what `sieve` takes out of what is read."""
+        self._sieve, self._slot = sieve, slot
+
     def claim(self, count: int | None = None) -> None:
         """So many of the bytes that were read are accounted for; all of them by default."""
         self._unclaimed_bytes = 0 if count is None else max(0, self._unclaimed_bytes - count)
@@ -120,7 +129,7 @@ class Wire(trio.abc.Stream):
             return early
         if self._has_ended:
             raise trio.ClosedResourceError
-        return await self._read(max_bytes)
+        return await self._read(max_bytes) if self._sieve is None else await self._rest(self._sieve)
 
     async def aclose(self) -> None:
         """Only `hang_up` closes: there may be a Close frame to write yet."""
@@ -128,6 +137,18 @@ class Wire(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
     # -- reading
+
+    async def _rest(self, sieve: Sieve) -> bytes:
+        """What the sieve leaves of what is read; nothing at the end."""
+        while True:
+            for piece in self._sieved:
+                if isinstance(piece, bytes):
+                    return piece
+                await self._slot.put(piece)
+            data = await self._read(READ_BYTES)
+            if not data:
+                return data
+            self._sieved = sieve.feed(data)
 
     async def _read(self, max_bytes: int | None) -> bytes:
         try:

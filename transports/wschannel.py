@@ -6,16 +6,17 @@ frames are seen only while somebody receives.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.messages import Incoming
+from streams.blocks import Block
+from streams.messages import Incoming, TooLarge
 from transports.frames import Framing, Oversize, pieces
-from transports.lines import CLOSE_S, unsent_bytes
+from transports.lines import CLOSE_S, in_blocks, unsent_bytes
 from transports.wire import Wire
 
 # After this long a peer that answers no ping counts as detached.
@@ -52,12 +53,6 @@ class WebSocketChannel:
         return self._principal
 
     async def receive(self) -> Sequence[Incoming]:
-        return await self._receive(self._framing.feed)
-
-    async def receive_blocks(self) -> Sequence[Incoming]:
-        return await self._receive(self._framing.blocks)
-
-    async def _receive(self, read: Callable[[str | bytes], list[Incoming]]) -> list[Incoming]:
         while not self._is_over:
             try:
                 frame = await self._connection.get_message()
@@ -66,15 +61,16 @@ class WebSocketChannel:
                 self._wire.end()
                 break
             self._wire.claim()
-            if (found := self._take(read, frame)) and not self._is_closed:
+            if (found := self._take(frame)) and not self._is_closed:
                 return found
         raise trio.EndOfChannel
 
-    def _take(
-        self, read: Callable[[str | bytes], list[Incoming]], frame: str | bytes
-    ) -> list[Incoming]:
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        return in_blocks(await self.receive())
+
+    def _take(self, frame: str | bytes) -> list[Incoming]:
         try:
-            return read(frame)
+            return self._framing.feed(frame)
         except Oversize as oversize:
             self._is_over = True
             self._wire.fail(CloseReason.MESSAGE_TOO_BIG, str(oversize))
