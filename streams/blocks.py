@@ -33,11 +33,22 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     start: int
     end: int
 
-    def measure(self, at: int, most: int) -> tuple[int, int]:
-        """Where the next piece ends, and how many lines it has: one, or up to `most`.
+    def measure(self, at: int, most: int) -> tuple[int, int, bool]:
+        """Where the next piece ends, and how many lines it has, blank ones not counted: up to
+        `most`, or one.
 
-        `at` is where it begins. A piece goes no further than to the next position header.
+        `at` is where it begins. A piece goes no further than to the next position header. The last
+        value is whether all of its lines begin as our servers write notifications; there are no
+        blank ones among them then, and nothing is said about lines that are written in another way.
         """
+        end, count = self._reach(at, most)
+        # An unescaped newline stands in no JSON string.
+        starts = self.data.startswith(_START, at) + self.data.count(_NEXT, at, end)
+        if starts == count:
+            return end, count, True
+        return end, sum(map(bool, self.data[at:end].split(b"\n"))), False
+
+    def _reach(self, at: int, most: int) -> tuple[int, int]:
         data = self.data
         first = data.index(b"\n", at) + 1 - at
         if most <= 1:
@@ -58,16 +69,6 @@ def skip(data: bytes, at: int, count: int) -> int:
     for _ in range(count):
         at = data.index(b"\n", at) + 1
     return at
-
-
-def is_plain(piece: bytes, count: int) -> bool:
-    """Whether all `count` lines begin as our servers write notifications.
-
-    There are no blank lines among them then. Nothing is said about a line that is written in
-    another way.
-    """
-    # An unescaped newline stands in no JSON string.
-    return piece.startswith(_START) and piece.count(_NEXT) == count - 1
 
 
 def _walk(data: bytes, at: int, end: int) -> int:

@@ -69,14 +69,11 @@ def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
 
     Blank lines are left out, which may leave nothing.
     """
-    end, count = block.measure(at, min(most, blocks.LINES_MAX))
+    end, count, is_plain = block.measure(at, min(most, blocks.LINES_MAX))
     body = block.data[at:end]
-    if blocks.is_plain(body, count):
-        return Batch(count, body, is_plain=True), end
-    if body.startswith(b"\n") or b"\n\n" in body:
-        lines = [line for line in body.split(b"\n") if line]
-        body, count = b"".join(line + b"\n" for line in lines), len(lines)
-    return Batch(count, body), end
+    if not is_plain and body.count(b"\n") > count:
+        body = b"".join(line + b"\n" for line in body.split(b"\n") if line)
+    return Batch(count, body, is_plain), end
 
 
 class Inbox:

@@ -5,7 +5,7 @@ but notifications is then handed out straight from a list, without a counter.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import UNSET
@@ -119,3 +119,16 @@ def _first_special(found: Sequence[Message], at: int) -> int:
         return len(found)
     rest = range(at, len(found))
     return next((place for place in rest if found[place].id is not UNSET), len(found))
+
+
+class Runs:
+    """The messages of a call as they came; see `RunningCall.runs`."""
+
+    def __init__(self, next_run: Callable[[], Awaitable[Run]]) -> None:
+        self._next_run = next_run
+
+    def __aiter__(self) -> "Runs":
+        return self
+
+    def __anext__(self) -> Awaitable[Run]:
+        return self._next_run()

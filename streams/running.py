@@ -5,7 +5,7 @@ a lock for each. Two numbers tell where the call stands: everything up to `_rece
 whatever comes again is dropped; everything up to `_outlet.taken` was handed out.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from streams.errors import ClientError, StreamGone
 from streams.home import Home
 from streams.inbox import Batch, Inbox, try_look
 from streams.messages import Incoming, Kind, Message, RequestId, Run, TooLarge
-from streams.outlet import Outlet
+from streams.outlet import Outlet, Runs
 from streams.ticket import Ticket
 
 # An ack falls due after as many messages or bytes. Up to a batch may come on top, and no more is
@@ -394,16 +394,3 @@ class RunningCall:
         if not self.is_complete and self._failure is None:
             self._failure = error
             self._inbox.stir()
-
-
-class Runs:
-    """The messages of a call as they came; see `RunningCall.runs`."""
-
-    def __init__(self, next_run: Callable[[], Awaitable[Run]]) -> None:
-        self._next_run = next_run
-
-    def __aiter__(self) -> "Runs":
-        return self
-
-    def __anext__(self) -> Awaitable[Run]:
-        return self._next_run()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import extension, messages
-from streams.blocks import LINES_MAX, Block, is_plain
+from streams.blocks import LINES_MAX, Block
 from streams.inbox import Batch, cut
 from streams.messages import Run, TooLarge
 from transports.lines import LineSplitter, in_blocks, lines_of
@@ -55,9 +55,10 @@ def test_messages_of_one_size_make_pieces_of_one_size() -> None:
 
 @pytest.mark.parametrize("line", [ASK, b"\n", b"babble\n", b' {"jsonrpc":"2.0"}\n'])
 def test_plain_is_only_what_begins_as_notifications_do(line: bytes) -> None:
-    assert is_plain(NOTE * 3, 3)
+    (batch,) = cut_up(NOTE * 3, 300)
+    assert batch.is_plain
     for lines in ([line, NOTE], [NOTE, line], [NOTE, line, NOTE]):
-        assert not is_plain(b"".join(lines), len(lines))
+        assert not any(batch.is_plain for batch in cut_up(b"".join(lines), 300) if batch.count > 1)
 
 
 def test_a_batch_can_be_parted() -> None:
