@@ -137,6 +137,25 @@ def lines_of(blocks: Iterable[Block | TooLarge]) -> list[Incoming]:
     return found
 
 
+def last_lines(blocks: Sequence[Block | TooLarge], most: int) -> list[Incoming]:
+    """The last lines in blocks, at most `most`, without their newlines; the very last comes first.
+
+    As elsewhere, blank ones are none.
+    """
+    found: list[Incoming] = []
+    for block in reversed(blocks):
+        if isinstance(block, TooLarge):
+            found.append(block)
+            continue
+        end = block.end
+        while end > block.start and len(found) < most:
+            start = max(block.start, block.data.rfind(b"\n", block.start, end - 1) + 1)
+            if start < end - 1:
+                found.append(block.data[start : end - 1])
+            end = start
+    return found[:most]
+
+
 def one_line(message: bytes) -> bytes:
     """A message as a line: pretty-printed JSON loses its line breaks.
 
