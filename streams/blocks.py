@@ -10,8 +10,8 @@ import msgspec
 
 # What is handed on in one piece. Messages of one size make pieces of the former, whatever comes
 # makes none above the latter.
-LINES_AIM: Final = 250
-LINES_MAX: Final = 300
+LINES_AIM: Final = 350
+LINES_MAX: Final = 400
 
 # From this length on it is faster to go from newline to newline than to count them: `find` skips
 # what lies between, `count` looks at every byte.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import extension, messages
-from streams.blocks import LINES_MAX, Block
+from streams.blocks import LINES_AIM, LINES_MAX, Block
 from streams.inbox import Batch, cut
 from streams.messages import Run, TooLarge
 from transports.lines import LineSplitter, in_blocks, lines_of
@@ -50,7 +50,7 @@ def test_a_piece_ends_where_a_header_stands_as_our_servers_write_it() -> None:
 
 def test_messages_of_one_size_make_pieces_of_one_size() -> None:
     for line in (NOTE, LONG):
-        assert {batch.count for batch in cut_up(line * 1_000, 1_000)} == {250}
+        assert {batch.count for batch in cut_up(line * 2 * LINES_AIM, 1_000)} == {LINES_AIM}
 
 
 @pytest.mark.parametrize("line", [ASK, b"\n", b"babble\n", b' {"jsonrpc":"2.0"}\n'])
