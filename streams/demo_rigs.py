@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.messages import Channel
+from streams.messages import ClientChannel
 from streams.ownership import lock_path, socket_path
 from transports import dial, stdio
 
@@ -26,7 +26,7 @@ STOP_S: Final = 10.0  # an owner ends within 4 s
 class Rig(Protocol):
     """A server and the cable to it."""
 
-    def dialer(self) -> AbstractAsyncContextManager[Channel]:
+    def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
         """Open a new connection."""
 
     async def start(self) -> None:
@@ -52,7 +52,7 @@ class StdioRig:
         self._command += ["--journal", str(journal)]
 
     @asynccontextmanager
-    async def dialer(self) -> AsyncIterator[Channel]:
+    async def dialer(self) -> AsyncIterator[ClientChannel]:
         """Spawn a server and talk to it."""
         async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
             self._pids.append(int(re.findall(r"\d+", channel.principal)[0]))
@@ -101,7 +101,7 @@ class ListeningRig:
         self._cable_port = 0
         self._cables: set[trio.CancelScope] = set()
 
-    def dialer(self) -> AbstractAsyncContextManager[Channel]:
+    def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
         """Connect through the cable."""
         return dial(f"{self._scheme}://127.0.0.1:{self._cable_port}")()
 

@@ -4,9 +4,12 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import trio
 
-from streams.messages import Incoming, Message, look
+from streams import blocks
+from streams.blocks import Block
+from streams.messages import Incoming, Message, TooLarge, look, look_at_lines
 
 # What may wait before the connection is held up. One receive may come on top.
 BUFFER_BYTES_MAX: Final = 1024 * 1024
@@ -16,9 +19,61 @@ BUFFER_LINES_MAX: Final = 10_000
 LEFT_BYTES_MAX: Final = 256 * 1024
 LEFT_LINES_MAX: Final = 2_500
 
-# Batches are cut to this: it is what is looked at in one go, and after as many messages other tasks
-# may run.
-BATCH_LINES_MAX: Final = 200
+
+class Batch(msgspec.Struct, frozen=True, gc=False):
+    """Some lines of one call, at most `blocks.LINES_MAX`, each ended by a newline.
+
+    `is_plain` where they are known to begin as notifications. One that was too large stands alone.
+    """
+
+    count: int
+    body: bytes
+    is_plain: bool = False
+    lost: TooLarge | None = None
+
+    @classmethod
+    def of(cls, line: Incoming) -> "Batch":
+        """One line, which comes without its newline."""
+        if isinstance(line, TooLarge):
+            return cls(1, b"", lost=line)
+        return cls(1, line + b"\n")
+
+    def until(self, count: int) -> "Batch":
+        """The first `count` lines."""
+        if count == self.count:
+            return self
+        return Batch(count, self.body[: blocks.skip(self.body, 0, count)], self.is_plain)
+
+    def after(self, count: int) -> "Batch":
+        """All but the first `count` lines."""
+        if count == 0:
+            return self
+        body = self.body[blocks.skip(self.body, 0, count) :]
+        return Batch(self.count - count, body, self.is_plain)
+
+    @property
+    def lines(self) -> list[Incoming]:
+        """The lines, without their newlines."""
+        if self.lost is not None:
+            return [self.lost]
+        return list(self.body.removesuffix(b"\n").split(b"\n"))
+
+    @property
+    def last(self) -> Incoming:
+        """The last line, without its newline."""
+        return self.lost or self.body[self.body.rfind(b"\n", 0, -1) + 1 : -1]
+
+
+def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
+    """The next line of a block from `at` on, or up to `most` of them, and where they end.
+
+    Blank lines are left out, which may leave nothing.
+    """
+    end, count, is_plain = block.measure(at, min(most, blocks.LINES_MAX))
+    body = block.data[at:end]
+    if not is_plain and body.count(b"\n") > count:
+        body = b"".join(line + b"\n" for line in body.split(b"\n") if line)
+    return Batch(count, body, is_plain), end
 
 
 class Inbox:
@@ -26,7 +81,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.is_dropped = False  # nothing is kept any more
-        self._batches: deque[tuple[Sequence[Incoming], int]] = deque()
+        self._batches: deque[Batch] = deque()
         self._lines = 0
         self._bytes = 0
         self._changed = trio.Event()
@@ -45,26 +100,23 @@ class Inbox:
         """Whether more waits than is kept for nobody in particular."""
         return self._lines > LEFT_LINES_MAX or self._bytes > LEFT_BYTES_MAX
 
-    def put(self, lines: Sequence[Incoming]) -> None:
+    def put(self, batch: Batch) -> None:
         """Keep lines until they are taken."""
         if self.is_dropped:
             return
-        for start in range(0, len(lines), BATCH_LINES_MAX):
-            batch = lines[start : start + BATCH_LINES_MAX]
-            size = _size(batch)
-            self._batches.append((batch, size))
-            self._bytes += size
-        self._lines += len(lines)
+        self._batches.append(batch)
+        self._bytes += len(batch.body)
+        self._lines += batch.count
         self.stir()
 
-    def take(self) -> tuple[Sequence[Incoming], int]:
-        """The oldest batch and its bytes. Raises `IndexError` when there is none."""
-        batch, size = self._batches.popleft()
-        self._lines -= len(batch)
-        self._bytes -= size
+    def take(self) -> Batch:
+        """The oldest batch. Raises `IndexError` when there is none."""
+        batch = self._batches.popleft()
+        self._lines -= batch.count
+        self._bytes -= len(batch.body)
         if not self.is_full:
             self.make_room()
-        return batch, size
+        return batch
 
     def drop(self) -> None:
         """Throw everything away, and whatever comes."""
@@ -92,29 +144,25 @@ class Inbox:
         await self._has_room.wait()
 
 
-def _size(lines: Sequence[Incoming]) -> int:
-    try:
-        return sum(map(len, lines))  # type: ignore[arg-type]  # nearly always true, and fast
-    except TypeError:  # a TooLarge is among them
-        return sum(len(line) for line in lines if isinstance(line, bytes))
-
-
 # What `look` raises for what is no message, a `TooLarge` among them.
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError)
 
 
-def look_at(lines: Sequence[Incoming]) -> tuple[list[Message], Incoming | None]:
+def look_at(batch: Batch) -> tuple[Sequence[Message], Incoming | None]:
     """The messages up to the first line that is none, and that line."""
     try:
-        return list(map(look, lines)), None
+        found = look_at_lines(batch.body)
+        if len(found) == batch.count:
+            return found, None
     except _UNREADABLE:
-        found: list[Message] = []
-        for line in lines:
-            message = try_look(line)
-            if message is None:
-                return found, line
-            found.append(message)
-        raise
+        pass  # the loop below finds out where
+    found = []
+    for line in batch.lines:
+        message = try_look(line)
+        if message is None:
+            return found, line
+        found.append(message)
+    return found, None
 
 
 def try_look(line: Incoming) -> Message | None:

@@ -17,7 +17,7 @@ from streams.errors import CannotConnect
 from streams.keys import new_request_id
 from streams.link import Calls, Link
 from streams.logs import log
-from streams.messages import Channel, Dialer, Kind, Message
+from streams.messages import ClientChannel, Dialer, Kind, Message
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.
@@ -113,7 +113,7 @@ class Keeper:
         return error
 
     async def _use(
-        self, channel: Channel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
+        self, channel: ClientChannel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> OSError:
         link = Link(
             channel,

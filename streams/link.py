@@ -7,17 +7,19 @@ that is full.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import trio
 
 from streams import clientwire, messages
 from streams.answers import Answers
+from streams.blocks import Block
 from streams.clientwire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
+from streams.inbox import Batch, cut
 from streams.logs import log
-from streams.messages import Channel, Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.messages import ClientChannel, Incoming, Kind, Message, RequestId, TooLarge, look
 from streams.running import RunningCall, Unsound
 from streams.ticket import Ticket
 
@@ -96,7 +98,7 @@ class Link:
 
     def __init__(
         self,
-        channel: Channel,
+        channel: ClientChannel,
         calls: Calls,
         answers: Answers,
         *,
@@ -249,39 +251,42 @@ class Link:
     async def _read_forever(self) -> None:
         try:
             while True:
-                lines = await self._channel.receive()
+                received = await self._channel.receive_blocks()
                 self._heard_at = trio.current_time()
-                await self._route(lines)
+                for block in received:
+                    await self._route(block)
         except (trio.EndOfChannel, trio.ClosedResourceError):
             pass  # what connections are expected to do
         except Unsound as error:
             log.warning("the server broke the protocol", error=str(error))
         self.hang_up()
 
-    async def _route(self, lines: Sequence[Incoming]) -> None:
-        at = 0
-        while at < len(lines):
-            if self._run_left:
-                count = min(self._run_left, len(lines) - at)
-                call = self._continue_run(lines[at : at + count])
-                at += count
-            else:
-                call = self._take_line(lines[at])
-                at += 1
-            if call is not None and call.is_full:
-                self._is_held_up = True
-                await call.has_room()
-                self._is_held_up = False
+    async def _route(self, block: Block | TooLarge) -> None:
+        if isinstance(block, TooLarge):
+            await self._take(Batch.of(block))
+            return
+        at = block.start
+        while at < block.end:
+            batch, at = cut(block, at, self._run_left)
+            if batch.count:
+                await self._take(batch)
 
-    def _continue_run(self, lines: Sequence[Incoming]) -> RunningCall | None:
+    async def _take(self, batch: Batch) -> None:
+        call = self._continue_run(batch) if self._run_left else self._take_line(batch.last)
+        if call is not None and call.is_full:
+            self._is_held_up = True
+            await call.has_room()
+            self._is_held_up = False
+
+    def _continue_run(self, batch: Batch) -> RunningCall | None:
         call, seq = self._run_call, self._run_seq
-        self._run_left -= len(lines)
-        self._run_seq += len(lines)
+        self._run_left -= batch.count
+        self._run_seq += batch.count
         if call is not None:
             self.was_useful = True
-            call.take_run(seq, lines)
+            call.take_run(seq, batch)
         else:
-            for line in lines:  # of a stream that we were told nothing of, but perhaps of its call
+            for line in batch.lines:  # of a stream that we know nothing of, but perhaps of its call
                 self._take_line(line)
         return call
 

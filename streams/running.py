@@ -1,30 +1,33 @@
 """A call as its caller sees it: what has arrived and is not yet read, and how it ended.
 
-Whole batches of lines come in and wait undecoded. They are looked at a batch at a time, and what is
-nothing but notifications is handed out straight from there, without a task switch, a lock or a
-counter. Two numbers tell where the call stands: everything up to `_received` is here, so whatever
-comes again is dropped; everything up to `_taken` was handed out.
+Whole batches of lines come in and wait undecoded; `outlet` hands them out, without a task switch or
+a lock for each. Two numbers tell where the call stands: everything up to `_received` is here, so
+whatever comes again is dropped; everything up to `_outlet.taken` was handed out.
 """
 
-import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
 from msgspec import UNSET
 
 from streams import clientwire, messages
+from streams.blocks import LINES_AIM, LINES_MAX
 from streams.errors import ClientError, StreamGone
-from streams.inbox import BATCH_LINES_MAX, Inbox, look_at, try_look
-from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.home import Home
+from streams.inbox import Batch, Inbox, try_look
+from streams.messages import Incoming, Kind, Message, RequestId, Run, TooLarge
+from streams.outlet import Outlet, Runs
 from streams.ticket import Ticket
 
-# An ack falls due after as many messages or bytes. Up to a batch may come on top, and two more may
-# be read until it is written: so one goes out every 1,000 messages, unless the server is stuck.
-ACK_LINES: Final = 400
+# An ack falls due after as many messages or bytes. Up to a batch may come on top, and no more is
+# read until it is on its way: so one goes out every 1,000 messages, unless the server is stuck. A
+# write that takes longer than so many turns of the other tasks is.
+ACK_LINES: Final = 1_000 - LINES_MAX
 ACK_BYTES: Final = 1024 * 1024
+ACK_TURNS: Final = 10
 
 # A server that leaves the same gap so often has lost what was there.
 GAPS_MAX: Final = 3
@@ -32,31 +35,6 @@ GAPS_MAX: Final = 3
 
 class Unsound(Exception):
     """The numbers of a connection do not add up: it is given up, and its calls are resumed."""
-
-
-class Home(Protocol):
-    """What a call needs of its client."""
-
-    async def begin(self, call: "RunningCall") -> None:
-        """Send the call's request, or make sure that it is resumed. Raises `CannotConnect`."""
-
-    def leave(self, call: "RunningCall") -> None:
-        """Its caller listens no longer."""
-
-    async def cancel(self, call: "RunningCall") -> None:
-        """Tell the server to stop the work. Raises `CannotConnect`."""
-
-    def asked(self, message: Message, request_id: RequestId) -> None:
-        """A request of the server was taken from the call's messages."""
-
-    def asked_again(self, request_id: RequestId) -> None:
-        """A request that came before, and may not have been taken, has come again."""
-
-    def want_ack(self, call: "RunningCall", *, now: bool) -> None:
-        """More was taken: tell the server, now or within a second."""
-
-    def ended(self, call: "RunningCall") -> None:
-        """The final response is here."""
 
 
 class RunningCall:
@@ -84,16 +62,11 @@ class RunningCall:
         self._seen = 0  # the highest number on the connection that it is attached to
         self._is_settled = False  # the final response was handed out
         self._received: int | None = 0
-        self._messages: Iterator[Message] = iter(())  # notifications to be handed out
-        self._end = 0  # the number of the last of them
-        self._special: Message | None = None  # what follows them: a request, the final response
-        self._rest: Sequence[Message] = ()  # what follows that
-        self._bad: Incoming | None = None  # what follows that and is no message
-        self._before = 0  # what was taken before this object was made
+        self._outlet = Outlet(0)
         self._is_waiting = True  # the caller is done with everything that was handed out
         self._inbox = Inbox()
         self._unacked_bytes = 0
-        self._until_checkpoint = BATCH_LINES_MAX
+        self._until_checkpoint = LINES_AIM
         self._gaps = 0  # in front of the same message
 
     @classmethod
@@ -102,7 +75,8 @@ class RunningCall:
         call = cls(home, None, ticket.request_id)
         call._ticket = ticket
         call._received = ticket.after
-        call._end = call._before = call._acked = ticket.after or 0
+        call._acked = ticket.after or 0
+        call._outlet = Outlet(call._acked)
         call.is_numbered = ticket.after is not None
         return call
 
@@ -132,7 +106,7 @@ class RunningCall:
         """
         if self._ticket is None or not self.is_numbered:
             return self._ticket
-        return msgspec.structs.replace(self._ticket, after=self._taken or None)
+        return msgspec.structs.replace(self._ticket, after=self._outlet.taken or None)
 
     def __aiter__(self) -> "RunningCall":
         return self
@@ -143,9 +117,20 @@ class RunningCall:
         Raises `CallLost`, `StreamGone`, `Superseded` or `CannotConnect`, once what came before is
         read.
         """
-        for message in self._messages:
+        for message in self._outlet.messages:
             return message
         return await self._next()
+
+    def runs(self) -> "Runs":
+        """Iterate over the messages as they came, many in one piece: `messages.Run`.
+
+        They are the same messages, each once and in order, and the two ways of reading may take
+        turns. A run counts as done when the next one is asked for. Its lines are not looked at, but
+        for this: a request of the server is the last line of its run, and goes to its handler when
+        that is handed out; the final response stands in no run. Iterating raises what reading the
+        messages does.
+        """
+        return Runs(self._next_run)
 
     async def result(self) -> Any:
         """The result as the server sent it (for a tool: content, isError, …), decoded.
@@ -182,101 +167,108 @@ class RunningCall:
     # Reading, off the fast path
 
     async def _next(self) -> Message:
-        while True:
-            if self._special is not None:
-                return self._hand_out_special(self._special)
-            if self._bad is not None:
-                raise self._unreadable(self._bad)
-            await self._refill()
-            for message in self._messages:
-                return message
+        await self._have_some()
+        special = self._outlet.line_up()
+        self._is_waiting = False
+        for message in self._outlet.messages:
+            return message
+        if special is None:
+            raise self._unreadable()
+        if special.method is UNSET:
+            raise self._over(special)
+        self._outlet.step()
+        self._pass_on(special)
+        return special
 
-    async def _refill(self) -> None:
-        """Put the next batch in place, when there is one."""
+    async def _next_run(self) -> Run:
         self._is_waiting = True
-        self._report()
+        await self._have_some()
+        run, special = self._outlet.run()
+        if run is None:
+            raise self._unreadable() if special is None else self._over(special)
+        self._is_waiting = False
+        if special is not None:
+            self._pass_on(special)
+        return run
+
+    async def _have_some(self) -> None:
+        """Put the next batch in place, unless there is one; wait until one is here."""
+        if self._final is not None:
+            raise StopAsyncIteration
+        if not self._outlet.is_empty:
+            return
+        self._is_waiting = True
+        await self._let_others_run()
         while not self._inbox:
-            if self._final is not None:
-                raise StopAsyncIteration
             if self._failure is not None:
                 raise self._failure
             if self.is_left:
                 raise RuntimeError("this call was left: resume its ticket to read on")
             await self._inbox.change()
-            self._until_checkpoint = BATCH_LINES_MAX
-        if self._until_checkpoint <= 0:
+            self._until_checkpoint = LINES_AIM
+        batch = self._inbox.take()
+        self._unacked_bytes += len(batch.body)
+        self._until_checkpoint -= batch.count
+        self._outlet.put(batch)
+
+    async def _let_others_run(self) -> None:
+        """Now and then, and for an ack that is due."""
+        turns = ACK_TURNS if self._report() else int(self._until_checkpoint <= 0)
+        for _ in range(turns):
             await trio.lowlevel.checkpoint()
-            self._until_checkpoint = BATCH_LINES_MAX
-            if not self._inbox:
-                return  # cancelled or left meanwhile
-        batch, size = self._inbox.take()
-        self._unacked_bytes += size
-        self._until_checkpoint -= len(batch)
-        self._is_waiting = False
-        found, self._bad = look_at(batch)
-        self._line_up(found)
+            self._until_checkpoint = LINES_AIM
+            if self._unacked < ACK_LINES:
+                break
 
-    def _line_up(self, found: Sequence[Message]) -> None:
-        """Make ready what can be handed out without a second look, and what comes after it."""
-        if [message.id for message in found].count(UNSET) < len(found):
-            plain = next(at for at, message in enumerate(found) if message.id is not UNSET)
-            self._special, self._rest = found[plain], found[plain + 1 :]
-            found = found[:plain]
-        self._messages = iter(found)
-        self._end += len(found)
+    def _over(self, final: Message) -> StopAsyncIteration:
+        self._final = final
+        self._is_waiting = True
+        self._report()
+        return StopAsyncIteration()
 
-    def _hand_out_special(self, message: Message) -> Message:
-        self._special = None
-        if message.method is UNSET:
-            self._final = message
-            self._is_waiting = True
-            self._report()
-            raise StopAsyncIteration
-        rest, self._rest = self._rest, ()
-        self._end += 1
-        self._line_up(rest)
+    def _pass_on(self, message: Message) -> None:
         if isinstance(message.id, int | str):
             self._home.asked(message, message.id)
-        return message
 
-    def _report(self) -> None:
-        unacked = min(self.confirmed, self._seen) - self._acked
+    def _report(self) -> bool:
+        """Have an ack sent, where there is anything to say; whether it is due."""
+        unacked = self._unacked
+        is_due = unacked >= ACK_LINES or self._unacked_bytes >= ACK_BYTES
         if unacked > 0:
-            is_due = unacked >= ACK_LINES or self._unacked_bytes >= ACK_BYTES
             self._home.want_ack(self, now=is_due)
+        return is_due
 
-    def _unreadable(self, line: Incoming) -> ClientError:
-        self._end += 1  # the ticket leads to what follows it
+    @property
+    def _unacked(self) -> int:
+        return min(self.confirmed, self._seen) - self._acked
+
+    def _unreadable(self) -> ClientError:
+        line = self._outlet.bad
+        self._outlet.step()  # the ticket leads to what follows it
         self._drop_buffer()
         if isinstance(line, TooLarge):
             why, reason = f"is longer than the {line.limit} bytes that are accepted", "too_large"
         else:
             why, reason = "is no JSON-RPC message", "unreadable"
-        self._failure = StreamGone(f"Message {self._taken} of the stream {why}.", reason)
+        self._failure = StreamGone(f"Message {self._outlet.taken} of the stream {why}.", reason)
         return self._failure
 
     def _settle(self) -> None:
         if not self._is_settled:
             self._is_settled = True
-            self._end += 1
+            self._outlet.step()
             self._home.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()
-        self._end = self._taken
-        self._messages, self._special, self._rest, self._bad = iter(()), None, (), None
-
-    @property
-    def _taken(self) -> int:
-        # An iterator over a list knows how much is left: nobody has to count.
-        return self._end - operator.length_hint(self._messages)
+        self._outlet.drop()
 
     # For the client
 
     @property
     def confirmed(self) -> int:
         """Everything up to here is done with: the caller has asked for what comes next."""
-        return self._taken if self._is_waiting else max(self._taken - 1, self._before)
+        return self._outlet.taken if self._is_waiting else self._outlet.done
 
     @property
     def cursor(self) -> int | None:
@@ -337,7 +329,8 @@ class RunningCall:
         if ticket and (self._inbox.is_dropped or ticket.after != self.ticket.after):
             return False
         if self._inbox.is_dropped:
-            self._inbox, self._end = Inbox(), self._received or 0
+            self._inbox = Inbox()
+            self._outlet.start_at(self._received or 0)
         self.is_left = False
         self._is_waiting = True
         return True
@@ -346,34 +339,38 @@ class RunningCall:
         """The server says how to come back."""
         self._ticket = ticket
 
-    def take_run(self, seq: int, lines: Sequence[Incoming]) -> None:
+    def take_run(self, seq: int, batch: Batch) -> None:
         """Lines from `seq` on have come. Raises `Unsound` where some before them have not."""
         self.is_numbered = True
-        self._seen = seq + len(lines) - 1
+        self._seen = seq + batch.count - 1
         if self._received is None:
-            self._received = self._end = self._before = self._acked = seq - 1
+            self._received = self._acked = seq - 1
+            self._outlet = Outlet(self._received)
         known = self._received + 1 - seq
         if known < 0:
             raise self._gap(seq, self._received + 1)
+        if known >= batch.count:
+            self._repeated(batch.lines)
+            return
         if known:
-            self._repeated(lines[:known])
-            lines = lines[known:]
-        if lines:
-            self._received += len(lines)
-            self._gaps = 0
-            self._keep(lines)
+            self._repeated(batch.until(known).lines)
+            batch = batch.after(known)
+        self._received += batch.count
+        self._gaps = 0
+        self._keep(batch)
 
     def take_line(self, line: Incoming) -> None:
         """A line without a number has come that seems to be this call's."""
-        self._keep([line])
+        self._keep(Batch.of(line))
 
-    def _keep(self, lines: Sequence[Incoming]) -> None:
-        last = try_look(lines[-1])  # nothing follows the final response
+    def _keep(self, batch: Batch) -> None:
+        # Nothing follows the final response.
+        last = None if batch.is_plain else try_look(batch.last)
         if last and last.method is UNSET and last.id is not UNSET:
             self.is_complete = True
             self._home.ended(self)
         if not self._failure:
-            self._inbox.put(lines)
+            self._inbox.put(batch)
         if self.is_left and self._inbox.is_too_much_to_keep:
             self._drop_buffer()
 
@@ -384,7 +381,7 @@ class RunningCall:
             self.fail(StreamGone(f"The server has lost messages: {what}.", "messages_gone"))
         return Unsound(what)
 
-    def _repeated(self, lines: Sequence[Incoming]) -> None:
+    def _repeated(self, lines: Iterable[Incoming]) -> None:
         """Drop what is here already; but an answer may have been lost with the connection."""
         for line in lines:
             message = try_look(line)

@@ -26,7 +26,7 @@ from wsproto.events import (
 
 from streams import messages
 from streams.errors import refusal
-from streams.messages import Channel
+from streams.messages import ClientChannel
 from tests.bare_http import answers, asking
 from tests.bare_websocket import open_bare_websocket
 from tests.echo import LIMIT, Handler, echo
@@ -88,7 +88,7 @@ class Rig(abc.ABC):
     async def serve(self, handler: Handler, *, task_status: Any) -> None: ...
 
     @abc.abstractmethod
-    def connect(self) -> AbstractAsyncContextManager[Channel]: ...
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]: ...
 
     @abc.abstractmethod
     async def knock(self) -> Bare: ...
@@ -107,7 +107,7 @@ class MemoryRig(Rig):
     async def serve(self, handler: Handler, *, task_status: Any) -> None:
         await self.server.serve(handler, task_status=task_status)
 
-    def connect(self) -> AbstractAsyncContextManager[Channel]:
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]:
         return self.server.connect()
 
     async def knock(self) -> Bare:
@@ -130,7 +130,7 @@ class StdioRig(Rig):
             task_status.started()
             await trio.sleep_forever()
 
-    def connect(self) -> AbstractAsyncContextManager[Channel]:
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]:
         command = [sys.executable, "-m", "tests.peer", "serve"]
         return stdio.connect(command, cwd=ROOT, message_bytes_max=LIMIT)
 
@@ -159,7 +159,7 @@ class UnixRig(Rig):
             task_status=task_status,
         )
 
-    def connect(self) -> AbstractAsyncContextManager[Channel]:
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]:
         command = [sys.executable, "-m", "tests.peer", "relay", str(self.path)]
         return stdio.connect(command, cwd=ROOT, message_bytes_max=LIMIT)
 
@@ -195,7 +195,7 @@ class WebSocketRig(TCPRig):
             self.port = await nursery.start(serve)
             task_status.started()
 
-    def connect(self) -> AbstractAsyncContextManager[Channel]:
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]:
         return websocket.connect(
             f"ws://127.0.0.1:{self.port}",
             subprotocols=[self.subprotocol],
@@ -235,7 +235,7 @@ class HttpRig(TCPRig):
             task_status.started()
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Channel]:
+    async def connect(self) -> AsyncIterator[ClientChannel]:
         url = f"http://127.0.0.1:{self.port}"
         async with httpclient.connect(url, message_bytes_max=LIMIT) as channel:
             await channel.send(HTTP_HELLO)

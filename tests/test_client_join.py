@@ -11,7 +11,7 @@ from streams import Server
 from streams.client import Client, Joined
 from streams.errors import CallFailed, CannotConnect, StreamGone, Superseded
 from streams.inbox import LEFT_LINES_MAX
-from streams.messages import Channel
+from streams.messages import ClientChannel
 from streams.ticket import Ticket
 from tests.clients import Params, Stepping, at_home, connected, counting, rest_of, said
 from tests.house import Steps
@@ -296,7 +296,7 @@ async def test_what_cannot_be_reached_is_not_done_yet(autojump_clock: MockClock)
     can_connect.set()
 
     @asynccontextmanager
-    async def dial() -> AsyncIterator[Channel]:
+    async def dial() -> AsyncIterator[ClientChannel]:
         await can_connect.wait()
         async with server.memory.connect() as channel:
             yield channel

@@ -21,6 +21,7 @@ from transports.httpbodies import (
     refusal_line,
 )
 from transports.httpwire import Head
+from transports.lines import in_blocks, lines_of
 
 LIMIT = 1000
 
@@ -33,8 +34,8 @@ def header(count: int, stream: str = "s") -> bytes:
 def read(body: Body, *pieces: bytes) -> list[Incoming]:
     found: list[Incoming] = []
     for piece in pieces:
-        found += body.feed(piece)
-    return found + body.end()
+        found += lines_of(body.feed(piece))
+    return found + lines_of(body.end())
 
 
 def assert_same_however_cut(
@@ -76,15 +77,15 @@ def test_a_run_is_given_away_in_one_piece() -> None:
     for at, cut in itertools.product(range(len(text)), (1, 30)):
         body = LineBody(LIMIT)
         for start in (slice(0, at), slice(at, at + cut), slice(at + cut, None)):
-            batch = body.feed(text[start])
+            batch = lines_of(body.feed(text[start]))
             assert [line for line in batch if line in run] in ([], run)
 
 
 def test_a_blank_line_does_not_count_as_one_of_a_run() -> None:
     text = header(2) + b'{"n":1}\n\n{"n":2}\n{"x":0}\n'
     body = LineBody(LIMIT)
-    assert body.feed(text[:-8]) == [header(2).rstrip(), b'{"n":1}', b'{"n":2}']
-    assert body.feed(text[-8:]) == [b'{"x":0}']
+    assert lines_of(body.feed(text[:-8])) == [header(2).rstrip(), b'{"n":1}', b'{"n":2}']
+    assert lines_of(body.feed(text[-8:])) == [b'{"x":0}']
 
 
 def test_a_message_above_the_limit_stands_in_its_run_as_too_large() -> None:
@@ -96,7 +97,7 @@ def test_a_message_above_the_limit_stands_in_its_run_as_too_large() -> None:
 def test_a_body_that_ends_inside_a_run_is_malformed_and_what_came_is_kept() -> None:
     body = LineBody(LIMIT)
     assert body.feed(header(3) + b'{"n":1}\n{"n":2}\n{"n"') == []
-    assert body.held() == [header(3).rstrip(), b'{"n":1}', b'{"n":2}']
+    assert lines_of(body.held()) == [header(3).rstrip(), b'{"n":1}', b'{"n":2}']
     with pytest.raises(Malformed, match="inside a run"):
         read(LineBody(LIMIT), header(3), b'{"n":1}\n')
 
@@ -169,7 +170,7 @@ def test_the_data_of_messages_are_the_lines_whatever_ends_them(end: bytes) -> No
 
 
 def test_a_message_is_here_as_soon_as_its_blank_line_has_begun() -> None:
-    assert EventBody(LIMIT).feed(b"data: 1\r\n\r") == [b"1"]
+    assert lines_of(EventBody(LIMIT).feed(b"data: 1\r\n\r")) == [b"1"]
 
 
 @pytest.mark.parametrize("value", [b"x" * (LIMIT + 1), b"x" * (5 * LIMIT), b"x\ndata: " * LIMIT])
@@ -190,11 +191,12 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
         b'{"jsonrpc":"2.0","id":"1","method":"ping"}',
         b'"1" is no message',
     ]
-    assert answer_in(lines, "1") is None
-    answer = answer_in(lines, 1)
+    assert answer_in(in_blocks(lines), "1", 100) is None
+    answer = answer_in(in_blocks(lines), 1, 100)
     assert isinstance(answer, messages.Message)
     assert answer.id == 1
-    assert answer_in([*lines, TooLarge(5)], "1") == TooLarge(5)
+    assert answer_in(in_blocks([*lines, TooLarge(5)]), "1", 100) == TooLarge(5)
+    assert answer_in(in_blocks([*lines, b"{}", b"{}"]), 1, 3) is None
 
 
 @pytest.mark.parametrize(

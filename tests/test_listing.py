@@ -14,7 +14,7 @@ from streams.client import Client
 from streams.clientwire import Standing
 from streams.errors import Refusal, refusal
 from streams.listing import Finding
-from streams.messages import Channel
+from streams.messages import Channel, ClientChannel
 from streams.ticket import Ticket
 from tests.clients import Params, Stepping, connected
 from tests.scripted import Scripted
@@ -116,7 +116,7 @@ async def test_who_has_read_on_elsewhere_does_not_make_a_call_unknown() -> None:
 
 
 @asynccontextmanager
-async def silence() -> AsyncIterator[Channel]:
+async def silence() -> AsyncIterator[ClientChannel]:
     """A server that takes for ever to say anything."""
     await trio.sleep_forever()
     yield cast(Channel, None)
@@ -148,7 +148,7 @@ async def test_servers_are_asked_side_by_side_and_none_for_longer_than_told(
 
 async def test_who_is_not_there_is_told_with_the_reason() -> None:
     @asynccontextmanager
-    async def refuse() -> AsyncIterator[Channel]:
+    async def refuse() -> AsyncIterator[ClientChannel]:
         await trio.lowlevel.checkpoint()
         raise OSError("nobody here")
         yield

@@ -7,15 +7,17 @@ what is whole: single lines, and headers together with all of their lines.
 
 import enum
 import sys
+from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
 import msgspec
 
 from streams import messages
+from streams.blocks import Block
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import Incoming, Message, RequestId, TooLarge, look
 from transports.httpwire import Head
-from transports.lines import READ_BYTES, LineSplitter, one_line
+from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
 
 
 class Media(enum.StrEnum):
@@ -45,13 +47,13 @@ class Body(Protocol):
     tail_lines: ClassVar[int]
     """How many of the last lines of what `feed` returns can be the response to the request."""
 
-    def feed(self, data: bytes) -> list[Incoming]:
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
         """The lines that are whole now and may be given away. Raises `Malformed`."""
 
-    def end(self) -> list[Incoming]:
+    def end(self) -> list[Block | TooLarge]:
         """The last lines, of a body that ended as it should. Raises `Malformed`."""
 
-    def held(self) -> list[Incoming]:
+    def held(self) -> list[Block | TooLarge]:
         """Whole lines of a run that is not: they may be given away if nothing follows them."""
 
 
@@ -78,51 +80,71 @@ class LineBody:
 
     def __init__(self, limit: int) -> None:
         self._splitter = LineSplitter(limit)
-        self._held: list[Incoming] = []
+        self._held: list[Block | TooLarge] = []  # the beginning of a run
         self._held_bytes = 0  # or a little more
         self._held_bytes_max = RUN_BYTES_MAX + limit + READ_BYTES
+        self._run_left = 0  # lines of it that have not come
 
-    def feed(self, data: bytes) -> list[Incoming]:
-        self._held += self._splitter.feed(data)
-        found = self._take_whole()
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        found = self._whole(self._splitter.blocks(data, 0, len(data)))
         # What is held is one run that is not whole; it begins after whatever was found.
         self._held_bytes = len(data) if found else self._held_bytes + len(data)
         if self._held and self._held_bytes > self._held_bytes_max:
             raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
         return found
 
-    def end(self) -> list[Incoming]:
-        self._held += self._splitter.flush()
-        found = self._take_whole()
+    def end(self) -> list[Block | TooLarge]:
+        found = self._whole(in_blocks(self._splitter.flush()))
         if self._held:
             raise Malformed("the server's response ended inside a run")
         return found
 
-    def held(self) -> list[Incoming]:
+    def held(self) -> list[Block | TooLarge]:
         return self._held
 
-    def _take_whole(self) -> list[Incoming]:
-        lines = self._held
-        at = 0
-        while at < len(lines):
-            end = at + 1 + _run_length(lines[at])
-            if end > len(lines):
-                break
-            at = end
-        if at < len(lines):
-            self._held = lines[at:]
-        else:
-            self._held = []
-        return lines[:at] if self._held else lines
+    def _whole(self, blocks: list[Block | TooLarge]) -> list[Block | TooLarge]:
+        """What was held and has come, up to where a run begins that is not whole."""
+        found: list[Block | TooLarge] = []
+        for block in blocks:
+            if isinstance(block, TooLarge):
+                self._run_left = max(0, self._run_left - 1)
+                self._held.append(block)
+                if not self._run_left:
+                    found += self._give_away()
+                continue
+            end = self._walk(block)
+            if end > block.start:
+                found += [*self._give_away(), Block(block.data, block.start, end)]
+            if end < block.end:
+                self._held.append(Block(block.data, end, block.end))
+        return found
+
+    def _give_away(self) -> list[Block | TooLarge]:
+        held, self._held = self._held, []
+        return held
+
+    def _walk(self, block: Block) -> int:
+        """Go through a block; where that ends which may be given away."""
+        at = end = block.start
+        while at < block.end:
+            if self._run_left:
+                at, count, _ = block.measure(at, self._run_left)
+                self._run_left -= count
+            else:
+                start, at = at, block.data.index(b"\n", at) + 1
+                self._run_left = _run_length(block.data[start:at])
+            if not self._run_left:
+                end = at
+        return end
 
 
 class _Params(msgspec.Struct):
     count: int
 
 
-def _run_length(line: Incoming) -> int:
+def _run_length(line: bytes) -> int:
     """How many lines belong to this one: none, but for a position header."""
-    if isinstance(line, TooLarge) or _POSITION not in line[:_HEADER_BYTES]:
+    if _POSITION not in line[:_HEADER_BYTES]:
         return 0
     try:
         message = look(line)
@@ -142,16 +164,16 @@ class JsonBody:
         self._limit = limit
         self._text = bytearray()
 
-    def feed(self, data: bytes) -> list[Incoming]:
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
         # No longer than twice the limit before it is compacted, and not at all beyond that.
         if len(self._text) <= 2 * self._limit:
             self._text += data
         return []
 
-    def end(self) -> list[Incoming]:
-        return _message(bytes(self._text), self._limit)
+    def end(self) -> list[Block | TooLarge]:
+        return in_blocks(_message(bytes(self._text), self._limit))
 
-    def held(self) -> list[Incoming]:
+    def held(self) -> list[Block | TooLarge]:
         return []
 
 
@@ -175,7 +197,17 @@ class EventBody:
         self._is_start = True
         self._ended_with_cr = False
 
-    def feed(self, data: bytes) -> list[Incoming]:
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        return in_blocks(self._read(data))
+
+    def end(self) -> list[Block | TooLarge]:
+        # "Once the end of the file is reached, any pending data must be discarded."
+        return []
+
+    def held(self) -> list[Block | TooLarge]:
+        return []
+
+    def _read(self, data: bytes) -> list[Incoming]:
         if self._ended_with_cr and data:
             data = data.removeprefix(b"\n")
             self._ended_with_cr = False
@@ -191,13 +223,6 @@ class EventBody:
         for line in lines:
             found += self._take_line(line.rstrip(b"\r\n"))
         return found
-
-    def end(self) -> list[Incoming]:
-        # "Once the end of the file is reached, any pending data must be discarded."
-        return []
-
-    def held(self) -> list[Incoming]:
-        return []
 
     def _keep(self, data: bytes) -> None:
         if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
@@ -240,10 +265,12 @@ def _message(text: bytes, limit: int) -> list[Incoming]:
     return [line if len(line) <= limit else TooLarge(limit)]
 
 
-def answer_in(lines: list[Incoming], request_id: RequestId) -> Message | TooLarge | None:
-    """The response to a request, or what may have been it, if it is among `lines`."""
+def answer_in(
+    blocks: Sequence[Block | TooLarge], request_id: RequestId, most: int
+) -> Message | TooLarge | None:
+    """The response to a request, or what may have been it, if it is among the last `most` lines."""
     needle = msgspec.json.encode(request_id)
-    for line in reversed(lines):
+    for line in last_lines(blocks, most):
         if isinstance(line, TooLarge):
             return line
         if needle not in line:

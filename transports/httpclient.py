@@ -21,12 +21,13 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.blocks import Block
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, Message, RequestId, TooLarge, look
 from transports.address import HTTP, Address
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
 from transports.httpinbox import Inbox
 from transports.httpwire import Connection, Connections, Head
-from transports.lines import CLOSE_S
+from transports.lines import CLOSE_S, in_blocks, lines_of
 from transports.tasks import tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
@@ -98,6 +99,9 @@ class HttpChannel:
         return f"server({address.host}:{address.port})"
 
     async def receive(self) -> Sequence[Incoming]:
+        return lines_of(await self._inbox.take())
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         return await self._inbox.take()
 
     def is_writable(self) -> bool:
@@ -150,7 +154,7 @@ class HttpChannel:
         finally:
             await connection.aclose()
 
-    def _end(self, why: str, last: Sequence[Incoming] = ()) -> None:
+    def _end(self, why: str, last: Sequence[Block | TooLarge] = ()) -> None:
         """The channel is over; `last` is received before its end, and nothing after that."""
         self._inbox.end(why, last)
         self._tasks.cancel()
@@ -258,7 +262,7 @@ class HttpChannel:
         elif exchange.is_awaited or head.status >= 300:
             exchange.is_answered = True
             line = refusal_line(head, text, exchange.request_id)
-            await self._inbox.put([line], len(line))
+            await self._inbox.put(in_blocks([line]), len(line))
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
@@ -267,26 +271,28 @@ class HttpChannel:
         try:
             while data := await connection.read():
                 size += len(data)
-                if lines := body.feed(data):
-                    await self._deliver(exchange, lines, body.tail_lines, size)
+                if blocks := body.feed(data):
+                    await self._deliver(exchange, blocks, body.tail_lines, size)
                     size = 0
-            if lines := body.end():
-                await self._deliver(exchange, lines, body.tail_lines, size)
+            if blocks := body.end():
+                await self._deliver(exchange, blocks, body.tail_lines, size)
         except (trio.BrokenResourceError, Malformed) as error:
             self._end(str(error), body.held())
         if exchange.is_awaited:
             self._end("the server let go of a request")
 
     async def _deliver(
-        self, exchange: "_Exchange", lines: list[Incoming], tail_lines: int, size: int
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int, size: int
     ) -> None:
         if exchange.is_awaited:
-            self._look_for_answer(exchange, lines[-tail_lines:])
-        await self._inbox.put(lines, size)
+            self._look_for_answer(exchange, blocks, tail_lines)
+        await self._inbox.put(blocks, size)
 
-    def _look_for_answer(self, exchange: "_Exchange", lines: list[Incoming]) -> None:
+    def _look_for_answer(
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
+    ) -> None:
         assert exchange.request_id is not None  # else nothing is awaited
-        answer = answer_in(lines, exchange.request_id)
+        answer = answer_in(blocks, exchange.request_id, tail_lines)
         if answer is None:
             return
         exchange.is_answered = True

@@ -6,7 +6,8 @@ from typing import Final
 
 import trio
 
-from streams.messages import Incoming
+from streams.blocks import Block
+from streams.messages import TooLarge
 
 # What waits to be received before bodies are not read on. Each of them may hold a read more.
 INBOX_BYTES_MAX: Final = 1024 * 1024
@@ -17,22 +18,22 @@ class Inbox:
 
     def __init__(self) -> None:
         self.ended: str | None = None  # why no more comes
-        self._batches: deque[tuple[Sequence[Incoming], int]] = deque()
+        self._batches: deque[tuple[Sequence[Block | TooLarge], int]] = deque()
         self._bytes = 0
         self._has_come = trio.Event()
         self._has_room = trio.Event()
         self._turn = trio.StrictFIFOLock()  # who waits for room, before the others who have more
 
-    async def put(self, lines: Sequence[Incoming], size: int) -> None:
-        """Hand over lines in one piece, when there is room; once it is over, to nobody."""
+    async def put(self, blocks: Sequence[Block | TooLarge], size: int) -> None:
+        """Hand over blocks in one piece, when there is room; once it is over, to nobody."""
         async with self._turn:
             while self._bytes >= INBOX_BYTES_MAX and self.ended is None:
                 self._has_room = trio.Event()
                 await self._has_room.wait()
             if self.ended is None:
-                self._add(lines, size)
+                self._add(blocks, size)
 
-    def end(self, why: str, last: Sequence[Incoming]) -> None:
+    def end(self, why: str, last: Sequence[Block | TooLarge]) -> None:
         """Nothing comes after `last`."""
         if self.ended is None:
             self.ended = why
@@ -45,7 +46,7 @@ class Inbox:
         """Nobody receives any more."""
         self._batches.clear()
 
-    async def take(self) -> Sequence[Incoming]:
+    async def take(self) -> Sequence[Block | TooLarge]:
         """The next lines. Raises `trio.EndOfChannel`."""
         await trio.lowlevel.checkpoint()
         while not self._batches:
@@ -53,12 +54,12 @@ class Inbox:
                 raise trio.EndOfChannel(self.ended)
             self._has_come = trio.Event()
             await self._has_come.wait()
-        lines, size = self._batches.popleft()
+        blocks, size = self._batches.popleft()
         self._bytes -= size
         self._has_room.set()
-        return lines
+        return blocks
 
-    def _add(self, lines: Sequence[Incoming], size: int) -> None:
-        self._batches.append((lines, size))
+    def _add(self, blocks: Sequence[Block | TooLarge], size: int) -> None:
+        self._batches.append((blocks, size))
         self._bytes += size
         self._has_come.set()

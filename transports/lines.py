@@ -7,17 +7,19 @@
 import array
 import contextlib
 import fcntl
+import itertools
 import os
 import select
 import stat
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 import trio
 
+from streams.blocks import Block
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
 from transports.vectored import send_pieces
 
@@ -56,6 +58,24 @@ class LineSplitter:
         found += self._keep(rest)
         return found
 
+    def blocks(self, data: bytes, start: int, stop: int) -> list[Block | TooLarge]:
+        """What `feed` makes of `data` from `start` to `stop`, in pieces as large as can be."""
+        end = data.rfind(b"\n", start, stop) + 1
+        # Then none of the lines is above the limit.
+        is_short = len(self._rest) + end - start <= self._limit
+        if not (end and is_short) or self._is_skipping or b"\r" in data or b"\r" in self._rest:
+            return in_blocks(self.feed(data[start:stop]))
+        found: list[Block | TooLarge] = []
+        if self._rest:
+            first = data.index(b"\n", start) + 1
+            line = bytes(self._rest + data[start:first])
+            found.append(Block(line, 0, len(line)))
+            self._rest.clear()
+            start = first
+        if start < end:
+            found.append(Block(data, start, end))
+        return found + in_blocks(self._keep(data[end:stop]))
+
     def flush(self) -> list[Incoming]:
         """End the line that was begun, where something other than a newline says that it ends."""
         return self.feed(b"\n") if self._rest or self._is_skipping else []
@@ -93,6 +113,48 @@ class LineSplitter:
     def _refuse(self) -> TooLarge:
         self.refused += 1
         return TooLarge(self._limit)
+
+
+def in_blocks(lines: Iterable[Incoming]) -> list[Block | TooLarge]:
+    """Lines that came without their newlines, in pieces as large as can be."""
+    found: list[Block | TooLarge] = []
+    for is_line, group in itertools.groupby(lines, lambda line: isinstance(line, bytes)):
+        if is_line:
+            data = b"".join(line + b"\n" for line in group if isinstance(line, bytes))
+            found.append(Block(data, 0, len(data)))
+        else:
+            found += [lost for lost in group if isinstance(lost, TooLarge)]
+    return found
+
+
+def lines_of(blocks: Iterable[Block | TooLarge]) -> list[Incoming]:
+    """The lines in blocks, without their newlines."""
+    found: list[Incoming] = []
+    for block in blocks:
+        if isinstance(block, TooLarge):
+            found.append(block)
+        else:
+            found += filter(None, block.data[block.start : block.end].split(b"\n"))
+    return found
+
+
+def last_lines(blocks: Sequence[Block | TooLarge], most: int) -> list[Incoming]:
+    """The last lines in blocks, at most `most`, without their newlines; the very last comes first.
+
+    As elsewhere, blank ones are none.
+    """
+    found: list[Incoming] = []
+    for block in reversed(blocks):
+        if isinstance(block, TooLarge):
+            found.append(block)
+            continue
+        end = block.end
+        while end > block.start and len(found) < most:
+            start = max(block.start, block.data.rfind(b"\n", block.start, end - 1) + 1)
+            if start < end - 1:
+                found.append(block.data[start : end - 1])
+            end = start
+    return found[:most]
 
 
 def one_line(message: bytes) -> bytes:
@@ -138,15 +200,24 @@ class LineChannel:
 
     async def receive(self) -> Sequence[Incoming]:
         while True:
-            try:
-                data = await self._stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                raise trio.EndOfChannel from None
-            if not data:
-                # What has no newline is half a message: its sender was cut off.
-                raise trio.EndOfChannel
-            if found := self._splitter.feed(bytes(data)):
+            if found := self._splitter.feed(await self._read()):
                 return found
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        while True:
+            data = await self._read()
+            if found := self._splitter.blocks(data, 0, len(data)):
+                return found
+
+    async def _read(self) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(READ_BYTES))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise trio.EndOfChannel from None
+        if not data:
+            # What has no newline is half a message: its sender was cut off.
+            raise trio.EndOfChannel
+        return data
 
     async def send(self, *lines: bytes) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel
+from streams.messages import MESSAGE_BYTES_MAX, Channel, ClientChannel
 from transports.lines import LineChannel
 
 # As much as a pipe of the kernel holds.
@@ -212,7 +212,7 @@ class MemoryServer:
         return cable
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[Channel]:
+    async def connect(self) -> AsyncIterator[ClientChannel]:
         """Open a connection. Raises `ConnectionRefusedError` when nobody serves."""
         await trio.lowlevel.checkpoint()
         cable = self.open_cable()

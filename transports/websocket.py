@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 
 import trio
+from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
 from streams.keys import new_id
@@ -30,8 +31,9 @@ from transports.listening import (
     turn_away,
 )
 from transports.origins import Origins
-from transports.wire import open_wire
+from transports.wire import Wire, open_wire
 from transports.wschannel import WebSocketChannel
+from transports.wsclient import BlockChannel
 from transports.wsserver import ServerWebSocket
 
 Handler = Callable[[Channel], Awaitable[object]]
@@ -153,15 +155,23 @@ async def connect(
             message_size_max=message_size_max,
             deadline=deadline,
         )
-        channel = WebSocketChannel(
-            wire,
-            connection,
-            framing_of(connection.subprotocol, message_bytes_max),
-            principal=f"server({address.host}:{address.port})",
-            socket=tcp,
-        )
+        channel = _channel(wire, connection, message_bytes_max, address, tcp)
         try:
             yield channel
         finally:
             with trio.CancelScope(shield=True):
                 await channel.aclose()
+
+
+def _channel(
+    wire: Wire,
+    connection: WebSocketConnection,
+    message_bytes_max: int,
+    address: Address,
+    socket: trio.SocketStream,
+) -> WebSocketChannel:
+    principal = f"server({address.host}:{address.port})"
+    if connection.subprotocol == MCP_STREAMS:
+        return BlockChannel(wire, connection, message_bytes_max, principal=principal, socket=socket)
+    framing = framing_of(connection.subprotocol, message_bytes_max)
+    return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)

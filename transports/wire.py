@@ -24,7 +24,9 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
+from transports.lines import READ_BYTES
 from transports.listening import linger
+from transports.sieve import Piece, Sieve, Slot
 from transports.tasks import tasks_until
 from transports.vectored import send_pieces
 
@@ -47,6 +49,9 @@ class Wire(trio.abc.Stream):
         self.failure: BaseExceptionGroup[Exception] | None = None  # why trio-websocket gave up
         self._stream = stream
         self._connection: WebSocketConnection | None = None
+        self._sieve: Sieve | None = None
+        self._slot: Slot
+        self._sieved: Iterator[Piece | bytes] = iter(())
         self._unclaimed_bytes = self._unclaimed_bytes_max = 0
         self._pending: list[bytes] = []
         # Of several pings only the last needs an answer (RFC 6455, 5.5.3), so a flood of them takes
@@ -85,6 +90,10 @@ class Wire(trio.abc.Stream):
         self.answer = b""
         self._unclaimed_bytes_max = unclaimed_bytes_max
 
+    def take_out(self, sieve: Sieve, slot: Slot) -> None:
+        """From here on `slot` is given what `sieve` takes out of what is read."""
+        self._sieve, self._slot = sieve, slot
+
     def claim(self, count: int | None = None) -> None:
         """So many of the bytes that were read are accounted for; all of them by default."""
         self._unclaimed_bytes = 0 if count is None else max(0, self._unclaimed_bytes - count)
@@ -105,7 +114,7 @@ class Wire(trio.abc.Stream):
         self._look_for_a_violation()
         if self._has_ended:
             raise trio.ClosedResourceError
-        return await self._read(max_bytes)
+        return await self._read(max_bytes) if self._sieve is None else await self._rest(self._sieve)
 
     async def aclose(self) -> None:
         """Only `hang_up` closes: there may be a Close frame to write yet."""
@@ -113,6 +122,18 @@ class Wire(trio.abc.Stream):
         await trio.lowlevel.checkpoint()
 
     # -- reading
+
+    async def _rest(self, sieve: Sieve) -> bytes:
+        """What the sieve leaves of what is read; nothing at the end."""
+        while True:
+            for piece in self._sieved:
+                if isinstance(piece, bytes):
+                    return piece
+                await self._slot.put(piece)
+            data = await self._read(READ_BYTES)
+            if not data:
+                return data
+            self._sieved = sieve.feed(data)
 
     async def _read(self, max_bytes: int | None) -> bytes:
         try:

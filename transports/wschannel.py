@@ -13,9 +13,10 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.messages import Incoming
+from streams.blocks import Block
+from streams.messages import Incoming, TooLarge
 from transports.frames import Framing, Oversize, packed
-from transports.lines import CLOSE_S, unsent_bytes
+from transports.lines import CLOSE_S, in_blocks, unsent_bytes
 from transports.wire import Wire
 
 # After this long a peer that answers no ping counts as detached.
@@ -63,6 +64,9 @@ class WebSocketChannel:
             if (found := self._take(frame)) and not self._is_closed:
                 return found
         raise trio.EndOfChannel
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        return in_blocks(await self.receive())
 
     def _take(self, frame: str | bytes) -> list[Incoming]:
         try:

@@ -1,0 +1,126 @@
+"""A short way for what a server sends in plain binary frames, beside trio-websocket.
+
+trio-websocket and wsproto copy a payload six times before they hand it over. So a client takes
+unfragmented binary frames out of what it reads; they need no more than their header to be read.
+Whatever else comes is left to trio-websocket, byte for byte: the handshake, control frames, text,
+fragments, and all that breaks a rule. Neither it nor wsproto keeps a state that would miss a frame.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import trio
+
+_BINARY: Final = 0x82  # unfragmented, no extension
+_FIN: Final = 0x80
+_MASK: Final = 0x80
+_OPCODE: Final = 0x0F
+_BINARY_OPCODE: Final = 0x02
+_CLOSE_OPCODE: Final = 0x08
+
+
+class Piece(NamedTuple):
+    """Payload: what lies in `data` from `start` to `end`; `is_last` in its frame."""
+
+    data: bytes
+    start: int
+    end: int
+    is_last: bool
+
+
+class Sieve:
+    """Frames, wherever they are cut. `payload_bytes_max` is the longest that is taken out."""
+
+    def __init__(self, payload_bytes_max: int) -> None:
+        self._payload_bytes_max = payload_bytes_max
+        self._head = b""  # of a frame whose length has not come
+        self._left = 0  # bytes of the current frame that have not come
+        self._is_taken = False  # the current frame
+        self._is_fragmented = False  # the current message
+        self._is_over = False  # a Close frame has come
+
+    def feed(self, data: bytes) -> Iterator[Piece | bytes]:
+        """What `data` holds, in order: payload, and bytes for trio-websocket."""
+        if self._head:
+            data, self._head = self._head + data, b""
+        at = 0
+        while at < len(data):
+            if not self._left and not self._is_over:
+                header = self._read_header(data, at)
+                if header is None:
+                    self._head = data[at:]
+                    return
+                at += header
+            end = len(data) if self._is_over and not self._left else min(at + self._left, len(data))
+            self._left = max(0, self._left - (end - at))
+            yield Piece(data, at, end, not self._left) if self._is_taken else data[at:end]
+            at = end
+
+    def _read_header(self, data: bytes, at: int) -> int | None:
+        """Begin a frame; how many bytes to go on, or None where its length has not come.
+
+        The header of a frame that is not taken goes with it.
+        """
+        if len(data) - at < 2:
+            return None
+        first, second = data[at], data[at + 1]
+        size, length = 2, second & ~_MASK
+        if length > 125:
+            size = 4 if length == 126 else 10
+            if len(data) - at < size:
+                return None
+            (length,) = struct.unpack_from("!H" if size == 4 else "!Q", data, at + 2)
+        # "The minimal number of bytes MUST be used to encode the length" (RFC 6455, 5.2).
+        is_minimal = length > (0, 125, 0xFFFF)[(size > 2) + (size > 4)]
+        self._is_taken = (
+            first == _BINARY
+            and not (second & _MASK or self._is_fragmented)
+            and is_minimal
+            and length <= self._payload_bytes_max
+        )
+        opcode = first & _OPCODE
+        if opcode <= _BINARY_OPCODE:
+            self._is_fragmented = not first & _FIN
+        self._is_over = opcode == _CLOSE_OPCODE
+        self._left = length if self._is_taken else size + length
+        return size if self._is_taken else 0
+
+
+class Slot:
+    """Holds the piece that is next. Who puts waits until the one before is taken."""
+
+    def __init__(self) -> None:
+        self._piece: Piece | None = None
+        self._is_closed = False
+        self._was_taken = trio.Event()
+        self._waiting: trio.CancelScope | None = None
+
+    async def put(self, piece: Piece) -> None:
+        """Hand over a piece; to nobody, once it is closed."""
+        while self._piece is not None and not self._is_closed:
+            self._was_taken = trio.Event()
+            await self._was_taken.wait()
+        if not self._is_closed:
+            self._piece = piece
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    def take(self) -> Piece | None:
+        """The piece, if there is one."""
+        piece, self._piece = self._piece, None
+        self._was_taken.set()
+        return piece
+
+    def until_put(self) -> trio.CancelScope:
+        """A scope that is cancelled when there is a piece; one at a time, and only where there is
+        none.
+        """
+        self._waiting = trio.CancelScope()
+        return self._waiting
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        self._is_closed = True
+        self._piece = None
+        self._was_taken.set()
