@@ -37,7 +37,6 @@ SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this ti
 # has arrived: the time is the one that the Streams page names.
 BELIEF_S: Final = 120.0
 
-
 CursorOf = Callable[[str], int | None]
 
 
@@ -187,8 +186,7 @@ class Connection:
     async def respond(self) -> None:
         """Send all that is owed, as the response to one request, and watch over the peer.
 
-        Most of what is asked for again is there already, and is written before anything else has to
-        be set up for it.
+        Most of what is asked for again is there already: it is written before all else is set up.
         """
         try:
             if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer

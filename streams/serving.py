@@ -142,7 +142,7 @@ def _raise_descriptors(connections_max: int) -> None:
         raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         if raised < wanted:
-            log.info("fewer file descriptors than connections_max needs", limit=raised)
+            log.debug("fewer file descriptors than connections_max needs", limit=raised)
 
 
 # The process that does the work
