@@ -16,8 +16,8 @@ from streams.journal import (
     Create,
     Forget,
     Grant,
-    Name,
     Record,
+    Rest,
     SessionRecord,
     apply,
     apply_to_sessions,
@@ -184,12 +184,12 @@ class _Batch:
             entry.now = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Name):
-            entry.names.update(change.names)
         if entry.now is before:
             return None
         if isinstance(change, Append):
             entry.runs.extend(change.run.split(STORED_BYTES_MAX))
+        elif isinstance(change, Rest):
+            entry.names.update(change.names)
         elif isinstance(change, Create):
             entry.id = change.record.number
         elif isinstance(change, Forget):
