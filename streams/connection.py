@@ -316,6 +316,7 @@ class Connection:
             delivery.written = seq
             if seq and delivery.stream.record.is_announced and self._may_prove:
                 self.unproved[delivery.stream] = seq
+                delivery.stream.witness = self
             delivery.stream.notify()
         self._finish()
         self._stir()
@@ -363,6 +364,10 @@ class Connection:
             elif has_pong is False:
                 self._look_at_queue(marks)
             self._check_silence(is_asked=has_pong is None)
+
+    def may_prove(self, stream: Stream) -> bool:
+        """Whether a sign of life may yet tell that what was written of a stream was read."""
+        return stream in self.unproved or any(stream in marks for _, marks in self._emptied)
 
     @property
     def _may_prove(self) -> bool:

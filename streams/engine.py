@@ -5,7 +5,7 @@ It knows no transport (a connection is a channel of lines) and no MCP beyond wha
 intents need.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -19,16 +19,18 @@ from streams.deadlines import Deadlines
 from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.framing import Framing
-from streams.journal import Create, Journal, Outcome, Record
+from streams.journal import Create, Grant, Journal, Outcome, Record, Rest
 from streams.keys import Keyring, new_id
 from streams.lifecycle import Event
 from streams.limits import Limits
 from streams.logs import log
 from streams.messages import Channel, RequestId
 from streams.registry import Registry
+from streams.resting import Resting
 from streams.session import Session
 from streams.sessions import HttpSession, Sessions
 from streams.stream import Answer, Overflow, Stream
+from streams.sweeping import Sweeper, patiently
 
 # What a handler gives: its final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
@@ -59,8 +61,21 @@ class Engine:
         self._streams = Registry(limits, keyring)
         self.sessions = Sessions(self._committer, keyring, limits, on_end=self._end_session)
         self._answers: dict[RequestId, Answer] = {}
+        self._resting = Resting(
+            journal,
+            self._streams,
+            self._committer,
+            keyring,
+            limits,
+            revive=self._revive,
+            on_rest=self._gone_to_rest,
+        )
+        self._sweeper = Sweeper(
+            journal, self._streams, self._resting, self._committer, on_due=self._expire
+        )
         self.access = Access(
             self._streams,
+            self._resting,
             keyring,
             self._answers,
             enforce_min=enforce_min,
@@ -88,10 +103,9 @@ class Engine:
         """Start a handler for an originating request, and deliver what it sends.
 
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
-        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        There is room for it if nothing was waited for since `make_room`.
         """
         principal = connection.session.principal
-        self._make_room(principal)
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
@@ -119,11 +133,15 @@ class Engine:
         self._nursery.start_soon(self._run, stream, handler)
         return stream
 
-    def _make_room(self, principal: str) -> None:
+    async def make_room(self, principal: str) -> None:
+        """See to it that this principal may have one more stream.
+
+        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check()
-        for forgotten in self._streams.make_room(principal):
+        for forgotten in await self._resting.make_room(principal):
             self._forget(forgotten)
 
     def _hold(self, record: Record, overflow: Overflow = "block") -> Stream:
@@ -153,6 +171,7 @@ class Engine:
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
+        self._resting.note(stream)
         self._running -= 1
         self._stir()
 
@@ -165,7 +184,12 @@ class Engine:
         else:
             if stream.state.is_drained:
                 self._streams.retire(stream)
-            self._deadlines.watch(stream)
+            self._look_after(stream)
+
+    def _look_after(self, stream: Stream) -> None:
+        """It is given up when nobody comes for it, and may leave memory before that."""
+        self._deadlines.watch(stream)
+        self._resting.note(stream)
 
     def _expire(self, stream: Stream) -> None:
         if self._streams.get(stream.id) is not stream:
@@ -194,7 +218,7 @@ class Engine:
             delivery.drop()  # MCP: no response to a request that its own client cancelled
         else:
             delivery.fail(refusal(stream.state.outcome.value))
-        self._deadlines.watch(stream)
+        self._look_after(stream)
 
     def _drop(self, stream: Stream) -> None:
         """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
@@ -206,6 +230,7 @@ class Engine:
     def _forget(self, stream: Stream) -> None:
         if self._streams.get(stream.id) is stream:
             self._streams.remove(stream)
+            self._resting.forget(stream)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             self._committer.add(stream.forget())
@@ -216,6 +241,18 @@ class Engine:
             for stream in self._streams.wanted(session.principal):
                 if not stream.state.is_paged:
                     self._drop(stream)
+            self._nursery.start_soon(self._drop_at_rest, session.principal)
+
+    async def _drop_at_rest(self, principal: str) -> None:
+        while streams := await patiently(lambda: self._resting.wanted(principal)):
+            for stream in streams:
+                self._drop(stream)
+            await self._committer.settled()
+
+    def _gone_to_rest(self, stream: Stream, rest: Rest) -> None:
+        self._deadlines.forget(stream)
+        self.sessions.forget(stream)
+        self._sweeper.note(rest)
 
     # The engine's own life
 
@@ -284,12 +321,13 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
-        self._streams.last_number = (await self._journal.totals()).last_number
+        totals = await self._journal.totals()
+        self._streams.last_number, self._streams.at_rest = totals.last_number, totals.at_rest
         for record in await self._journal.claim():
             self._restore(record)
         self.sessions.restore(*await self._journal.sessions(), self._streams)
-        nursery.start_soon(self._commit)
-        nursery.start_soon(self._deadlines.run)
+        for task in self._commit, self._deadlines.run, self._resting.run, self._sweeper.run:
+            nursery.start_soon(task)
         # Whoever asks first shall hear how it ended, not that it still runs.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
@@ -299,17 +337,27 @@ class Engine:
             await self._committer.run()
 
     def _restore(self, record: Record) -> None:
-        stream = self._hold(record)
-        stream.is_recorded = True
-        stream.state.detach(trio.current_time())
+        stream = self._known(record, trio.current_time())
         if not record.is_announced:
             self._forget(stream)
-            return
-        if stream.state.is_tombstone or stream.state.is_drained:
-            self._streams.retire(stream)
         elif record.outcome is Outcome.LIVE:
             self._interrupt(stream)
-        self._deadlines.watch(stream)
+            self._resting.note(stream)
+
+    def _revive(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+        stream = self._known(record, idle_since)
+        self.sessions.remember(stream, grants)
+        return stream
+
+    def _known(self, record: Record, idle_since: float) -> Stream:
+        """A stream that the journal has, and that nobody follows."""
+        stream = self._hold(record)
+        stream.is_recorded = True
+        stream.state.detach(idle_since)
+        if stream.state.is_tombstone or stream.state.is_drained:
+            self._streams.retire(stream)
+        self._look_after(stream)
+        return stream
 
     def _interrupt(self, stream: Stream) -> None:
         """The handler dies with the process and may not be run again: its call ends here."""
