@@ -1,4 +1,4 @@
-"""A million idle streams: how fast a server starts on them, what they cost, how fast they are found.
+"""A million idle streams: how fast a server starts, what they cost, how fast they are found.
 
     python -m benchmarks.scale [--quick] [--streams N] [--messages M] [--out FOLDER]
 

@@ -14,7 +14,7 @@ from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, Unavailabl
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message, RequestId
-from streams.peer import REVISIONS, Peer, refused_line, unreadable
+from streams.peer import REVISIONS, Peer, id_of, refused_line, unreadable
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.sessions import END, HttpSession, new_session
 
@@ -115,7 +115,7 @@ class HttpEndpoint:
             try:
                 await self._engine.sessions.add(session)
             except Refusal as refused:
-                raise Rejected(503, refused, request_id=_id_of(message)) from None
+                raise Rejected(503, refused, request_id=id_of(message)) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -225,10 +225,6 @@ def _parse(body: bytes) -> Message:
         return messages.parse(body)
     except Refusal as refused:
         raise Rejected(400, refused, request_id=messages.salvage_id(body)) from None
-
-
-def _id_of(message: Message) -> RequestId | None:
-    return message.id if isinstance(message.id, int | str) else None
 
 
 def _media_type(value: str) -> str:

@@ -30,5 +30,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) > 0 and (name, getattr(self, name)) != ("resident_max", 0):
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not value > 0 and (name, value) != ("resident_max", 0):
+                raise ValueError(f"{name} must be above 0, not {value}")

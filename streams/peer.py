@@ -139,9 +139,9 @@ class Peer:
                 case Kind.RESULT | Kind.ERROR:
                     self._engine.access.answer(self.session, message)
         except Refusal as refused:
-            return refused_line(_id_of(message), refused)
+            return refused_line(id_of(message), refused)
         except Unavailable as trouble:
-            return refused_line(_id_of(message), unreadable(trouble))
+            return refused_line(id_of(message), unreadable(trouble))
         return None
 
     async def _request(
@@ -299,7 +299,8 @@ def unreadable(trouble: Unavailable) -> Refusal:
     return Refusal(INTERNAL_ERROR, f"The journal cannot be read now ({trouble}): try again later.")
 
 
-def _id_of(message: Message) -> RequestId | None:
+def id_of(message: Message) -> RequestId | None:
+    """The id under which a message is answered; None where it has none."""
     return message.id if isinstance(message.id, int | str) else None
 
 

@@ -11,6 +11,7 @@ from streams import Call, Limits, Server
 from tests.house import (
     PLAIN,
     POSITIONS,
+    RESIDENT_MAX,
     STREAMS,
     Steps,
     methods,
@@ -23,9 +24,9 @@ from tests.house import (
 MAX_S = 3600.0
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_max_s=MAX_S)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server("tested", resume_max_s=MAX_S, limits=Limits(resident_max=request.param))
 
 
 @pytest.fixture
