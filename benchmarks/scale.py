@@ -32,7 +32,7 @@ from streams.ownership import key_path
 from streams.sqlite import open_sqlite_journal
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
-STREAMS_AT_ONCE: Final = 1_000  # in one commit, while the journal is written
+STREAMS_AT_ONCE: Final = 20_000  # in one commit, while the journal is written
 POLLS_AT_ONCE: Final = 100
 MESSAGE_BYTES: Final = 200
 MAX_S: Final = 86_400.0

@@ -36,8 +36,10 @@ class Registry:
         self.at_rest = 0  # streams of the journal that are not here
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # those that may be asked for by a token alone
-        # Running or not known to be delivered, of each principal, in the order of creation.
+        # Running or not known to be delivered, of each principal, by their numbers, and in their
+        # order, except where some came back from rest.
         self._wanted: dict[str, dict[int, Stream]] = {}
+        self._disordered: set[str] = set()
         # Drained, abandoned and cancelled ones, in that order: what goes first where room is
         # needed.
         self._leftover: dict[Stream, None] = {}
@@ -63,7 +65,11 @@ class Registry:
         self._by_id[stream.id] = stream
         if stream.record.is_announced:
             self._by_name |= dict.fromkeys(self._keyring.names(stream.id), stream)
-        self._wanted.setdefault(stream.record.principal, {})[stream.number] = stream
+        principal = stream.record.principal
+        wanted = self._wanted.setdefault(principal, {})
+        if wanted and stream.number < next(reversed(wanted)):
+            self._disordered.add(principal)
+        wanted[stream.number] = stream
 
     def retire(self, stream: Stream) -> None:
         """Nothing of the stream is wanted any more, but it is remembered."""
@@ -89,15 +95,22 @@ class Registry:
         wanted = self._wanted.get(principal)
         if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
             del self._wanted[principal]
+            self._disordered.discard(principal)
+
+    def _in_order(self, principal: str) -> dict[int, Stream]:
+        wanted = self._wanted.get(principal, {})
+        if principal in self._disordered:
+            self._disordered.remove(principal)
+            wanted = self._wanted[principal] = dict(sorted(wanted.items()))
+        return wanted
 
     def wanted(self, principal: str) -> list[Stream]:
         """A principal's streams that run, or are not known to be delivered."""
-        return list(self._wanted.get(principal, {}).values())
+        return list(self._in_order(principal).values())
 
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
         """A principal's wanted streams that it was told of, above a number; whether more follow."""
-        # In order of creation, since numbers only grow: the page is found by skipping.
-        wanted = self._wanted.get(principal, {})
+        wanted = self._in_order(principal)  # the page is found by skipping
         found = (s for n, s in wanted.items() if n > after and s.record.is_announced)
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
@@ -126,7 +139,7 @@ class Registry:
         Raises `Refusal` where that would be something that is still wanted.
         """
         if self._is_principal_full(principal, elsewhere):
-            wanted = self._wanted.get(principal, {})
+            wanted = self._in_order(principal)
             here = next((s for s in wanted.values() if is_probably_read(s)), None)
             read = [each for each in (here, elsewhere.read) if each is not None]
             if not read:

@@ -24,6 +24,7 @@ from streams.registry import Elsewhere, Registry, is_probably_read
 from streams.stream import Stream
 
 RESTS_AT_ONCE: Final = 1_000  # that go into one commit
+TOUCHED_MAX: Final = 1_000  # before who reads page after page waits for a commit
 AGAIN_S: Final = 1.0  # until those are looked at again that may still be confirmed
 LOOKED_AT_ONCE: Final = 100  # records
 
@@ -60,6 +61,8 @@ class Resting:
         self._loading: dict[str, trio.Event] = {}
         self._gone: dict[str, Record] = {}  # forgotten, which the journal may not know yet
         self._is_crowded = trio.Event()
+        self._crowd = limits.resident_max + limits.resident_max // 10
+        self._touched = 0  # since a commit was waited for
 
     # Found
 
@@ -93,6 +96,9 @@ class Resting:
         """A principal's wanted streams above a number, in the order of creation, and the number to
         go on from; records where they are at rest.
         """
+        if self._touched >= TOUCHED_MAX:
+            self._touched = 0
+            await self._committer.settled()
         records: Sequence[Record] = ()
         if self._streams.at_rest:
             records = await self._journal.listed(principal, after=after, limit=size + 1)
@@ -110,6 +116,7 @@ class Resting:
         state = StreamState(record, self._limits)
         state.detach(trio.current_time())
         self.move(record, state)
+        self._touched += 1
         return state
 
     def move(self, record: Record, state: StreamState) -> None:
@@ -187,7 +194,7 @@ class Resting:
         self._idle.pop(stream, None)
         if self._is_idle(stream):
             self._idle[stream] = None
-            if len(self._idle) > self._limits.resident_max:
+            if len(self._idle) > self._crowd:
                 self._is_crowded.set()
 
     def forget(self, stream: Stream) -> None:
@@ -198,15 +205,19 @@ class Resting:
             self._committer.mark(_Goodbye(self._gone, stream.id), 0)
 
     async def run(self) -> None:
-        """Put streams to rest, for ever, when there are too many in memory."""
+        """Put streams to rest, for ever, when there are too many in memory.
+
+        A commit of many costs little more than a commit of one, so a tenth more than may stay is
+        let in before.
+        """
         while True:
-            if len(self._idle) <= self._limits.resident_max:
-                await self._is_crowded.wait()
-                self._is_crowded = trio.Event()
-            elif self._let_go():
-                await self._committer.settled()
-            else:
-                await trio.sleep(AGAIN_S)
+            await self._is_crowded.wait()
+            self._is_crowded = trio.Event()
+            while len(self._idle) > self._limits.resident_max:
+                if self._let_go():
+                    await self._committer.settled()
+                else:
+                    await trio.sleep(AGAIN_S)
 
     def _let_go(self) -> bool:
         """Let those go that have not been used for longest; whether any could."""
