@@ -25,8 +25,7 @@ from streams.stream import Stream
 WRITE_BYTES: Final = 256 * 1024  # more in one write gains nothing, and delays other streams
 RUNS_BYTES_MAX: Final = WRITE_BYTES - 4096  # of them all, so that there is room for the headers
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
-# Replies that may wait for a peer that sends requests and does not read; then it is not read
-# either.
+# Replies that may wait for a peer that does not read; then it is not read either.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 PING_EVERY_S: Final = 15.0
 SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
@@ -371,10 +370,7 @@ class Connection:
 
     @property
     def _may_prove(self) -> bool:
-        """Whether signs of life on this connection tell what was read.
-
-        A client with positions says so itself. An HTTP response is followed by none.
-        """
+        # A client with positions says so itself, and an HTTP response is followed by none.
         return not (self.session.settings.positions or self.is_response)
 
     def _look_at_queue(self, marks: dict[Stream, int]) -> None:
