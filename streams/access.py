@@ -12,16 +12,20 @@ from typing import Final
 import msgspec
 import trio
 
+from streams import messages
 from streams.binding import call_digest
 from streams.connection import Connection
 from streams.delivery import Delivery
 from streams.errors import INVALID_PARAMS, Refusal, refusal
+from streams.journal import Record
 from streams.keys import Keyring, name_of, place_of
+from streams.lifecycle import StreamState
 from streams.logs import log
 from streams.messages import Message, RequestId
 from streams.registry import Registry
+from streams.resting import Resting
 from streams.session import Session
-from streams.sessions import EventId
+from streams.sessions import EventId, name_in
 from streams.stream import Answer, Stream, owner_of
 from streams.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
@@ -35,6 +39,7 @@ class Access:
     def __init__(
         self,
         streams: Registry,
+        resting: Resting,
         keyring: Keyring,
         answers: dict[RequestId, Answer],
         *,
@@ -42,6 +47,7 @@ class Access:
         on_cancel: Callable[[Stream], None],
     ) -> None:
         self._streams = streams
+        self._resting = resting
         self._keyring = keyring
         self._answers = answers
         self._enforce_min = enforce_min
@@ -64,18 +70,18 @@ class Access:
     def resume(
         self,
         connection: Connection,
+        stream: Stream,
         intent: Resume,
         *,
         reply_id: RequestId,
         speaks: tuple[Dialect, ...],
         takes_over: bool,
     ) -> None:
-        """Deliver a stream over this connection from now on: the newest wins.
+        """Deliver a stream, just found, over this connection from now on: the newest wins.
 
-        Raises `Refusal` where the stream is not there for this client, or not from this cursor on.
+        Raises `Refusal` where it is not there from this cursor on.
         """
         session = connection.session
-        stream = self._find(session, intent)
         given = connection.cursor_of(stream.id) if intent.after is None else intent.after
         _check_cursor(stream, given)
         if not takes_over:
@@ -178,6 +184,10 @@ class Access:
         )
         connection.attach(delivery)
 
+    async def recall(self, event_id: str) -> None:
+        """Have the stream of this event id in memory, if there is one, for what is asked next."""
+        await self._resting.named(name_in(event_id))
+
     def has_more(self, session: Session, told: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
 
@@ -206,43 +216,43 @@ class Access:
             raise refusal("stream_not_found")
         return stream
 
-    def poll(self, session: Session, intent: Poll) -> Report:
-        """How a stream stands. Raises `Refusal` as `resume` does."""
-        stream = self._find(session, intent)
+    async def poll(self, session: Session, intent: Poll) -> Report:
+        """How a stream stands. Raises `Refusal` as `find` and `resume` do."""
+        stream = await self.find(session, intent)
         _check_cursor(stream, intent.after)
         self._check_early(stream)
         return self._stand(stream, intent.after)
 
-    def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
+    async def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
         cursor = _CURSOR.fullmatch("after-0" if intent.cursor is None else intent.cursor)
         if cursor is None:
             raise Refusal(
                 INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
             )
-        streams, more = self._streams.page(session.principal, int(cursor[1]), PAGE)
-        next_cursor = f"after-{streams[-1].number}" if more else None
-        return [self._stand(stream) for stream in streams], next_cursor
+        found, last = await self._resting.page(session.principal, int(cursor[1]), PAGE)
+        reports = [
+            self._stand(each) if isinstance(each, Stream) else self._stand_at_rest(each)
+            for each in found
+        ]
+        return reports, None if last is None else f"after-{last}"
 
     def _stand(self, stream: Stream, after: int | None = None) -> Report:
         stream.state.touch(trio.current_time())
-        flags = stream.state.flags(after)
-        return Report(
-            stream=stream.id,
-            request_id=stream.request_id,
-            is_live=flags.is_live,
-            has_failed=flags.has_failed,
-            has_pending=flags.pending_messages,
-            has_request=flags.has_request,
-            has_error=flags.has_error,
-        )
+        return _report(stream.id, stream.request_id, stream.state, after)
 
-    def _find(self, session: Session, intent: Resume | Poll) -> Stream:
+    def _stand_at_rest(self, record: Record) -> Report:
+        request_id = messages.parse(record.origin).id
+        assert isinstance(request_id, int | str)
+        return _report(record.stream, request_id, self._resting.touch(record))
+
+    async def find(self, session: Session, intent: Resume | Poll) -> Stream:
+        """The stream that is meant. Raises `Refusal` where it is not there for this client."""
         token = intent.token
         if intent.stream is not None:
-            stream = self._streams.get(intent.stream)
+            stream = await self._resting.find(intent.stream)
         else:
-            stream = None if token is None else self._streams.named(name_of(token))
+            stream = None if token is None else await self._resting.named(name_of(token))
         if stream is None:
             is_theirs = False
         elif token is None:
@@ -309,6 +319,21 @@ class Access:
                 if stream.request_id == request_id and not stream.is_answered:
                     self._on_cancel(stream)
                     return
+
+
+def _report(
+    stream_id: str, request_id: RequestId, state: StreamState, after: int | None = None
+) -> Report:
+    flags = state.flags(after)
+    return Report(
+        stream=stream_id,
+        request_id=request_id,
+        is_live=flags.is_live,
+        has_failed=flags.has_failed,
+        has_pending=flags.pending_messages,
+        has_request=flags.has_request,
+        has_error=flags.has_error,
+    )
 
 
 def _check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
-from streams.journal import Ack, Append, Change, Forget, Journal
+from streams.journal import Ack, Append, Change, Forget, Journal, Rest
 from streams.limits import MIB
 from streams.logs import log
 
@@ -29,7 +29,7 @@ RETRY_LAST_S: Final = 2.0
 class Source(Protocol):
     """What has something to be made durable, such as a stream, or waits for what was added."""
 
-    def take(self) -> Append | None:
+    def take(self) -> Append | Rest | None:
         """What is new since the last time."""
 
     def committed(self, seq: int) -> None:
@@ -136,10 +136,10 @@ class Committer:
         self._note_sharing(len(sources))
         taken: list[tuple[Source, int]] = []
         for source in sources:
-            append = source.take()
-            if append is not None:
-                changes.append(append)
-            taken.append((source, 0 if append is None else append.run.last))
+            change = source.take()
+            if change is not None:
+                changes.append(change)
+            taken.append((source, change.run.last if isinstance(change, Append) else 0))
         self._is_committing = True
         await self._commit(changes)
         self._is_committing = False

@@ -25,8 +25,7 @@ from streams.stream import Stream
 # Of all runs in one write: with their headers they are 256 KiB. More delays other streams.
 RUNS_BYTES_MAX: Final = STORED_BYTES_MAX
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
-# Replies that may wait for a peer that sends requests and does not read; then it is not read
-# either.
+# Replies that may wait for a peer that does not read; then it is not read either.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 PING_EVERY_S: Final = 15.0
 SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
@@ -318,6 +317,7 @@ class Connection:
             delivery.written = seq
             if seq and delivery.stream.record.is_announced and self._may_prove:
                 self.unproved[delivery.stream] = seq
+                delivery.stream.witness = self
             delivery.stream.notify()
         self._finish()
         self._moved.unpark_all()
@@ -361,12 +361,13 @@ class Connection:
             self._look_at_queue(marks)
         self._check_silence(is_asked=has_pong is None)
 
+    def may_prove(self, stream: Stream) -> bool:
+        """Whether a sign of life may yet tell that what was written of a stream was read."""
+        return stream in self.unproved or any(stream in marks for _, marks in self._emptied)
+
     @property
     def _may_prove(self) -> bool:
-        """Whether signs of life on this connection tell what was read.
-
-        A client with positions says so itself. An HTTP response is followed by none.
-        """
+        # A client with positions says so itself, and an HTTP response is followed by none.
         return not (self.session.settings.positions or self.is_response)
 
     def _look_at_queue(self, marks: dict[Stream, int]) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, first_of
+from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, Unavailable, first_of
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message, RequestId
-from streams.peer import REVISIONS, Peer, refused_line
+from streams.peer import REVISIONS, Peer, id_of, refused_line, unreadable
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.sessions import END, HttpSession, new_session
 
@@ -94,7 +94,7 @@ class HttpEndpoint:
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return
-        line = peer.take(message, request.body)
+        line = await peer.take(message, request.body)
         if is_request:
             assert line is not None
             await self._engine.sessions.save_level(session)
@@ -108,14 +108,14 @@ class HttpEndpoint:
         self, message: Message, request: Request, responder: Responder, accepted: str
     ) -> None:
         session_id, session = new_session()
-        line = self._running.peer(session).take(message, request.body)
+        line = await self._running.peer(session).take(message, request.body)
         assert line is not None
         headers = _content_of_one(accepted)
         if session.revision is not None:
             try:
                 await self._engine.sessions.add(session)
             except Refusal as refused:
-                raise Rejected(503, refused, request_id=_id_of(message)) from None
+                raise Rejected(503, refused, request_id=id_of(message)) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -136,7 +136,7 @@ class HttpEndpoint:
             framing,
             cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
         ) as connection:
-            reply = peer.take(message, request.body, connection)
+            reply = await peer.take(message, request.body, connection)
             if reply is not None:
                 connection.reply(reply)
 
@@ -162,10 +162,13 @@ class HttpEndpoint:
             await self._stand(session, responder)
             return
         try:
+            await self._engine.access.recall(last_event)
             told = self._engine.sessions.parse(session, last_event)
             has_more = self._engine.access.has_more(session, told)
         except Refusal as refused:
             raise Rejected(400, refused) from None
+        except Unavailable as trouble:
+            raise Rejected(503, unreadable(trouble)) from None
         if not has_more:
             raise Rejected(
                 405, "All of this response was sent: there is nothing to go on with.", _ALLOW
@@ -222,10 +225,6 @@ def _parse(body: bytes) -> Message:
         return messages.parse(body)
     except Refusal as refused:
         raise Rejected(400, refused, request_id=messages.salvage_id(body)) from None
-
-
-def _id_of(message: Message) -> RequestId | None:
-    return message.id if isinstance(message.id, int | str) else None
 
 
 def _media_type(value: str) -> str:

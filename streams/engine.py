@@ -15,20 +15,17 @@ from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
 from streams.connection import Connection, CursorOf, no_cursor
-from streams.deadlines import Deadlines
 from streams.delivery import Delivery
-from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, Refusal
 from streams.framing import Framing
+from streams.holding import Holding
 from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
-from streams.lifecycle import Event
 from streams.limits import Limits
 from streams.logs import log
-from streams.messages import Channel, RequestId
-from streams.registry import Registry
+from streams.messages import Channel
 from streams.session import Session
-from streams.sessions import HttpSession, Sessions
-from streams.stream import Answer, Overflow, Stream
+from streams.stream import Overflow, Stream
 
 # What a handler gives: its final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
@@ -50,21 +47,19 @@ class Engine:
         self, journal: Journal, keyring: Keyring, limits: Limits, *, enforce_min: bool
     ) -> None:
         self._journal = journal
-        self._limits = limits
         self._committer = Committer(journal)
         # Whoever cancels the engine from outside still gets the shutdown that was promised.
         self._committing = trio.CancelScope(shield=True)
-        self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
-        self._keyring = keyring
-        self._streams = Registry(limits, keyring)
-        self.sessions = Sessions(self._committer, keyring, limits, on_end=self._end_session)
-        self._answers: dict[RequestId, Answer] = {}
+        self._held = Holding(journal, self._committer, keyring, limits)
+        self._streams = self._held.streams
+        self.sessions = self._held.sessions
         self.access = Access(
             self._streams,
+            self._held.resting,
             keyring,
-            self._answers,
+            self._held.answers,
             enforce_min=enforce_min,
-            on_cancel=lambda stream: self._close(stream, Event.CANCEL),
+            on_cancel=self._held.cancel,
         )
         self._connections: set[Connection] = set()
         self._is_closing = False
@@ -88,10 +83,9 @@ class Engine:
         """Start a handler for an originating request, and deliver what it sends.
 
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
-        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        There is room for it if nothing was waited for since `make_room`.
         """
         principal = connection.session.principal
-        self._make_room(principal)
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
@@ -107,7 +101,7 @@ class Engine:
             pages=() if is_paged else None,
             number=self._streams.next_number(),
         )
-        stream = self._hold(record, overflow)
+        stream = self._held.hold(record, overflow)
         stream.is_reachable = is_reachable  # pages are, once their client has a token
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
@@ -119,25 +113,15 @@ class Engine:
         self._nursery.start_soon(self._run, stream, handler)
         return stream
 
-    def _make_room(self, principal: str) -> None:
+    async def make_room(self, principal: str) -> None:
+        """See to it that this principal may have one more stream.
+
+        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check()
-        for forgotten in self._streams.make_room(principal):
-            self._forget(forgotten)
-
-    def _hold(self, record: Record, overflow: Overflow = "block") -> Stream:
-        stream = Stream(
-            record,
-            self._limits,
-            self._committer,
-            self._keyring,
-            answers=self._answers,
-            on_settled=self._settled,
-            overflow=overflow,
-        )
-        self._streams.add(stream)
-        return stream
+        await self._held.make_room(principal)
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
         final: tuple[bytes, bool] | None = None
@@ -153,69 +137,9 @@ class Engine:
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
+        self._held.resting.note(stream)
         self._running -= 1
         self._stir()
-
-    # The end of a stream
-
-    def _settled(self, stream: Stream) -> None:
-        """A stream has lost its connection, or its client has all of it."""
-        if stream.delivery is None and not stream.is_reachable:
-            self._drop(stream)
-        else:
-            if stream.state.is_drained:
-                self._streams.retire(stream)
-            self._deadlines.watch(stream)
-
-    def _expire(self, stream: Stream) -> None:
-        if self._streams.get(stream.id) is not stream:
-            return
-        if stream.state.is_tombstone:
-            self._forget(stream)
-        else:
-            log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
-            self._close(stream, Event.ABANDON)
-
-    def _close(self, stream: Stream, event: Event) -> None:
-        """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
-        is_known = self._streams.get(stream.id) is stream
-        if not is_known or (stream.state.is_ended and event is Event.CANCEL):
-            return
-        if not stream.record.is_announced:
-            self._drop(stream)
-            return
-        self._committer.add(stream.close(event))
-        stream.scope.cancel()
-        self._streams.retire(stream)
-        delivery = stream.delivery
-        if delivery is None:
-            stream.state.detach(trio.current_time())
-        elif delivery.reply_id is None and event is Event.CANCEL:
-            delivery.drop()  # MCP: no response to a request that its own client cancelled
-        else:
-            delivery.fail(refusal(stream.state.outcome.value))
-        self._deadlines.watch(stream)
-
-    def _drop(self, stream: Stream) -> None:
-        """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
-        stream.scope.cancel()
-        self._forget(stream)
-        if stream.delivery is not None:
-            stream.delivery.drop()
-
-    def _forget(self, stream: Stream) -> None:
-        if self._streams.get(stream.id) is stream:
-            self._streams.remove(stream)
-            self._deadlines.forget(stream)
-            self.sessions.forget(stream)
-            self._committer.add(stream.forget())
-
-    def _end_session(self, session: HttpSession) -> None:
-        """Streams whose tokens the client was told may be resumed from elsewhere."""
-        if not session.settings.dialects:
-            for stream in self._streams.wanted(session.principal):
-                if not stream.state.is_paged:
-                    self._drop(stream)
 
     # The engine's own life
 
@@ -284,12 +208,9 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
-        self._streams.last_number = (await self._journal.totals()).last_number
-        for record in await self._journal.claim():
-            self._restore(record)
-        self.sessions.restore(*await self._journal.sessions(), self._streams)
+        await self._held.restore()
         nursery.start_soon(self._commit)
-        nursery.start_soon(self._deadlines.run)
+        nursery.start_soon(self._held.run)
         # Whoever asks first shall hear how it ended, not that it still runs.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
@@ -298,30 +219,12 @@ class Engine:
         with self._committing:
             await self._committer.run()
 
-    def _restore(self, record: Record) -> None:
-        stream = self._hold(record)
-        stream.is_recorded = True
-        stream.state.detach(trio.current_time())
-        if not record.is_announced:
-            self._forget(stream)
-            return
-        if stream.state.is_tombstone or stream.state.is_drained:
-            self._streams.retire(stream)
-        elif record.outcome is Outcome.LIVE:
-            self._interrupt(stream)
-        self._deadlines.watch(stream)
-
-    def _interrupt(self, stream: Stream) -> None:
-        """The handler dies with the process and may not be run again: its call ends here."""
-        stream.fail(refusal("interrupted"))
-        stream.scope.cancel()
-
     async def shut_down(self) -> None:
         """End everything in good order, within 4 s: running calls end as `interrupted`."""
         self._is_closing = True
         for stream in self._streams:
             if stream.state.outcome is Outcome.LIVE:
-                self._interrupt(stream)
+                self._held.interrupt(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
         await self._wait_for_connections(DELIVER_S)

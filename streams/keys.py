@@ -77,15 +77,16 @@ class Keyring:
         return _hash(self._keys[0], stream_id).decode()
 
     def event_keys(self, stream_id: str) -> list[str]:
-        """What the ids of a stream's events begin with, and may have begun with under older keys.
-
-        128 bits in hex, unrelated to the stream's id for who has no key, and no secret.
+        """What the ids of a stream's events begin with, and may have begun with under older keys:
+        its names, in hex.
         """
-        texts = [hmac.digest(key, b"event:" + _bytes(stream_id), "sha256") for key in self._keys]
-        return [text[:16].hex() for text in texts]
+        return [name.hex() for name in self.names(stream_id)]
 
     def names(self, stream_id: str) -> list[bytes]:
-        """What a stream is found by where only a token is given, under each of the keys."""
+        """What a stream is found by where only a token is given, under each of the keys.
+
+        128 bits, unrelated to the stream's id for who has no key, and no secret.
+        """
         return [name_of(_hash(key, stream_id).decode()) for key in self._keys]
 
     def page_token(self, stream_id: str, seq: int, call: bytes) -> str:

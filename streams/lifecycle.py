@@ -110,7 +110,8 @@ class StreamState:
         self.outcome = record.outcome
         self.pages = list(record.pages or ())  # the seqs of those that are kept
         self.last = self.durable = record.last
-        self.delivered = self.written = record.acked
+        self.delivered = record.acked
+        self.written = record.last if record.is_read else record.acked
         self._last_request = record.last_request
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at

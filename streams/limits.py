@@ -18,7 +18,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unsent_bytes_max: int = 64 * MIB
     undelivered_bytes_max: int = 64 * MIB
     streams_per_principal_max: int = 1_000
-    streams_max: int = 100_000
+    streams_max: int = 1_000_000
+    resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
     connections_max: int = 10_000
     sessions_max: int = 10_000  # over HTTP
     message_bytes_max: int = 4 * MIB
@@ -29,5 +30,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+            value = getattr(self, name)
+            if not value > 0 and (name, value) != ("resident_max", 0):
+                raise ValueError(f"{name} must be above 0, not {value}")

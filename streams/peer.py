@@ -1,10 +1,10 @@
 """What an MCP peer sees of a server: one session's conversation.
 
-Nothing here waits for a handler: every message is dealt with at once, and what takes time goes on
-in the engine.
+Nothing here waits for a handler: every message is dealt with at once, or as soon as the journal has
+found the stream that it is about, and what takes time goes on in the engine.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,10 +14,12 @@ from streams import dialects, extension, messages
 from streams.connection import Connection
 from streams.engine import Engine, Handler
 from streams.errors import (
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     Refusal,
+    Unavailable,
     refusal,
 )
 from streams.lifecycle import ProgressToken
@@ -80,10 +82,9 @@ class Peer:
             "ping": lambda _: {},
             "tools/list": self._list_tools,
             "logging/setLevel": self._set_level,
-            **dict.fromkeys(self._questions, self._poll),
         }
         # These answer when they are done, and need the message as it came.
-        self._deliveries: dict[str, Callable[[Message, bytes, Connection], None]] = {
+        self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
             "tools/call": self._call_tool,
             **dict.fromkeys(self._resumings, self._resume),
         }
@@ -105,24 +106,24 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
-                self._hear(incoming, connection)
+                await self._hear(incoming, connection)
             await connection.has_room()
 
-    def _hear(self, incoming: Incoming, connection: Connection) -> None:
-        reply = self._answer(incoming, connection)
+    async def _hear(self, incoming: Incoming, connection: Connection) -> None:
+        reply = await self._answer(incoming, connection)
         if reply is not None:
             connection.reply(reply)
 
-    def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
+    async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
             return refused_line(None, refusal("too_large", limit=incoming.limit))
         try:
             message = messages.parse(incoming)
         except Refusal as refused:
             return refused_line(messages.salvage_id(incoming), refused)
-        return self.take(message, incoming, connection)
+        return await self.take(message, incoming, connection)
 
-    def take(
+    async def take(
         self, message: Message, line: bytes, connection: Connection | None = None
     ) -> bytes | None:
         """Deal with a message; the reply to it, where that is here at once.
@@ -132,35 +133,42 @@ class Peer:
         try:
             match message.kind:
                 case Kind.REQUEST:
-                    return self._request(message, line, connection)
+                    return await self._request(message, line, connection)
                 case Kind.NOTIFICATION:
                     self._notification(message)
                 case Kind.RESULT | Kind.ERROR:
                     self._engine.access.answer(self.session, message)
         except Refusal as refused:
-            request_id = message.id if isinstance(message.id, int | str) else None
-            return refused_line(request_id, refused)
+            return refused_line(id_of(message), refused)
+        except Unavailable as trouble:
+            return refused_line(id_of(message), unreadable(trouble))
         return None
 
-    def _request(
+    async def _request(
         self, message: Message, line: bytes, connection: Connection | None
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        if self.session.is_taken(request_id):
-            raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
+        self._check_free(request_id)
         if method in self._deliveries:
             assert connection is not None
-            self._deliveries[method](message, line, connection)
+            await self._deliveries[method](message, line, connection)
             return None
+        if method in self._questions:
+            return messages.result(request_id, await self._poll(message))
         if method in self._requests:
             return messages.result(request_id, self._requests[method](message))
-        known = ", ".join(sorted([*self._requests, *self._deliveries]))
+        known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
+
+    def _check_free(self, request_id: RequestId) -> None:
+        """Where something was waited for, another request may have taken the id meanwhile."""
+        if self.session.is_taken(request_id):
+            raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
-        if method in self._deliveries or method in self._requests:
+        if any(method in known for known in (self._deliveries, self._questions, self._requests)):
             raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
         if method in self._notifications:
             try:
@@ -213,7 +221,7 @@ class Peer:
         self.session.level = level
         return {}
 
-    def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
+    async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, _CallTool)
         assert isinstance(message.id, int | str)
         token = dialects.page_token(message.params)
@@ -233,6 +241,8 @@ class Peer:
         server = self._server
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
+        await self._engine.make_room(self.session.principal)
+        self._check_free(message.id)
         stream = self._engine.begin(
             connection,
             line,
@@ -256,28 +266,42 @@ class Peer:
 
     # The proposals
 
-    def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
+    async def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
         word = self._resumings[method]
+        intent = word.read(message.params)
+        stream = await self._engine.access.find(self.session, intent)
+        self._check_free(request_id)
         self._engine.access.resume(
             connection,
-            word.read(message.params),
+            stream,
+            intent,
             reply_id=request_id,
             speaks=self.session.settings.dialects or dialects.speakers_of(method),
             takes_over=word.takes_over,
         )
 
-    def _poll(self, message: Message) -> Any:
+    async def _poll(self, message: Message) -> Any:
         word = self._questions[str(message.method)]
         access = self._engine.access
         if isinstance(word, Polling):
-            return word.tell(access.poll(self.session, word.read(message.params)))
-        return word.tell(*access.poll_all(self.session, word.read(message.params)))
+            return word.tell(await access.poll(self.session, word.read(message.params)))
+        return word.tell(*await access.poll_all(self.session, word.read(message.params)))
 
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.access.ack(self.session, acked.stream, acked.seq)
+
+
+def unreadable(trouble: Unavailable) -> Refusal:
+    """What to say where the journal cannot be asked."""
+    return Refusal(INTERNAL_ERROR, f"The journal cannot be read now ({trouble}): try again later.")
+
+
+def id_of(message: Message) -> RequestId | None:
+    """The id under which a message is answered; None where it has none."""
+    return message.id if isinstance(message.id, int | str) else None
 
 
 def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:

@@ -2,24 +2,44 @@
 
 import itertools
 from collections.abc import Iterator
+from operator import attrgetter
+from typing import Final
+
+import msgspec
 
 from streams.errors import refusal
+from streams.journal import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.stream import Stream
 
 
+class Elsewhere(msgspec.Struct):
+    """What is to be considered of streams that are not in memory."""
+
+    wanted: int = 0  # how many the journal has at rest, of one principal
+    read: Record | None = None  # the first of these that was fully written
+    leftover: Record | None = None  # of anybody's, what is to be forgotten first
+
+
+NOTHING_ELSEWHERE: Final = Elsewhere()
+_number = attrgetter("number")
+
+
 class Registry:
-    """Every stream of a journal: running, undelivered, or remembered for a while."""
+    """The streams of a journal that are in memory: running, undelivered, or remembered."""
 
     def __init__(self, limits: Limits, keyring: Keyring) -> None:
         self._limits = limits
         self._keyring = keyring
         self.last_number = 0  # that was given to a stream
+        self.at_rest = 0  # streams of the journal that are not here
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # those that may be asked for by a token alone
-        # Running or not known to be delivered, of each principal, in the order of creation.
+        # Running or not known to be delivered, of each principal, by their numbers, and in their
+        # order, except where some came back from rest.
         self._wanted: dict[str, dict[int, Stream]] = {}
+        self._disordered: set[str] = set()
         # Drained, abandoned and cancelled ones, in that order: what goes first where room is
         # needed.
         self._leftover: dict[Stream, None] = {}
@@ -45,12 +65,21 @@ class Registry:
         self._by_id[stream.id] = stream
         if stream.record.is_announced:
             self._by_name |= dict.fromkeys(self._keyring.names(stream.id), stream)
-        self._wanted.setdefault(stream.record.principal, {})[stream.number] = stream
+        principal = stream.record.principal
+        wanted = self._wanted.setdefault(principal, {})
+        if wanted and stream.number < next(reversed(wanted)):
+            self._disordered.add(principal)
+        wanted[stream.number] = stream
 
     def retire(self, stream: Stream) -> None:
         """Nothing of the stream is wanted any more, but it is remembered."""
         self._unwant(stream)
         self._leftover[stream] = None
+
+    def evict(self, stream: Stream) -> None:
+        """A stream is at rest, and in memory no more."""
+        self.remove(stream)
+        self.at_rest += 1
 
     def remove(self, stream: Stream) -> None:
         """Forget a stream."""
@@ -66,39 +95,65 @@ class Registry:
         wanted = self._wanted.get(principal)
         if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
             del self._wanted[principal]
+            self._disordered.discard(principal)
+
+    def _in_order(self, principal: str) -> dict[int, Stream]:
+        wanted = self._wanted.get(principal, {})
+        if principal in self._disordered:
+            self._disordered.remove(principal)
+            wanted = self._wanted[principal] = dict(sorted(wanted.items()))
+        return wanted
 
     def wanted(self, principal: str) -> list[Stream]:
         """A principal's streams that run, or are not known to be delivered."""
-        return list(self._wanted.get(principal, {}).values())
+        return list(self._in_order(principal).values())
 
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
         """A principal's wanted streams that it was told of, above a number; whether more follow."""
-        # In order of creation, since numbers only grow: the page is found by skipping.
-        wanted = self._wanted.get(principal, {})
+        wanted = self._in_order(principal)  # the page is found by skipping
         found = (s for n, s in wanted.items() if n > after and s.record.is_announced)
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
-    def make_room(self, principal: str) -> list[Stream]:
+    def is_full(self, principal: str, elsewhere: Elsewhere) -> bool:
+        """Whether one more stream of this principal is one too many, for it or for the server."""
+        return self._is_principal_full(principal, elsewhere) or self._is_server_full
+
+    def _is_principal_full(self, principal: str, elsewhere: Elsewhere) -> bool:
+        limit = self._limits.streams_per_principal_max
+        wanted = self._wanted.get(principal, {})
+        if len(wanted) + elsewhere.wanted < limit:
+            return False
+        counted_twice = sum(stream.has_rested for stream in wanted.values())
+        return len(wanted) + elsewhere.wanted - counted_twice >= limit
+
+    @property
+    def _is_server_full(self) -> bool:
+        return len(self._by_id) + self.at_rest >= self._limits.streams_max
+
+    def make_room(
+        self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE
+    ) -> list[Stream | Record]:
         """What must be forgotten before this principal has one more stream.
 
         Raises `Refusal` where that would be something that is still wanted.
         """
-        forgotten = []
-        wanted = self._wanted.get(principal, {})
-        if len(wanted) >= self._limits.streams_per_principal_max:
-            read = next((s for s in wanted.values() if _is_probably_read(s)), None)
-            if read is None:
+        if self._is_principal_full(principal, elsewhere):
+            wanted = self._in_order(principal)
+            here = next((s for s in wanted.values() if is_probably_read(s)), None)
+            read = [each for each in (here, elsewhere.read) if each is not None]
+            if not read:
                 raise refusal("too_many_streams", limit=self._limits.streams_per_principal_max)
-            forgotten.append(read)
-        elif len(self._by_id) >= self._limits.streams_max:
-            if not self._leftover:
+            return [min(read, key=_number)]
+        if self._is_server_full:
+            leftover = elsewhere.leftover or next(iter(self._leftover), None)
+            if leftover is None:
                 raise refusal("too_many_streams", limit=self._limits.streams_max)
-            forgotten.append(next(iter(self._leftover)))
-        return forgotten
+            return [leftover]
+        return []
 
 
-def _is_probably_read(stream: Stream) -> bool:
+def is_probably_read(stream: Stream) -> bool:
     """Whether it was fully written to a client that confirms nothing, or not that it has it all."""
     state = stream.state
     is_written = state.is_ended and state.written == state.last

@@ -116,6 +116,7 @@ class Sessions:
         self._keyring = keyring
         self._limits = limits
         self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
+        self._by_principal: dict[str, HttpSession] = {}
         self._saved: dict[str, SessionRecord] = {}
         self._holders: dict[str, set[HttpSession]] = {}  # of event ids of each stream
 
@@ -125,20 +126,24 @@ class Sessions:
         grants: Iterable[Grant],
         streams: Iterable[Stream],
     ) -> None:
-        """Take over what the journal has."""
-        principals: dict[str, HttpSession] = {}
+        """Take over what the journal has: of streams, those that are in memory."""
         for record in records:
-            session = principals[record.principal] = HttpSession.of(record)
+            session = HttpSession.of(record)
             self._by_key[session.key], self._saved[session.key] = session, record
-        known = {stream.id for stream in streams}
-        for stream in streams:
-            if owner := principals.get(stream.record.principal):
-                self._name(owner, stream.id).granted[""] = Granted(None)
+            self._by_principal[session.principal] = session
+        granted: dict[str, list[Grant]] = {}
         for grant in grants:
-            session_of_grant = self._by_key.get(grant.session)
-            if session_of_grant is not None and grant.stream in known:
-                named = self._name(session_of_grant, grant.stream)
-                named.granted[grant.delivery] = Granted(grant)
+            granted.setdefault(grant.stream, []).append(grant)
+        for stream in streams:
+            self.remember(stream, granted.get(stream.id, ()))
+
+    def remember(self, stream: Stream, grants: Iterable[Grant]) -> None:
+        """A stream is in memory again: whoever could go on with it may do so."""
+        if owner := self._by_principal.get(stream.record.principal):
+            self._name(owner, stream.id).granted[""] = Granted(None)
+        for grant in grants:
+            if session := self._by_key.get(grant.session):
+                self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
 
     # Sessions
 
@@ -164,6 +169,7 @@ class Sessions:
                 raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
             self.end(idle)
         self._by_key[session.key] = session
+        self._by_principal[session.principal] = session
         await self._committer.settled(self._save(session))
 
     async def save_level(self, session: HttpSession) -> None:
@@ -190,6 +196,7 @@ class Sessions:
             delivery.connection.hang_up()
         self._by_key.pop(session.key, None)
         self._saved.pop(session.key, None)
+        self._by_principal.pop(session.principal, None)
         for named in session.streams.values():
             self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
@@ -262,10 +269,16 @@ class Sessions:
         return int(match[2])
 
     def forget(self, stream: Stream) -> None:
-        """The stream is gone, and its grants with it."""
+        """The stream is in memory no more, and nor is who may go on with it."""
         for session in self._holders.pop(stream.id, ()):
             for key in self._keyring.event_keys(stream.id):
                 session.streams.pop(key, None)
+
+
+def name_in(event_id: str) -> bytes:
+    """The name of the stream that an event id stands for (`keys.name_of`), if it is one."""
+    match = _EVENT_ID.fullmatch(event_id)
+    return bytes.fromhex(match[1]) if match else b""
 
 
 def new_session() -> tuple[str, HttpSession]:

@@ -1,7 +1,7 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
 from collections.abc import Awaitable, Callable, Container
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 
@@ -17,10 +17,15 @@ from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
 
 if TYPE_CHECKING:
+    from streams.connection import Connection
     from streams.delivery import Delivery
     from streams.session import Session
 
 Overflow = Literal["block", "fail"]
+
+# A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
+# last. This much later nothing is expected any more.
+ACK_WAIT_S: Final = 10.0
 
 
 class Answer:
@@ -63,6 +68,8 @@ class Stream:
         "asked",
         "delivery",
         "digest",
+        "has_rested",
+        "is_at_rest",
         "is_reachable",
         "is_recorded",
         "overflow",
@@ -70,6 +77,7 @@ class Stream:
         "request_id",
         "scope",
         "state",
+        "witness",
     )
 
     def __init__(
@@ -99,6 +107,8 @@ class Stream:
         self.delivery: Delivery | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
+        self.has_rested = False  # the journal would find it, were it not in memory
+        self.is_at_rest = False  # which has forgotten this object, and may have another one of it
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
@@ -108,6 +118,7 @@ class Stream:
         self._changed: trio.Event | None = None
         self._reader: Session | None = None  # to whom it was last delivered
         self._offered = 0  # up to which seq
+        self.witness: Connection | None = None  # whose signs of life may prove what was written
 
     @property
     def id(self) -> str:
@@ -288,7 +299,7 @@ class Stream:
 
     def turn(self, seq: int) -> None:
         """Nothing up to `seq` is wanted any more, be it a page or not."""
-        if self.state.deliver(seq):
+        if not self.is_at_rest and self.state.deliver(seq):
             self._delivered()
             self._make_use_of_room()
 
@@ -311,6 +322,14 @@ class Stream:
             return False
         self.deliver(seq)
         return True
+
+    def may_be_confirmed(self, now: float) -> bool:
+        """Whether who has had it last may still say, or show, that it has more of it."""
+        if self.witness is not None and self.witness.may_prove(self):
+            return True
+        idle_since, state = self.state.idle_since, self.state
+        is_asked = state.client_confirms and state.delivered < self._offered
+        return is_asked and (idle_since is None or now - idle_since < ACK_WAIT_S)
 
     def attach(self, delivery: "Delivery") -> None:
         """From now on the delivery follows this stream."""

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import trio
 
-from benchmarks import measure, raw, reconnect, report
+from benchmarks import measure, raw, reconnect, report, scale
 from benchmarks.__main__ import main
 from benchmarks.chart import Bar, bar_chart
 from benchmarks.events import Check, Event, EventParser
@@ -189,3 +189,12 @@ def test_the_table_names_the_limit_that_each_figure_is_held_against(capsys):
         "200",
         "0.100",
     ]
+
+
+def test_many_idle_streams_are_all_there(tmp_path: Path) -> None:
+    plan = scale.Plan(streams=40, messages=120, few=4, polls=10)
+    results = scale.run(plan, tmp_path)
+    assert [(f.streams, f.messages) for f in results.figures] == [(4, 12), (40, 120)]
+    assert all(f.restart_s > 0 and f.resident_bytes > 0 for f in results.figures)
+    grown = results.figures[1].resident_bytes - results.figures[0].resident_bytes
+    assert results.stream_bytes == grown / 36

@@ -4,16 +4,18 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Server
+from streams import Limits, Server
 from streams.errors import JournalUnusable
-from tests.house import PLAIN, STREAMS, Steps, open_house, reason, text_of
+from tests.house import PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
 from tests.troubled import Troubled
 from tests.web import EVENTS, JSON, LINES, browsing, logged
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_min_s=20, resume_max_s=600)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(
+        "tested", resume_min_s=20, resume_max_s=600, limits=Limits(resident_max=request.param)
+    )
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server
 from streams.keys import Keyring
+from streams.limits import Limits
 from tests.house import (
     PLAIN,
     REQUESTS,
+    RESIDENT_MAX,
     RESUME_REQUEST,
     Steps,
     is_last,
@@ -23,9 +25,9 @@ from tests.house import (
 from tests.web import EVENTS, JSON, Answer, Browser, browsing, logged
 
 
-@pytest.fixture
-def server() -> Server:
-    server = Server("tested", resume_max_s=600)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    server = Server("tested", resume_max_s=600, limits=Limits(resident_max=request.param))
 
     @server.tool(pages=True)
     async def count(call: Call, to: int = 3) -> AsyncIterator[str]:

@@ -9,15 +9,20 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Server
 from streams.keys import Keyring
 from streams.limits import DAY_S, Limits
-from tests.house import PLAIN, STREAMS, Steps, open_house, reason, text_of
+from tests.house import PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
 from tests.web import EVENTS, Browser, browsing, logged
 
 PassTime = Callable[[float], None]
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_min_s=20, resume_max_s=600, limits=Limits(sessions_max=3))
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(
+        "tested",
+        resume_min_s=20,
+        resume_max_s=600,
+        limits=Limits(resident_max=request.param, sessions_max=3),
+    )
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
 from streams.keys import Keyring
+from streams.limits import Limits
 from tests.house import (
     PLAIN,
     POSITIONS,
+    RESIDENT_MAX,
     Steps,
     methods,
     named,
@@ -23,9 +25,9 @@ from tests.troubled import Troubled
 MAX_S = 3600.0
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_max_s=MAX_S)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server("tested", resume_max_s=MAX_S, limits=Limits(resident_max=request.param))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from streams import Limits, Server
 from tests.house import (
     PLAIN,
     POSITIONS,
+    RESIDENT_MAX,
     STREAMS,
     Json,
     Steps,
@@ -21,9 +22,9 @@ from tests.house import (
 )
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested")
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server("tested", limits=Limits(resident_max=request.param))
 
 
 @pytest.fixture

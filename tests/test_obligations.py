@@ -10,7 +10,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server
+from streams.limits import Limits
 from tests.house import (
+    RESIDENT_MAX,
     Steps,
     methods,
     named,
@@ -23,9 +25,11 @@ from tests.house import (
 MIN_S, MAX_S = 5.0, 3600.0
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_min_s=MIN_S, resume_max_s=MAX_S)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(
+        "tested", resume_min_s=MIN_S, resume_max_s=MAX_S, limits=Limits(resident_max=request.param)
+    )
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from streams.keys import Keyring
 from streams.lifecycle import StreamState
 from tests.house import (
     PLAIN,
+    RESIDENT_MAX,
     STREAMS,
     House,
     Steps,
@@ -27,9 +28,11 @@ from tests.house import (
 MIN_S, MAX_S = 5.0, 3600.0
 
 
-@pytest.fixture
-def server() -> Server:
-    return Server("tested", resume_min_s=MIN_S, resume_max_s=MAX_S)
+@pytest.fixture(params=RESIDENT_MAX)
+def server(request: pytest.FixtureRequest) -> Server:
+    return Server(
+        "tested", resume_min_s=MIN_S, resume_max_s=MAX_S, limits=Limits(resident_max=request.param)
+    )
 
 
 @pytest.fixture

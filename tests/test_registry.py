@@ -10,7 +10,7 @@ from streams.journal import Outcome, Record
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.memory import MemoryJournal
-from streams.registry import Registry
+from streams.registry import Elsewhere, Registry
 from streams.stream import Stream
 
 
@@ -95,6 +95,48 @@ def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -
     assert streams.registry.page("alice", 0, 2) == ([mine[0], mine[2]], True)
     assert streams.registry.page("alice", mine[2].number, 2) == ([mine[3], mine[4]], False)
     assert streams.registry.page("carol", 0, 2) == ([], False)
+
+
+def test_what_comes_back_from_rest_has_its_old_place() -> None:
+    streams = Streams()
+    mine = [streams.add() for _ in range(5)]
+    for stream in (mine[3], mine[1]):
+        streams.registry.evict(stream)
+    assert streams.registry.at_rest == 2
+    assert streams.registry.wanted("alice") == [mine[0], mine[2], mine[4]]
+    for stream in (mine[1], mine[3]):
+        streams.registry.add(stream)
+    assert streams.registry.wanted("alice") == mine
+    assert streams.registry.page("alice", mine[0].number, 2) == ([mine[1], mine[2]], True)
+
+
+def test_those_elsewhere_count_once() -> None:
+    streams = Streams(streams_per_principal_max=3)
+    here = [streams.add(), streams.written()]
+    assert not streams.registry.is_full("alice", Elsewhere())
+    assert streams.registry.is_full("alice", Elsewhere(wanted=1))
+    here[0].has_rested = True  # so the journal counts it as well
+    assert not streams.registry.is_full("alice", Elsewhere(wanted=1))
+    assert streams.registry.is_full("alice", Elsewhere(wanted=2))
+
+
+def test_what_was_written_first_goes_first_wherever_it_is() -> None:
+    streams = Streams(streams_per_principal_max=2)
+    older, here, newer = streams.written(), streams.written(), streams.written()
+    for away in (older, newer):
+        streams.registry.evict(away)
+    room = streams.registry.make_room
+    assert room("alice", Elsewhere(wanted=2, read=older.record)) == [older.record]
+    assert room("alice", Elsewhere(wanted=1, read=newer.record)) == [here]
+
+
+def test_what_is_left_over_elsewhere_goes_before_what_is_here() -> None:
+    streams = Streams(streams_max=2)
+    away, here = streams.add("bob"), streams.add("bob")
+    streams.registry.retire(here)
+    streams.registry.evict(away)
+    assert streams.registry.make_room("alice", Elsewhere(leftover=away.record)) == [away.record]
+    assert streams.registry.make_room("alice", Elsewhere()) == [here]
 
 
 def test_what_has_room_costs_nobody() -> None:

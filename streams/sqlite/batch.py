@@ -16,8 +16,8 @@ from streams.journal import (
     Change,
     Create,
     Forget,
-    Name,
     Record,
+    Rest,
     apply,
     apply_to_sessions,
 )
@@ -76,7 +76,7 @@ class Batch:
                 self._append(tail, change)
             else:
                 self._kinds.get(type(change), self._settle)(tail)
-        elif isinstance(change, Name):
+        if isinstance(change, Rest):
             self._names += [(tail, name) for name in change.names]
         return None
 

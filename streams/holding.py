@@ -1,0 +1,201 @@
+"""The streams of an engine, from when it holds them until nothing is kept of them.
+
+Whoever held one before may have been another process: what the journal has is taken over, and comes
+into memory when it is asked for.
+"""
+
+import math
+from collections.abc import Sequence
+
+import trio
+
+from streams.committer import Committer
+from streams.deadlines import Deadlines
+from streams.errors import refusal
+from streams.journal import Grant, Journal, Outcome, Record, Rest
+from streams.keys import Keyring
+from streams.lifecycle import Event
+from streams.limits import Limits
+from streams.logs import log
+from streams.messages import RequestId
+from streams.registry import Registry
+from streams.resting import Resting
+from streams.sessions import HttpSession, Sessions
+from streams.stream import Answer, Overflow, Stream
+from streams.sweeping import Sweeper, patiently
+
+
+class Holding:
+    """Every stream of a journal. `restore` it first, then `run` it in a task of its own."""
+
+    def __init__(
+        self, journal: Journal, committer: Committer, keyring: Keyring, limits: Limits
+    ) -> None:
+        self._journal = journal
+        self._committer = committer
+        self._keyring = keyring
+        self._limits = limits
+        self.answers: dict[RequestId, Answer] = {}
+        self.streams = Registry(limits, keyring)
+        self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
+        self.resting = Resting(
+            journal,
+            self.streams,
+            committer,
+            keyring,
+            limits,
+            revive=self._revive,
+            on_rest=self._put_to_rest,
+        )
+        self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
+        self._sweeper = Sweeper(journal, self.streams, self.resting, committer, on_due=self._expire)
+        # The principals of sessions that have ended, no more than there were sessions.
+        self._over, self._next_over = trio.open_memory_channel[str](math.inf)
+
+    async def restore(self) -> None:
+        """Take over what the journal has."""
+        totals = await self._journal.totals()
+        self.streams.last_number, self.streams.at_rest = totals.last_number, totals.at_rest
+        for record in await self._journal.claim():
+            self._restore(record)
+        self.sessions.restore(*await self._journal.sessions(), self.streams)
+
+    async def run(self) -> None:
+        """Give up what nobody comes for, and put to rest what nobody uses, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._deadlines.run)
+            nursery.start_soon(self.resting.run)
+            nursery.start_soon(self._sweeper.run)
+            async for principal in self._next_over:
+                await self._drop_at_rest(principal)
+
+    def _restore(self, record: Record) -> None:
+        stream = self._known(record, trio.current_time())
+        if not record.is_announced:
+            self._forget(stream)
+        elif record.outcome is Outcome.LIVE:
+            self.interrupt(stream)
+            self.resting.note(stream)
+
+    def _revive(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+        stream = self._known(record, idle_since)
+        self.sessions.remember(stream, grants)
+        return stream
+
+    def _known(self, record: Record, idle_since: float) -> Stream:
+        """A stream that the journal has, and that nobody follows."""
+        stream = self.hold(record)
+        stream.is_recorded = True
+        stream.state.detach(idle_since)
+        if stream.state.is_tombstone or stream.state.is_drained:
+            self.streams.retire(stream)
+        self._look_after(stream)
+        return stream
+
+    def hold(self, record: Record, overflow: Overflow = "block") -> Stream:
+        stream = Stream(
+            record,
+            self._limits,
+            self._committer,
+            self._keyring,
+            answers=self.answers,
+            on_settled=self._settled,
+            overflow=overflow,
+        )
+        self.streams.add(stream)
+        return stream
+
+    async def make_room(self, principal: str) -> None:
+        """See to it that this principal may have one more stream. Raises `Refusal` where it may
+        not.
+        """
+        for forgotten in await self.resting.make_room(principal):
+            self._forget(forgotten)
+
+    # How streams end
+
+    def interrupt(self, stream: Stream) -> None:
+        """The handler dies with the process and may not be run again: its call ends here."""
+        stream.fail(refusal("interrupted"))
+        stream.scope.cancel()
+
+    def cancel(self, stream: Stream) -> None:
+        """The client does not want it any more."""
+        self._close(stream, Event.CANCEL)
+
+    def _settled(self, stream: Stream) -> None:
+        """A stream has lost its connection, or its client has all of it."""
+        if stream.delivery is None and not stream.is_reachable:
+            self._drop(stream)
+        else:
+            if stream.state.is_drained:
+                self.streams.retire(stream)
+            self._look_after(stream)
+
+    def _look_after(self, stream: Stream) -> None:
+        """It is given up when nobody comes for it, and may leave memory before that."""
+        self._deadlines.watch(stream)
+        self.resting.note(stream)
+
+    def _expire(self, stream: Stream) -> None:
+        if self.streams.get(stream.id) is not stream:
+            return
+        if stream.state.is_tombstone:
+            self._forget(stream)
+        else:
+            log.debug("abandoned", stream=stream.id[:8], max_s=stream.record.max_s)
+            self._close(stream, Event.ABANDON)
+
+    def _close(self, stream: Stream, event: Event) -> None:
+        """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
+        is_known = self.streams.get(stream.id) is stream
+        if not is_known or (stream.state.is_ended and event is Event.CANCEL):
+            return
+        if not stream.record.is_announced:
+            self._drop(stream)
+            return
+        self._committer.add(stream.close(event))
+        stream.scope.cancel()
+        self.streams.retire(stream)
+        delivery = stream.delivery
+        if delivery is None:
+            stream.state.detach(trio.current_time())
+        elif delivery.reply_id is None and event is Event.CANCEL:
+            delivery.drop()  # MCP: no response to a request that its own client cancelled
+        else:
+            delivery.fail(refusal(stream.state.outcome.value))
+        self._look_after(stream)
+
+    def _drop(self, stream: Stream) -> None:
+        """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
+        stream.scope.cancel()
+        self._forget(stream)
+        if stream.delivery is not None:
+            stream.delivery.drop()
+
+    def _forget(self, stream: Stream) -> None:
+        if self.streams.get(stream.id) is stream:
+            self.streams.remove(stream)
+            self.resting.forget(stream)
+            self._deadlines.forget(stream)
+            self.sessions.forget(stream)
+            self._committer.add(stream.forget())
+
+    def _end_session(self, session: HttpSession) -> None:
+        """Streams whose tokens the client was told may be resumed from elsewhere."""
+        if not session.settings.dialects:
+            for stream in self.streams.wanted(session.principal):
+                if not stream.state.is_paged:
+                    self._drop(stream)
+            self._over.send_nowait(session.principal)
+
+    async def _drop_at_rest(self, principal: str) -> None:
+        while streams := await patiently(lambda: self.resting.wanted(principal)):
+            for stream in streams:
+                self._drop(stream)
+            await self._committer.settled()
+
+    def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
+        self._deadlines.forget(stream)
+        self.sessions.forget(stream)
+        self._sweeper.note(rest)
