@@ -13,7 +13,7 @@ SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_c
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test check bench bench-peers lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -30,6 +30,10 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+bench-peers: $(READY)
+	PIP=$(BIN)/pip benchmarks/peers/install
+	$(BIN)/python -m benchmarks --peers
 
 # Write constraints.txt anew, with the newest of everything that pyproject.toml allows.
 lock:

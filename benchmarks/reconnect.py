@@ -10,6 +10,7 @@ import statistics
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from math import inf
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -134,7 +135,7 @@ async def come_back(crowd: Sequence[Absent], plan: Plan) -> float:
         with response:
             await response.connect()
             await response.ask()
-            came[response] = await _up_to_the_result(response)
+            came[response] = await up_to_the_result(response)
 
     began_at = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -148,10 +149,13 @@ async def come_back(crowd: Sequence[Absent], plan: Plan) -> float:
     return len(crowd) / took_s
 
 
-async def _up_to_the_result(response: Response) -> bytes:
+async def up_to_the_result(response: Response, silence_s: float = inf) -> bytes:
+    """What comes before the end of a result, or before a silence of so many seconds."""
     came = bytearray()
     while not _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)):
-        data = await response.read()
+        data = b""
+        with trio.move_on_after(silence_s):
+            data = await response.read()
         if not data:
             break  # before its time: something will be missing
         came += data

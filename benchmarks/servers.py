@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from streams.messages import Dialer
+from streams.options import Durability
 from streams.ownership import lock_path, socket_path
 from transports import dial, stdio
 
@@ -31,10 +32,11 @@ _ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A server that can be reached; `url` is empty where it has none."""
+    """A server that can be reached: it has a URL, or a command that is spawned for each client."""
 
     dialer: Dialer
     url: str = ""
+    command: Sequence[str] = ()
 
 
 @asynccontextmanager
@@ -45,7 +47,8 @@ async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
     """
     command = [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
     try:
-        yield Served(partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL))
+        dialer = partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        yield Served(dialer, command=command)
     finally:
         if journal is not None:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
@@ -60,9 +63,12 @@ async def _end_owner(journal: Path) -> None:
         await trio.sleep(LOOK_EVERY_S)
 
 
-def websocket_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
-    """A server that listens on loopback, with our own subprotocol."""
-    return listening([*_serve(app, journal), "--ws", "127.0.0.1:0"])
+def websocket_server(
+    app: str, journal: Path | None, *, durability: Durability = "power"
+) -> AbstractAsyncContextManager[Served]:
+    """A server that listens on loopback, for both subprotocols."""
+    command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--durability", durability]
+    return listening(command)
 
 
 def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
