@@ -1,4 +1,4 @@
-"""The server that is measured: tools that send as fast as they can, or at a pace."""
+"""The server that is measured: tools that send as fast as they can, at a pace, or no more."""
 
 import time
 from typing import Final
@@ -45,3 +45,10 @@ async def pace(call: Call, count: int, size: int, per_second: int) -> int:
         await trio.sleep_until(began_at + number / per_second)
         await call.notify(METHOD, timed_params(FIRST + number, time.monotonic_ns(), text))
     return count
+
+
+@server.tool
+async def wait(call: Call) -> None:
+    """Send one message and then nothing, until the call is cancelled."""
+    await call.notify(METHOD, params(FIRST, ""))
+    await trio.sleep_forever()

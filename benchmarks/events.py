@@ -32,6 +32,9 @@ def fill(count: int, size: int) -> dict[str, Any]:
     return {"name": "fill", "arguments": {"count": count, "size": size}}
 
 
+WAITING: Final[Mapping[str, Any]] = {"name": "wait", "arguments": {}}
+
+
 class Session:
     """One client's session, over any number of connections."""
 
@@ -98,6 +101,13 @@ class Session:
                     if event.data:
                         told = msgspec.json.decode(event.data)
                         stream = told["params"]["stream"]["streamId"]
+
+    async def wait(self) -> "Response":
+        """Call `wait` and read its first message; the response is open."""
+        response = await self.post("tools/call", WAITING, request_id=1)
+        while not any(event.data for event in response.take(await response.read())):
+            pass
+        return response
 
     async def poll(self, stream: str) -> Any:
         """How a stream stands."""

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from benchmarks.harness import Results
-from benchmarks.suites import frames, latency, live, resume
+from benchmarks.memory import OURS_HTTP, OURS_WEBSOCKET, STOCK
+from benchmarks.suites import frames, latency, live, memory, resume, storm
 from benchmarks.suites.peers import SDK_CLIENT
 
 REDIS_PARSED: Final = "Redis: hiredis"
@@ -71,6 +72,11 @@ def _latency(journal: str, most: float) -> Iterator[Goal]:
     return _each(what, "latency", latency.row(journal, 50), of, (most, most), at_most=True)
 
 
+def _attached(kind: str, most: float) -> Goal:
+    name, of = memory.NAMES[kind], memory.NAMES[STOCK]
+    return Goal(f"memory, {name} over Python SDK's", "memory", name, of, 0, most, is_ceiling=True)
+
+
 GOALS: Final = (
     *_raw(resume.STDIO, 0.45, 0.60),
     *_raw(resume.WEBSOCKET, 0.45, 0.60),
@@ -95,6 +101,17 @@ GOALS: Final = (
     *_live(live.MANY),
     *_latency(latency.POWER, 3.0),
     *_latency(latency.PROCESS, 1.5),
+    Goal("1,000 come back, SSE, over Python SDK", "storm", storm.OURS, storm.STOCK, 200, 25),
+    Goal(
+        "1,000 come back, WebSocket, over Python SDK",
+        "storm",
+        storm.OURS_WEBSOCKET,
+        storm.STOCK,
+        200,
+        10,
+    ),
+    _attached(OURS_HTTP, 0.6),
+    _attached(OURS_WEBSOCKET, 0.8),
 )
 
 

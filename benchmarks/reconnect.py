@@ -1,32 +1,26 @@
 """A thousand clients come back at once: ours beside the official Python SDK's server.
 
-Each of them has called `fill` and knows no more of the response than its first event id, as after a
-cut; all of them then GET the rest, each over a new connection. That is all that both servers
-understand. The SDK's keeps events in memory, ours in its journal.
+Each of them has called `fill` and has nothing of the response but how to come back for it, as after
+a cut; all of them then fetch the rest, each over a new connection: with a GET and the id of the
+first event, which is all that both servers understand, or over a WebSocket with `stream/resume`,
+which only ours does. The SDK's keeps events in memory, ours in its journal.
 """
 
 import re
-import statistics
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from math import inf
-from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import trio
 
+from benchmarks import sockets
 from benchmarks.events import Check, Response, Session, fill
-from benchmarks.servers import APP, http_server, listening
 
-OURS: Final = "mcp-streams, SQLite"
-STOCK: Final = "official Python SDK, memory"
 STOCK_SERVER: Final = (sys.executable, "-m", "benchmarks.stock")
 
 CALLS_AT_ONCE: Final = 20  # while the clients make ready
-# Neither server needs as long, however busy the machine: whichever does has hung.
-PATIENCE_S: Final = 600.0
 
 # Where a client may stop to read: the SDK's server does not end a response that is complete. It is
 # not far from the end.
@@ -35,32 +29,11 @@ _TAIL_BYTES: Final = 4096
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How many clients come back, how often, and how much waits for each of them."""
+    """How many clients come back, and how much waits for each of them."""
 
-    rounds: int = 3
     clients: int = 1_000
     count: int = 100
     size: int = 200
-
-
-QUICK: Final = Plan(rounds=1, clients=20)
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """Resumes a second of one server, of every round, and their median."""
-
-    server: str
-    rates: Sequence[float]
-    median: float
-
-
-class Results(msgspec.Struct, frozen=True):
-    """A whole run; `ratio` is ours by the SDK's, made of medians."""
-
-    plan: Plan
-    machine: Mapping[str, str]
-    figures: Sequence[Figure]
-    ratio: float
 
 
 class Absent(NamedTuple):
@@ -70,39 +43,14 @@ class Absent(NamedTuple):
     last_event_id: bytes
 
 
-async def run(
-    plan: Plan,
-    folder: Path,
-    *,
-    machine: Mapping[str, str],
-    app: str = APP,
-    on_step: Callable[[str], None] = lambda _: None,
-) -> Results:
-    """Do all rounds, each server in turn. Raises `Lost` as soon as a message is missing."""
-    rates: dict[str, list[float]] = {OURS: [], STOCK: []}
-    with trio.fail_after(PATIENCE_S):
-        async with _open_servers(app, folder) as urls:
-            crowds = {}
-            for name, url in urls.items():
-                on_step(f"{plan.clients} clients call: {name}")
-                crowds[name] = await gather(url, plan)
-            for number in range(1, plan.rounds + 1):
-                for name, crowd in crowds.items():
-                    on_step(f"round {number}: {name}")
-                    rates[name].append(await come_back(crowd, plan))
-    figures = [Figure(name, found, statistics.median(found)) for name, found in rates.items()]
-    return Results(plan, machine, figures, figures[0].median / figures[1].median)
+class Way(NamedTuple):
+    """How clients come back: `gather` makes them ready, `come_back` times them."""
+
+    gather: Callable[[str, Plan], Awaitable[Sequence[Any]]]
+    come_back: Callable[[Sequence[Any], Plan], Awaitable[float]]
 
 
-@asynccontextmanager
-async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    async with AsyncExitStack() as stack:
-        ours = await stack.enter_async_context(http_server(app, folder / "reconnect.db"))
-        stock = await stack.enter_async_context(listening(STOCK_SERVER))
-        yield {OURS: ours.url, STOCK: stock.url}
-
-
-async def gather(url: str, plan: Plan) -> list[Absent]:
+async def _gather(url: str, plan: Plan) -> list[Absent]:
     """So many clients that have called and been cut off."""
     limiter = trio.CapacityLimiter(CALLS_AT_ONCE)
     crowd: list[Absent] = []
@@ -123,7 +71,7 @@ async def gather(url: str, plan: Plan) -> list[Absent]:
     return crowd
 
 
-async def come_back(crowd: Sequence[Absent], plan: Plan) -> float:
+async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
     """All at once; how many are served a second, from the first connection to the last result.
 
     What has come is looked at afterwards, so that nobody waits for that. Raises `Lost`.
@@ -160,3 +108,44 @@ async def up_to_the_result(response: Response, silence_s: float = inf) -> bytes:
             break  # before its time: something will be missing
         came += data
     return bytes(came)
+
+
+async def _gather_over_websockets(url: str, plan: Plan) -> list[tuple[str, sockets.Ticket]]:
+    limiter = trio.CapacityLimiter(CALLS_AT_ONCE)
+    crowd: list[tuple[str, sockets.Ticket]] = []
+
+    async def call() -> None:
+        async with limiter:
+            with sockets.Socket(url) as socket:
+                await socket.open()
+                crowd.append((url, await socket.call(plan.count, plan.size)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(plan.clients):
+            nursery.start_soon(call)
+    return crowd
+
+
+async def _come_back_over_websockets(
+    crowd: Sequence[tuple[str, sockets.Ticket]], plan: Plan
+) -> float:
+    """As `_come_back`, handshake and `initialize` included."""
+    coming = [(sockets.Socket(url), sockets.resuming(ticket)) for url, ticket in crowd]
+
+    async def resume(socket: sockets.Socket, asking: bytes) -> None:
+        with socket:
+            await socket.open()
+            await socket.resume(asking)
+
+    began_at = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for socket, asking in coming:
+            nursery.start_soon(resume, socket, asking)
+    took_s = trio.current_time() - began_at
+    for (_, ticket), (socket, _) in zip(crowd, coming, strict=True):
+        sockets.check(socket.came, ticket, plan.count)
+    return len(crowd) / took_s
+
+
+EVENTS: Final = Way(_gather, _come_back)
+SOCKETS: Final = Way(_gather_over_websockets, _come_back_over_websockets)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.chart import Bar, bar_chart, short
-from benchmarks.goals import Verdict, verdicts
+from benchmarks.goals import NOT_MEASURED, Verdict, verdicts
 from benchmarks.harness import Measured, Results, Row
 
 YES, NO = "yes", "**no**"
@@ -44,7 +44,8 @@ def show(results: Results, console: Console) -> None:
     """Print a table for each suite, and one of what is aimed at."""
     for measured in results.suites:
         console.print(_table(measured))
-    console.print(_goals_table(verdicts(results)))
+    found = [verdict for verdict in verdicts(results) if verdict.word != NOT_MEASURED]
+    console.print(_goals_table(found))
 
 
 def _table(measured: Measured) -> Table:

@@ -32,11 +32,15 @@ _ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A server that can be reached: it has a URL, or a command that is spawned for each client."""
+    """A server that can be reached: it has a URL, or a command that is spawned for each client.
+
+    `pid` is that of the process that listens; 0 where none does.
+    """
 
     dialer: Dialer
     url: str = ""
     command: Sequence[str] = ()
+    pid: int = 0
 
 
 @asynccontextmanager
@@ -84,7 +88,7 @@ async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
         try:
             with trio.fail_after(START_S):
                 url = await _address(process, log.fileno())
-            yield Served(dial(url), url)
+            yield Served(dial(url), url, pid=process.pid)
         finally:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 process.terminate()

@@ -1,4 +1,4 @@
-"""The official Python SDK's server with the same tool, to compare with: Streamable HTTP and an
+"""The official Python SDK's server with the same tools, to compare with: Streamable HTTP and an
 event store in memory, under uvicorn, as its documentation has it.
 
     python -m benchmarks.stock
@@ -7,6 +7,7 @@ event store in memory, under uvicorn, as its documentation has it.
 from collections import defaultdict
 from typing import Final
 
+import anyio
 import uvicorn
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
@@ -24,6 +25,13 @@ async def fill(count: int, size: int, ctx: Context) -> int:
     for number in range(FIRST, FIRST + count):
         await ctx.log("info", data(number, text))
     return count
+
+
+@server.tool()
+async def wait(ctx: Context) -> None:
+    """Send one message and then nothing, until the call is cancelled."""
+    await ctx.log("info", data(FIRST, ""))
+    await anyio.sleep_forever()
 
 
 class MemoryStore(EventStore):

@@ -7,7 +7,7 @@ switch-over, so there is no gap.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -56,14 +56,13 @@ class _Write:
         self.size = size
         self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
 
-    def add(self, line: bytes) -> None:
-        if line:
-            self.lines.append(line)
-        self.size += len(line)
+    def add(self, *lines: bytes) -> None:
+        self.lines += filter(None, lines)
+        self.size += sum(map(len, lines))
 
 
 class Connection:
-    """Everything that is on its way to one peer. `run` it for as long as the connection lasts."""
+    """Everything that is on its way to one peer. `run` it, or `respond` once."""
 
     def __init__(
         self,
@@ -94,7 +93,8 @@ class Connection:
         self._moved = trio.Event()
         self._is_writing = False
         self._write_began_at = 0.0
-        self._scope = trio.CancelScope()
+        self._scope: trio.CancelScope | None = None
+        self._is_hung_up = False
         self._seen_at = trio.current_time()
         self._is_silent = False
         # (when its queue was seen empty, what had been written by then), where nothing can be asked
@@ -166,16 +166,24 @@ class Connection:
 
     # While it lasts
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Send, and watch over the peer, until the connection fails or is hung up."""
-        with self._scope:
-            try:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._send_forever)
-                    nursery.start_soon(self._watch_forever)
-                    task_status.started()
-            except* (trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # the peer is gone, which is what connections are expected to do
+    def run(self, nursery: trio.Nursery) -> None:
+        """Send, and watch over the peer, in `nursery`: it is cancelled when the connection fails or
+        is hung up.
+        """
+        self._live_in(nursery)
+        nursery.start_soon(self._until_broken, self._send_forever)
+        nursery.start_soon(self._until_broken, self._watch_forever)
+
+    async def _until_broken(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.hang_up()  # the peer is gone, which is what connections are expected to do
+
+    def _live_in(self, nursery: trio.Nursery) -> None:
+        self._scope = nursery.cancel_scope
+        if self._is_hung_up:
+            self._scope.cancel()
 
     async def respond(self) -> None:
         """Send all that is owed, as the response to one request, and watch over the peer.
@@ -189,16 +197,16 @@ class Connection:
         except trio.BrokenResourceError:
             return
         if self._is_owing:
-            with self._scope:
-                try:
-                    async with trio.open_nursery() as nursery:
-                        nursery.start_soon(self._watch_forever)
-                        nursery.start_soon(self._hang_up_when_gone)
-                        while self._is_owing:
-                            await self._send_next()
-                        nursery.cancel_scope.cancel()
-                except* trio.BrokenResourceError:
-                    pass
+            try:
+                async with trio.open_nursery() as nursery:
+                    self._live_in(nursery)
+                    nursery.start_soon(self._watch_forever)
+                    nursery.start_soon(self._hang_up_when_gone)
+                    while self._is_owing:
+                        await self._send_next()
+                    nursery.cancel_scope.cancel()
+            except* trio.BrokenResourceError:
+                pass
 
     async def _hang_up_when_gone(self) -> None:
         with suppress(trio.EndOfChannel):
@@ -211,7 +219,9 @@ class Connection:
 
     def hang_up(self) -> None:
         """Close the connection."""
-        self._scope.cancel()
+        self._is_hung_up = True
+        if self._scope is not None:
+            self._scope.cancel()
 
     def close(self) -> None:
         """The connection is over: nobody follows its streams any more."""
@@ -237,7 +247,7 @@ class Connection:
         self._write_began_at = trio.current_time()
         write = await self._gather()
         if write.lines:
-            await self.channel.send(b"".join(write.lines))
+            await self.channel.send(*write.lines)
             self._saw_life()
         self._is_writing = False
         self._note(write)
@@ -292,8 +302,7 @@ class Connection:
         stream = delivery.stream
         shown, response = delivery.shown(run)
         if shown.count:
-            for part in self._framing.run(delivery, shown):
-                write.add(part)
+            write.add(*self._framing.run(delivery, shown))
         write.runs.append((delivery, run.last))
         delivery.position = run.last
         # An ack of it may come before the write has returned.

@@ -229,7 +229,7 @@ class Engine:
             self._connected(Connection(channel, self._journal)) as connection,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
+            connection.run(nursery)
             yield connection
             await connection.drained()
             nursery.cancel_scope.cancel()
@@ -350,11 +350,6 @@ class Engine:
         with trio.move_on_after(patience_s):
             for connection in list(self._connections):
                 await connection.drained()
-
-
-async def _run_until_over(connection: Connection, scope: trio.CancelScope) -> None:
-    await connection.run()
-    scope.cancel()
 
 
 @asynccontextmanager

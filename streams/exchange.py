@@ -31,14 +31,14 @@ class Responder(Protocol):
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         """Send a whole response; the length of `body` is announced here."""
 
-    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+    async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         """Begin a response whose length nobody knows; head and `first` go out in one write.
 
         With `("connection", "close")` among the headers it ends with the connection.
         """
 
-    async def write(self, data: bytes) -> None:
-        """Send more of it; when this returns it is the operating system's."""
+    async def write(self, *data: bytes) -> None:
+        """Send more of it, in pieces; when this returns it is the operating system's."""
 
     async def finish(self) -> None:
         """End it; the connection may be used again."""

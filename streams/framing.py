@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from streams import extension
-from streams.messages import Run
+from streams.messages import Run, gathered
 
 if TYPE_CHECKING:
     from streams.delivery import Delivery
@@ -143,13 +143,14 @@ class Events:
             return (run.body,)
         lines = run.body.split(b"\n")
         lines.pop()
-        if not self.has_ids:
-            return (b"".join([b"data: %b\n\n" % line for line in lines]),)
-        prefix, suffix = self._prefix, self._suffix + b"\ndata: "
-        events = [
-            b"%b%d%b%b\n\n" % (prefix, seq, suffix, line) for seq, line in enumerate(lines, run.seq)
-        ]
-        return (b"".join(events),)
+        parts = [b"\n\ndata: "] * (2 * len(lines) + 1)
+        if self.has_ids:
+            between = b"\n\n%b%%d%b\ndata: " % (self._prefix, self._suffix)
+            parts[:-1:2] = map(between.__mod__, range(run.seq, run.seq + len(lines)))
+        parts[0] = parts[0][2:]
+        parts[1::2] = lines
+        parts[-1] = b"\n\n"
+        return gathered(parts)
 
     def reply(self, delivery: "Delivery", line: bytes) -> bytes:
         if not delivery.embeds_response:  # the final response has that id

@@ -19,9 +19,9 @@ import msgspec
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
 from streams.messages import RequestId, Run
 
-# Runs are stored in pieces of this size, so that it costs little to read from the middle of one.
-# Four of them, and the header ahead of them, make one write of 256 KiB.
-STORED_BYTES_MAX: Final = 63 * 1024
+# Runs are stored in pieces of this size: one of them, and the header ahead of it, make one write of
+# 256 KiB, so what is stored goes out without being copied together.
+STORED_BYTES_MAX: Final = 252 * 1024
 
 
 class Outcome(enum.Enum):
@@ -334,6 +334,8 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Run | None:
     first = first.after(after)
     if len(first.body) > bytes_max:
         return next(first.split(bytes_max))
+    if 2 * len(first.body) > bytes_max:
+        return first  # the next one is likely to be too long, and would be read for nothing
     bodies, next_seq, bytes_left = [first.body], first.last + 1, bytes_max - len(first.body)
     for run in runs:
         if run.seq != next_seq:

@@ -19,6 +19,9 @@ RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 
+# To write so many pieces where they are costs as much as to copy a run of them.
+PIECES_MAX: Final = 256
+
 
 class Run(msgspec.Struct, frozen=True):
     """Lines seq … seq+count-1 of one stream, concatenated in `body`."""
@@ -37,10 +40,7 @@ class Run(msgspec.Struct, frozen=True):
         skipped = seq + 1 - self.seq
         if skipped <= 0:
             return self
-        start = 0
-        for _ in range(skipped):
-            start = self.body.index(b"\n", start) + 1
-        return Run(seq + 1, self.count - skipped, self.body[start:])
+        return Run(seq + 1, self.count - skipped, self.body.split(b"\n", skipped)[-1])
 
     def until(self, seq: int) -> "Run":
         """This run as far as `seq`, which must lie in it."""
@@ -123,11 +123,11 @@ class Channel(Protocol):
     def is_writable(self) -> bool:
         """Whether the peer may still read; once False, always False, and `send` must fail."""
 
-    async def send(self, lines: bytes) -> None:
-        """Write whole lines; when it returns they are the operating system's. One sender at a time.
+    async def send(self, *lines: bytes) -> None:
+        """Write pieces of one or more whole lines; when it returns they are the operating system's.
 
-        Raises `trio.BrokenResourceError` when the peer is gone. Cancelled half-way, it closes the
-        channel.
+        One sender at a time. Raises `trio.BrokenResourceError` when the peer is gone. Cancelled
+        half-way, it closes the channel.
         """
 
     async def ping(self) -> bool:
@@ -151,6 +151,7 @@ class Dialer(Protocol):
 
 
 _T = TypeVar("_T")
+_Piece = TypeVar("_Piece", bytes, bytes | memoryview)
 _encode: Final = msgspec.json.Encoder().encode
 _decode_message: Final = msgspec.json.Decoder(Message).decode
 
@@ -162,6 +163,11 @@ look: Final = cast(Callable[[Incoming], Message], _decode_message)
 
 class _ToolResult(msgspec.Struct, rename="camel"):
     is_error: bool = False
+
+
+def gathered(pieces: Sequence[_Piece]) -> Sequence[_Piece]:
+    """The same bytes, in one piece where there are more than `PIECES_MAX`."""
+    return pieces if len(pieces) <= PIECES_MAX else (b"".join(pieces),)
 
 
 def parse(line: bytes) -> Message:

@@ -54,16 +54,16 @@ class ResponseChannel:
     def is_writable(self) -> bool:
         return self._responder.is_open()
 
-    async def send(self, lines: bytes) -> None:
+    async def send(self, *lines: bytes) -> None:
         self._is_sending = True
         if self._is_open:
-            await self._responder.write(lines)
+            await self._responder.write(*lines)
         elif self._framing is not None and self._framing.is_json:
             self._has_begun = True
-            await self._responder.respond(200, content(JSON), lines)
+            await self._responder.respond(200, content(JSON), b"".join(lines))
         else:
             self._has_begun = self._is_open = True
-            await self._responder.start(200, content(self._media_type), lines)
+            await self._responder.start(200, content(self._media_type), *lines)
         self._is_sending = False
         self._wrote_at = trio.current_time()
 

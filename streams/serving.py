@@ -4,6 +4,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import resource
 import signal
 import ssl
 import sys
@@ -35,6 +36,9 @@ from transports.origins import names_loopback
 SWITCH_S: Final = 0.0005
 # A server that holds much makes little garbage in cycles: collect it a tenth as often.
 GARBAGE_MAX: Final = (10_000, 20, 20)
+
+# For all that is no connection. Over HTTP and over WebSocket there may be `connections_max` each.
+DESCRIPTORS_BESIDES: Final = 256
 
 # Else an owner could end before the relay that has started it gets through.
 LINGER_MIN_S: Final = 0.5
@@ -113,6 +117,7 @@ def run(options: Options) -> None:
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
     _tune()
+    _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
         trio.run(_serve, server, options, fds, tls)
@@ -127,6 +132,17 @@ def _tune() -> None:
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what was imported stays
     gc.set_threshold(*GARBAGE_MAX)
+
+
+def _raise_descriptors(connections_max: int) -> None:
+    """Let the process have as many file descriptors as its connections need, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections_max + DESCRIPTORS_BESIDES
+    if soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        if raised < wanted:
+            log.info("fewer file descriptors than connections_max needs", limit=raised)
 
 
 # The process that does the work

@@ -37,12 +37,12 @@ class Post:
         self._has_begun = True
         await self.responder.start(200, [*HEADERS, (SESSION, session_id)], WELCOME)
 
-    async def write(self, lines: bytes) -> None:
+    async def write(self, *lines: bytes) -> None:
         if self._has_begun:
-            await self.responder.write(lines)
+            await self.responder.write(*lines)
         else:
             self._has_begun = True
-            await self.responder.start(200, HEADERS, lines)
+            await self.responder.start(200, HEADERS, *lines)
 
     async def finish(self) -> None:
         try:
@@ -89,8 +89,8 @@ class SessionChannel:
     def is_writable(self) -> bool:
         return not self._is_closed and self._answering.responder.is_open()
 
-    async def send(self, lines: bytes) -> None:
-        await self._answering.write(lines)
+    async def send(self, *lines: bytes) -> None:
+        await self._answering.write(*lines)
 
     async def ping(self) -> bool:
         await trio.lowlevel.checkpoint()

@@ -43,7 +43,7 @@ def test_a_quick_run_measures_everything_and_writes_it_down(tmp_path, capsys):
         assert measured.rows
         for row in measured.rows:
             if row.role != "peer":
-                assert row.median > 0
+                assert row.median > 0 or row.unit == "B"  # so few connections may need no page
                 assert len(row.figures) == QUICK.rounds
         picture = ElementTree.parse(tmp_path / f"{measured.name}.svg").getroot()
         bars = [bar.get("class") for bar in picture.iter(f"{SVG}rect")]
@@ -277,13 +277,28 @@ def test_a_row_without_a_figure_is_shown_by_its_word():
     assert "missing" in report.charts(results)["resume"]
 
 
-async def test_clients_that_come_back_miss_nothing_unseen(tmp_path):
+@pytest.mark.parametrize(
+    ("serve", "way"), [(http_server, reconnect.EVENTS), (websocket_server, reconnect.SOCKETS)]
+)
+async def test_clients_that_come_back_miss_nothing_unseen(tmp_path, serve, way):
     plan = reconnect.Plan(clients=2, count=50)
     with trio.fail_after(PATIENCE_S):
-        async with http_server(f"{FAULTY}:lossy", tmp_path / "journal.db") as served:
-            crowd = await reconnect.gather(served.url, plan)
+        async with serve(f"{FAULTY}:lossy", tmp_path / "journal.db") as served:
+            crowd = await way.gather(served.url, plan)
             with pytest.raises(Lost):
-                await reconnect.come_back(crowd, plan)
+                await way.come_back(crowd, plan)
+
+
+async def test_what_gives_several_rows_is_run_once_a_round():
+    runs = []
+
+    async def run():
+        runs.append(len(runs))
+        return len(runs)
+
+    batch = harness.Batch(run)
+    first, second = batch.figure(lambda n: n * 10), batch.figure(lambda n: n * 100)
+    assert [await first(), await second(), await second(), await first()] == [10, 100, 200, 20]
 
 
 def events_of(count):

@@ -18,7 +18,7 @@ from tests.bare_websocket import (
     listening,
     server,
 )
-from transports import websocket, wschannel
+from transports import websocket, wsserver
 
 
 async def test_a_pong_means_that_all_that_was_sent_before_was_read() -> None:
@@ -94,7 +94,7 @@ async def test_a_pong_answers_the_pings_before_it_and_a_strange_one_nothing() ->
 async def test_a_ping_that_nobody_answers_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(wschannel, "PING_S", 0.05)
+    monkeypatch.setattr(wsserver, "PING_S", 0.05)
     answers: list[bool] = []
 
     async def handler(channel: Channel) -> None:

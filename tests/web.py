@@ -34,17 +34,17 @@ class Answer:
         await self.start(status, headers, body)
         await self.finish()
 
-    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+    async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         assert not self.status, "one response to a request"
         self.status, self.headers = status, dict(headers)
-        await self.write(first)
+        await self.write(*first)
 
-    async def write(self, data: bytes) -> None:
+    async def write(self, *data: bytes) -> None:
         assert not self.is_whole, "nothing follows the end"
         await trio.lowlevel.checkpoint()
         if self._gone.is_set():
             raise trio.BrokenResourceError
-        self.body += data
+        self.body += b"".join(data)
 
     async def finish(self) -> None:
         await self.write(b"")

@@ -66,7 +66,7 @@ async def reach(
     with trio.CancelScope(deadline=deadline):
         tcp = await trio.open_tcp_stream(address.host, address.port)
         try:
-            keep_alive(tcp)
+            keep_alive(tcp.socket)
             return tcp, await _secure(tcp, address, ssl_context) if address.is_tls else tcp
         except BaseException as error:
             await trio.aclose_forcefully(tcp)

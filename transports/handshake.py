@@ -1,34 +1,63 @@
 """The opening handshake of a WebSocket (RFC 6455, section 4), from either side.
 
-trio-websocket makes every handshake that succeeds. What a server refuses is refused before
-trio-websocket sees it: its public API does not tell the `Host`, it answers what is no handshake
-without a word and then waits for ever, a header that is not ASCII ends its reader, and nothing
-bounds the request. Each refusal is one HTTP response with a JSON-RPC error in it.
+A server reads the request itself where it is as most are, and else has wsproto look at it, which
+says what is wrong. Each refusal is one HTTP response with a JSON-RPC error in it. A client's
+handshake is made by trio-websocket.
 """
 
 import json
+import re
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 import trio
 from trio_websocket import WebSocketConnection, wrap_client_stream
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import RejectConnection, RejectData, Request
-from wsproto.utilities import RemoteProtocolError
+from wsproto.utilities import (
+    RemoteProtocolError,
+    generate_accept_token,
+    normed_header_dict,
+)
 
 from transports.address import Address, too_late
+from transports.heads import plain_head
 from transports.lines import READ_BYTES
-from transports.listening import Refused
+from transports.listening import Refused, receive_some
 from transports.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
+FIELDS_MAX: Final = 128
+
+_KEY: Final = re.compile(r"[0-9A-Za-z+/]{22}==")  # 16 bytes in base64
+
+
+class Opening(NamedTuple):
+    """A request to open a WebSocket: what there is to decide on, and the key to answer."""
+
+    host: str
+    origins: Sequence[str]
+    subprotocols: Sequence[str]
+    key: bytes
+
+    def accept(self, subprotocol: str | None) -> bytes:
+        """The answer that opens it."""
+        lines = [
+            b"HTTP/1.1 101 Switching Protocols",
+            b"Upgrade: WebSocket",
+            b"Connection: Upgrade",
+            b"Sec-WebSocket-Accept: " + generate_accept_token(self.key),
+        ]
+        if subprotocol is not None:
+            lines.append(b"Sec-WebSocket-Protocol: " + subprotocol.encode())
+        return b"\r\n".join([*lines, b"", b""])
 
 
 async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
     """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
-        data = await stream.receive_some(HEAD_BYTES_MAX)
+        data = await receive_some(stream, HEAD_BYTES_MAX)
         if not data:
             raise trio.BrokenResourceError("the peer is gone")
         head += data
@@ -38,8 +67,32 @@ async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
     return request + end, early
 
 
-def parse_head(head: bytes) -> Request:
-    """The request to open a WebSocket. Raises `Refused` when it is none."""
+def parse_head(head: bytes) -> Opening:
+    """The request to open a WebSocket. Raises `Refused` if it is none."""
+    return _plain_opening(head) or _any_opening(head)
+
+
+def _plain_opening(head: bytes) -> Opening | None:
+    """One that is as most are; None where it takes wsproto to see what it is."""
+    found = plain_head(head, HEAD_BYTES_MAX, FIELDS_MAX)
+    if found is None or found.method != "GET" or found.body_bytes:
+        return None
+    fields = {name: ", ".join(values) for name, values in found.fields.items()}
+    key = fields.get("sec-websocket-key", "")
+    is_opening = (
+        "upgrade" in _listed(fields.get("connection", "").lower())
+        and fields.get("upgrade", "").lower() == "websocket"
+        and fields.get("sec-websocket-version") == "13"
+        and _KEY.fullmatch(key)
+        and "xn--" not in fields["host"].lower()  # which wsproto would decode
+    )
+    if not is_opening:
+        return None
+    subprotocols = _listed(fields.get("sec-websocket-protocol", ""))
+    return Opening(fields["host"], found.fields.get("origin", ()), subprotocols, key.encode())
+
+
+def _any_opening(head: bytes) -> Opening:
     protocol = WSConnection(ConnectionType.SERVER)
     try:
         protocol.receive_data(head)
@@ -53,7 +106,13 @@ def parse_head(head: bytes) -> Request:
         raise Refused(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
         raise Refused(400, "This is no HTTP request.")
-    return request
+    fields = normed_header_dict(request.extra_headers)
+    origins = [v.decode("latin-1") for name, v in request.extra_headers if name == b"origin"]
+    return Opening(request.host, origins, request.subprotocols, fields[b"sec-websocket-key"])
+
+
+def _listed(value: str) -> list[str]:
+    return [piece for piece in map(str.strip, value.split(",")) if piece]
 
 
 # -- the client's side

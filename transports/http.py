@@ -4,11 +4,9 @@ It knows no MCP: only who may come in, how long anything may take or be, and how
 a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
 """
 
-import os
 import select
 import ssl
 from collections.abc import Collection
-from functools import partial
 from typing import Final
 
 import trio
@@ -23,15 +21,18 @@ from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Refused,
+    Room,
     TLSStream,
-    keep_alive,
     listen,
     origins_for,
     part,
     port_of,
+    receive_some,
+    serve_listeners,
     turn_away,
 )
 from transports.origins import Origins
+from transports.vectored import Pieces, send_pieces, write_now
 
 # How long the next part of a request may take, counted from the end of the one before. Clients and
 # proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
@@ -73,9 +74,7 @@ async def serve(
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     server = _Server(endpoint, body_bytes_max, connections_max, origins, ssl_context)
     task_status.started(port_of(listeners))
-    async with trio.open_nursery() as nursery:
-        welcome = partial(server.welcome, nursery)
-        await trio.serve_listeners(welcome, listeners, handler_nursery=nursery)
+    await serve_listeners(server.welcome, listeners)
 
 
 class _Server:
@@ -91,23 +90,21 @@ class _Server:
     ) -> None:
         self._endpoint = endpoint
         self._body_bytes_max = body_bytes_max
-        self._connections_max = connections_max
+        self._room = Room(connections_max)
         self._origins = origins
         self._ssl_context = ssl_context
-        self._connections = 0
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
-        self._connections += 1
+        self._room.open += 1
         try:
-            keep_alive(tcp)
             stream = await self._secure(tcp)
             if stream is not None:
                 await self._converse(_Line(stream, tcp, nursery))
         except (trio.BrokenResourceError, OSError):
             pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
         finally:
-            self._connections -= 1
+            self._room.open -= 1
 
     async def _secure(self, tcp: trio.SocketStream) -> trio.SocketStream | TLSStream | None:
         """`tcp` itself, or TLS over it; None when the handshake takes too long."""
@@ -123,7 +120,7 @@ class _Server:
         requests = Requests(self._origins, self._body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
-            self._check_room()
+            self._check_room(line)
             while request := await _next_request(line, requests, phase):
                 await self._answer(request, requests, line)
                 await line.unwatch()
@@ -137,8 +134,8 @@ class _Server:
         finally:
             line.end()
 
-    def _check_room(self) -> None:
-        if self._connections > self._connections_max:
+    def _check_room(self, line: "_Line") -> None:
+        if self._room.is_over_full(line.tcp):
             full = "Too many connections are open: try again later."
             raise Refused(503, Refusal(INTERNAL_ERROR, full))
 
@@ -204,7 +201,7 @@ class _Line:
     ) -> None:
         self._stream = stream
         self.gone = trio.Event()
-        self._tcp = tcp
+        self.tcp = tcp
         self._nursery = nursery
         self._pipelined = bytearray()
         self._watch: trio.CancelScope | None = None
@@ -223,12 +220,14 @@ class _Line:
 
     async def _read(self, bytes_max: int) -> bytes:
         try:
+            if self._stream is self.tcp:
+                return await receive_some(self.tcp, bytes_max)
             return bytes(await self._stream.receive_some(bytes_max))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # which is a hang-up, if not a polite one
 
-    async def send(self, data: bytes) -> None:
-        """Write all of `data`; cancelled or failed half-way, it closes the connection.
+    async def send(self, *data: bytes) -> None:
+        """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
@@ -245,20 +244,15 @@ class _Line:
             await self.close()
             raise
 
-    def _send_at_once(self, data: bytes) -> memoryview:
+    def _send_at_once(self, data: Pieces) -> Pieces:
         """Most writes fit into the socket's buffer; return what does not."""
-        if self._stream is not self._tcp:
-            return memoryview(data)
-        try:
-            return memoryview(data)[os.write(self._tcp.socket.fileno(), data) :]
-        except BlockingIOError:
-            return memoryview(data)
+        return write_now(self.tcp.socket.fileno(), data) if self._stream is self.tcp else data
 
-    async def _send_watched(self, data: memoryview) -> None:
+    async def _send_watched(self, data: Pieces) -> None:
         """Write, and stop waiting for room as soon as the peer hangs up."""
         self.watch()
         with trio.CancelScope() as self._sending:
-            await self._stream.send_all(data)
+            await send_pieces(self._stream, data)
         if self._sending.cancelled_caught:
             raise trio.BrokenResourceError("the peer has hung up")
 
@@ -295,7 +289,7 @@ class _Line:
 
     def is_open(self) -> bool:
         """Whether the peer may still read. The kernel knows before whoever watches does."""
-        if not self.gone.is_set() and _has_hung_up(self._tcp):
+        if not self.gone.is_set() and _has_hung_up(self.tcp):
             self.gone.set()
         return not self.gone.is_set()
 
@@ -305,12 +299,12 @@ class _Line:
             self._sending.cancel()  # nobody will read what it waits to write
 
     def unsent_bytes(self) -> int | None:
-        return unsent_bytes(self._tcp.socket.fileno())
+        return unsent_bytes(self.tcp.socket.fileno())
 
     async def close(self) -> None:
         """Close at once, with a reset for what is half written."""
         self._hang_up()
-        await trio.aclose_forcefully(self._tcp)
+        await trio.aclose_forcefully(self.tcp)
 
     async def turn_away(self, refused: Refused) -> None:
         if not self.gone.is_set():
@@ -337,13 +331,13 @@ class _Exchange:
         self.has_begun = self.has_ended = True
         await self._line.send(response)
 
-    async def start(self, status: int, headers: Headers, first: bytes) -> None:
+    async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)
         self.has_begun = True
-        await self._line.send(head + self._requests.more(first))
+        await self._line.send(head, *self._requests.more(*first))
 
-    async def write(self, data: bytes) -> None:
-        await self._line.send(self._requests.more(data))
+    async def write(self, *data: bytes) -> None:
+        await self._line.send(*self._requests.more(*data))
 
     async def finish(self) -> None:
         self.has_ended = True

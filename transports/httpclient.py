@@ -103,9 +103,9 @@ class HttpChannel:
     def is_writable(self) -> bool:
         return self._inbox.ended is None
 
-    async def send(self, lines: bytes) -> None:
+    async def send(self, *lines: bytes) -> None:
         try:
-            for line in lines.split(b"\n"):
+            for line in b"".join(lines).split(b"\n"):
                 if line:
                     await self._post(line)
         except trio.BrokenResourceError:

@@ -6,13 +6,15 @@ which two readers could understand in two ways is refused, and what a refusal sa
 
 import enum
 import http
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import h11
 
 from streams.errors import refusal
 from streams.exchange import Headers, Request
+from transports.heads import plain_head
 from transports.listening import Refused
 from transports.origins import Origins
 
@@ -52,7 +54,9 @@ class Requests:
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
         self._origins = origins
         self._body_bytes_max = body_bytes_max
-        self._protocol = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+        self._h11: h11.Connection | None = None
+        self._unseen = b""  # by h11, of the request: nothing, or all that came of it
+        self._is_plain = False  # the request, and h11 has not read it
         self._head: h11.Request | None = None
         self._fields: dict[str, list[str]] = {}  # its header, names in lower case
         self._body = bytearray()
@@ -64,8 +68,21 @@ class Requests:
 
     def feed(self, data: bytes) -> None:
         """Take what was read; not the end of it, which is for `phase` to judge."""
+        if not self._fed_bytes and self._head is None:
+            self._unseen = data
+        else:
+            self._protocol.receive_data(data)
         self._fed_bytes += len(data)
-        self._protocol.receive_data(data)
+
+    @property
+    def _protocol(self) -> h11.Connection:
+        """h11, made when it is needed first, up to what has come."""
+        if self._h11 is None:
+            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+        if self._unseen:
+            self._h11.receive_data(self._unseen)
+            self._unseen = b""
+        return self._h11
 
     @property
     def phase(self) -> Phase:
@@ -75,6 +92,8 @@ class Requests:
 
     def next_request(self) -> Request | None:
         """The next request once it has come whole, or None: feed more. Raises `Refused`."""
+        if self._unseen and (request := self._plain_request(self._unseen)):
+            return request
         try:
             while True:
                 event = self._protocol.next_event()
@@ -89,6 +108,20 @@ class Requests:
                     return None
         except h11.RemoteProtocolError as error:
             raise _malformed(error) from None
+
+    def _plain_request(self, data: bytes) -> Request | None:
+        """A request that came in one piece and needs no h11, which sees it if its response does."""
+        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+        if head is None or head.method == "HEAD" or head.size + head.body_bytes != len(data):
+            return None
+        self._check_names(head.fields["host"], head.fields.get("origin", ()))
+        body = data[head.size :]
+        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+            raise self._too_large()
+        self._fed_bytes = 0
+        self._may_have_body = True
+        self._is_plain = True
+        return Request(head.method, _path_of(head.target), _joined(head.fields), body)
 
     def go_ahead(self) -> bytes:
         """What to send to a client that waits for leave to send its body; empty for any other."""
@@ -130,7 +163,9 @@ class Requests:
         names = self._fields.get("host", [""])
         if not head.target.startswith(b"/") and head.target != b"*":
             names = [*names, _authority_of(head)]
-        origins = self._fields.get("origin", [])
+        self._check_names(names, self._fields.get("origin", ()))
+
+    def _check_names(self, names: Sequence[str], origins: Sequence[str]) -> None:
         for name in names:
             if why := self._origins.why_refused(name, origins):
                 raise Refused(403, why)
@@ -160,7 +195,7 @@ class Requests:
         return Request(
             method=head.method.decode(),
             path=_path_of(head.target.decode()),
-            headers={name: ", ".join(values) for name, values in self._fields.items()},
+            headers=_joined(self._fields),
             body=body,
         )
 
@@ -171,7 +206,7 @@ class Requests:
         fields = list(headers)
         if status not in _HAS_NO_BODY:
             fields.append(("Content-Length", str(len(body))))
-        return self._start(status, fields) + self.more(body) + self.end()
+        return b"".join((self._start(status, fields), *self.more(body), self.end()))
 
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response of any length: chunked, or up to the end of the connection."""
@@ -182,22 +217,34 @@ class Requests:
         lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
         return b"\r\n".join([*lines, b"", b""])
 
-    def more(self, data: bytes) -> bytes:
-        if not data or not self._may_have_body:
-            return b""
-        return data if self._ends_with_connection else self._send(h11.Data(data=data))
+    def more(self, *data: bytes) -> Sequence[bytes]:
+        """Some of the body, in pieces, which are one chunk together where there are chunks."""
+        if not self._may_have_body or self._ends_with_connection:
+            return data if self._may_have_body else ()
+        body = _Pieces(data)
+        framed = self._protocol.send_with_data_passthrough(h11.Data(data=cast(bytes, body)))
+        return [
+            piece
+            for each in framed or ()
+            for piece in (data if isinstance(each, _Pieces) else (each,))
+        ]
 
     def end(self) -> bytes:
         return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
 
     def next_cycle(self) -> bool:
         """Turn to the next request; False when the connection must close instead."""
-        if self._protocol.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+        is_done = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+        if self._ends_with_connection or self._protocol.states != is_done:
             return False
         self._protocol.start_next_cycle()
         return True
 
     def _start(self, status: int, headers: Headers) -> bytes:
+        if self._is_plain:
+            self._is_plain = False
+            while not isinstance(self._protocol.next_event(), h11.EndOfMessage):
+                pass
         if status in _HAS_NO_BODY:
             self._may_have_body = False
         fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -210,6 +257,16 @@ class Requests:
         return self._protocol.send(event)
 
 
+class _Pieces:
+    """Data of which h11 looks at the length alone."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._length = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._length
+
+
 def _authority_of(head: h11.Request) -> str:
     """The host that a target in absolute form names: RFC 9112, 3.2.2 has it beat the header."""
     try:
@@ -219,6 +276,10 @@ def _authority_of(head: h11.Request) -> str:
     if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
         raise Refused(400, "The request's target is no path: send the path of the endpoint.")
     return parts.netloc
+
+
+def _joined(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {name: ", ".join(values) for name, values in fields.items()}
 
 
 def _path_of(target: str) -> str:

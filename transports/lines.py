@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
+from transports.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
 # by system calls (4 KiB reads cost three quarters of the throughput).
@@ -147,9 +148,9 @@ class LineChannel:
             if found := self._splitter.feed(bytes(data)):
                 return found
 
-    async def send(self, lines: bytes) -> None:
+    async def send(self, *lines: bytes) -> None:
         try:
-            await self._stream.send_all(lines)
+            await send_pieces(self._stream, lines)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._is_closed = True
             raise trio.BrokenResourceError("the peer is gone") from None

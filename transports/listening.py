@@ -5,15 +5,19 @@ enough for the peer to read it.
 """
 
 import contextlib
+import errno
 import http
+import os
+import resource
 import socket
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Final, NoReturn
 
 import trio
 
 from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal
+from streams.logs import log
 from transports.lines import CLOSE_S, READ_BYTES
 from transports.origins import Origins, names_loopback
 
@@ -29,9 +33,43 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 # How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
 USER_TIMEOUT_MS: Final = 180_000
 
+# How many are accepted before others run, as those that came earlier.
+ACCEPTED_MAX: Final = 64
+
+# What is read at a time of what nobody is to have.
+HEARD_BYTES: Final = 16 * 1024
+
+# File descriptors that are left for what is no connection, as a look into the journal, and for who
+# is turned away.
+DESCRIPTORS_KEPT: Final = 32
+
+# How long to wait for file descriptors, or memory of the kernel's, where there are none.
+SHORTAGE_S: Final = 0.1
+
 HANDSHAKE_S: Final = 10.0
 
+_SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
 TLSStream = trio.SSLStream[trio.SocketStream]
+
+Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
+
+
+class Room:
+    """How many connections are open at one listener, and whether there is room for one more."""
+
+    def __init__(self, connections_max: int) -> None:
+        self.open = 0
+        self._connections_max = connections_max
+        descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
+
+    def is_over_full(self, tcp: trio.SocketStream) -> bool:
+        """Whether `tcp`, which counts as open already, is one too many, or has one of the last file
+        descriptors: the kernel gives the lowest that is free.
+        """
+        has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
+        return self.open > self._connections_max or has_one_of_the_last
 
 
 class Refused(Exception):
@@ -86,9 +124,64 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
                 await listener.aclose()
             raise
     for listener in listeners:
-        # What is accepted inherits it.
+        # What is accepted inherits all of it.
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        keep_alive(listener.socket)
     return listeners
+
+
+async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListener]) -> NoReturn:
+    """Run `welcome` for each connection, in a nursery that it is given, and close that afterwards;
+    until cancelled, and then close the listeners.
+
+    Where there are no file descriptors left, connections wait in the kernel's queue until there
+    are: nobody is refused, and nothing ends. That is logged once until it is over.
+    """
+    async with trio.open_nursery() as nursery:
+        for listener in listeners:
+            nursery.start_soon(_accept_from, listener, welcome, nursery)
+    raise AssertionError("the listeners are there until they are cancelled")
+
+
+async def _accept_from(
+    listener: trio.SocketListener, welcome: Welcome, nursery: trio.Nursery
+) -> None:
+    async with listener:
+        is_short = False
+        while True:
+            await trio.lowlevel.wait_readable(listener.socket)
+            try:
+                for connection in _accepted(listener.socket):
+                    is_short = False
+                    nursery.start_soon(_serve, connection, welcome, nursery)
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    raise
+                if not is_short:
+                    log.warning("listening.no_room_for_connections", why=str(error))
+                is_short = True
+                await trio.sleep(SHORTAGE_S)
+
+
+def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
+    """Who waits at the door, up to `ACCEPTED_MAX` of them. Raises `OSError` for a shortage."""
+    door = socket.socket(fileno=listener.fileno())
+    try:
+        for _ in range(ACCEPTED_MAX):
+            try:
+                connection, _ = door.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            yield trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+    finally:
+        door.detach()
+
+
+async def _serve(connection: trio.SocketStream, welcome: Welcome, nursery: trio.Nursery) -> None:
+    try:
+        await welcome(nursery, connection)
+    finally:
+        connection.socket.close()
 
 
 def port_of(listeners: Sequence[trio.SocketListener]) -> int:
@@ -108,11 +201,37 @@ def origins_for(
     )
 
 
-def keep_alive(stream: trio.SocketStream) -> None:
+def keep_alive(tcp: trio.socket.SocketType) -> None:
     """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+async def receive_some(connection: trio.SocketStream, bytes_max: int) -> bytes:
+    """What comes next, as from the stream's own method, at a fraction of what that costs.
+
+    Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    try:
+        data = _received(connection, bytes_max)
+        if data is not None:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return data
+        while data is None:
+            await trio.lowlevel.wait_readable(connection.socket)
+            data = _received(connection, bytes_max)
+    except OSError as error:
+        raise trio.BrokenResourceError("the peer is gone") from error
+    return data
+
+
+def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
+    try:
+        return os.read(connection.socket.fileno(), bytes_max)
+    except BlockingIOError:
+        return None
 
 
 # -- the end
@@ -130,14 +249,25 @@ async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> 
 
 async def part(stream: trio.SocketStream | TLSStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
-    tcp = stream
-    if isinstance(stream, trio.SSLStream):
-        tcp = stream.transport_stream
-        # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer
-        # that talks on, or has hung up, is TCP's business alone.
-        with contextlib.suppress(trio.BrokenResourceError):
-            await stream.unwrap()
-    await linger(tcp)
+    if isinstance(stream, trio.SocketStream):
+        await hear_out(stream)
+        return
+    tcp = stream.transport_stream
+    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
+    # talks on, or has hung up, is TCP's business alone.
+    with contextlib.suppress(trio.BrokenResourceError):
+        await stream.unwrap()
+    await hear_out(tcp)
+
+
+async def hear_out(tcp: trio.SocketStream) -> None:
+    """`linger`, for a connection that nothing lies between."""
+    try:
+        tcp.socket.shutdown(socket.SHUT_WR)
+        while await receive_some(tcp, HEARD_BYTES):
+            pass
+    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+        return  # the peer was faster
 
 
 async def linger(stream: trio.abc.Stream) -> None:

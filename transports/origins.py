@@ -8,6 +8,7 @@ the first is told by its `Origin`, the second by its `Host`. A program that is n
 import ipaddress
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -53,6 +54,7 @@ class Origins(msgspec.Struct, frozen=True):
         return self.is_loopback and name is not None and names_loopback(name)
 
 
+@lru_cache(maxsize=64)  # it is asked of each request, mostly of the same name
 def names_loopback(name: str) -> bool:
     """Whether a host name or address, with or without brackets, can only be this machine."""
     if name == "localhost":

@@ -1,8 +1,8 @@
 """WebSocket (RFC 6455): `serve` and `connect`, and the opening handshake between them.
 
-trio-websocket speaks the protocol, over a stream of ours (`transports.wire`). Two subprotocols are
-known (`transports.frames`), none is taken for `mcp`; extensions, and so compression, are never
-agreed on.
+A server speaks the protocol by itself (`transports.wsserver`), a client by trio-websocket over a
+stream of ours (`transports.wire`). Two subprotocols are known (`transports.frames`), none is taken
+for `mcp`; extensions, and so compression, are never agreed on.
 """
 
 import math
@@ -11,29 +11,28 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 
 import trio
-from trio_websocket import wrap_server_stream
-from wsproto.events import Request
 from wsproto.frame_protocol import CloseReason
 
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.address import WEBSOCKET, Address, reach
 from transports.frames import MCP, MCP_STREAMS, framing_of
-from transports.handshake import ask, parse_head, read_head
-from transports.lines import READ_BYTES
+from transports.handshake import Opening, ask, parse_head, read_head
 from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Refused,
-    keep_alive,
+    Room,
     listen,
     origins_for,
     port_of,
+    serve_listeners,
     turn_away,
 )
 from transports.origins import Origins
 from transports.wire import open_wire
 from transports.wschannel import WebSocketChannel
+from transports.wsserver import ServerWebSocket
 
 Handler = Callable[[Channel], Awaitable[object]]
 
@@ -58,7 +57,7 @@ async def serve(
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     server = _Server(handler, message_bytes_max, connections_max, origins)
     task_status.started(port_of(listeners))
-    await trio.serve_listeners(server.welcome, listeners)
+    await serve_listeners(server.welcome, listeners)
 
 
 class _Server:
@@ -69,59 +68,40 @@ class _Server:
     ) -> None:
         self._handler = handler
         self._message_bytes_max = message_bytes_max
-        self._connections_max = connections_max
+        self._room = Room(connections_max)
         self._origins = origins
-        self._connections = 0
 
-    async def welcome(self, stream: trio.SocketStream) -> None:
-        """Serve one connection from its handshake to its end."""
-        self._connections += 1
+    async def welcome(self, nursery: trio.Nursery, stream: trio.SocketStream) -> None:
+        """Serve one connection from its handshake to its end; the caller closes it."""
+        self._room.open += 1
         try:
-            admitted = None
+            channel = None
             with trio.move_on_after(HANDSHAKE_S):
-                admitted = await self._listen_to(stream)
-            if admitted is not None:
-                await self._serve(stream, *admitted)
+                channel = await self._shake_hands(nursery, stream)
+            if channel is not None:
+                await self._run(channel)
         finally:
-            self._connections -= 1
-            with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
-                await trio.aclose_forcefully(stream)
+            self._room.open -= 1
 
-    async def _listen_to(self, stream: trio.SocketStream) -> tuple[bytes, bytes, str | None] | None:
-        """A request that may come in, what came after it, and the subprotocol to speak."""
+    async def _shake_hands(
+        self, nursery: trio.Nursery, stream: trio.SocketStream
+    ) -> ServerWebSocket | None:
+        """An open WebSocket, if the request may come in."""
         try:
-            keep_alive(stream)
             head, early = await read_head(stream)
-            return head, early, self._admit(parse_head(head))
+            opening = parse_head(head)
+            subprotocol = self._admit(opening, stream)
+            await stream.send_all(opening.accept(subprotocol))
         except Refused as refused:
             await turn_away(stream, refused)
+            return None
         except (trio.BrokenResourceError, OSError):
-            pass  # gone before it was in
-        return None
-
-    async def _serve(
-        self, stream: trio.SocketStream, head: bytes, early: bytes, subprotocol: str | None
-    ) -> None:
+            return None  # gone before it was in
         framing = framing_of(subprotocol, self._message_bytes_max)
-        async with open_wire(stream, head, early) as (wire, nursery):
-            request = await wrap_server_stream(
-                nursery,
-                wire,
-                message_queue_size=0,
-                max_message_size=framing.message_size_max,
-                receive_buffer_size=READ_BYTES,
-            )
-            connection = await request.accept(subprotocol=subprotocol)
-            try:
-                await wire.flush()
-            except trio.BrokenResourceError:
-                return  # gone before it was in
-            principal = f"conn({new_id()})"
-            await self._run(
-                WebSocketChannel(wire, connection, framing, principal=principal, socket=stream)
-            )
+        principal = f"conn({new_id()})"
+        return ServerWebSocket(stream, framing, nursery, principal=principal, early=early)
 
-    async def _run(self, channel: WebSocketChannel) -> None:
+    async def _run(self, channel: ServerWebSocket) -> None:
         code = CloseReason.INTERNAL_ERROR
         try:
             await self._handler(channel)
@@ -132,19 +112,16 @@ class _Server:
             with trio.CancelScope(shield=True):
                 await channel.aclose(code)
 
-    def _admit(self, request: Request) -> str | None:
+    def _admit(self, opening: Opening, stream: trio.SocketStream) -> str | None:
         """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
-        if self._connections > self._connections_max:
+        if self._room.is_over_full(stream):
             raise Refused(503, "Too many connections are open: try again later.")
-        origins = [
-            value.decode("latin-1") for name, value in request.extra_headers if name == b"origin"
-        ]
-        if why := self._origins.why_refused(request.host, origins):
+        if why := self._origins.why_refused(opening.host, opening.origins):
             raise Refused(403, why)
         for subprotocol in (MCP_STREAMS, MCP):
-            if subprotocol in request.subprotocols:
+            if subprotocol in opening.subprotocols:
                 return subprotocol
-        if request.subprotocols:
+        if opening.subprotocols:
             raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
         return None
 

@@ -27,6 +27,7 @@ from wsproto.utilities import ProtocolError
 
 from transports.listening import linger
 from transports.tasks import tasks_until
+from transports.vectored import send_pieces
 
 # What is kept of the answer to a client's handshake, for its error message.
 ANSWER_BYTES_MAX: Final = 16 * 1024
@@ -157,8 +158,8 @@ class Wire(trio.abc.Stream):
 
     # -- writing
 
-    def put(self, data: bytes) -> None:
-        """Whole frames, to be written with the next `flush`.
+    def put(self, data: bytes, *rest: bytes) -> None:
+        """Whole frames in one or more pieces, to be written with the next `flush`.
 
         Raises `trio.BrokenResourceError` where nothing may follow any more.
         """
@@ -172,7 +173,7 @@ class Wire(trio.abc.Stream):
             self._pong = b""
             self._has_said_goodbye = True
         else:
-            self._pending.append(data)
+            self._pending += (data, *rest)
         if data[0] not in _DATA:
             self._control.set()
             self._may_read.set()
@@ -200,12 +201,12 @@ class Wire(trio.abc.Stream):
             if self._is_torn:
                 raise trio.BrokenResourceError("the peer is gone")
             await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
-            data = b"".join(self._pending) + self._pong
+            frames = [*self._pending, self._pong]
             self._pending.clear()
             self._pong = b""
             try:
-                if data:
-                    await self._stream.send_all(data)
+                if any(frames):
+                    await send_pieces(self._stream, frames)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self.tear()
                 raise trio.BrokenResourceError("the peer is gone") from None

@@ -14,7 +14,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
 from streams.messages import Incoming
-from transports.frames import Framing, Oversize, pieces
+from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.wire import Wire
 
@@ -72,10 +72,10 @@ class WebSocketChannel:
             self._wire.fail(CloseReason.MESSAGE_TOO_BIG, str(oversize))
             return oversize.before
 
-    async def send(self, lines: bytes) -> None:
+    async def send(self, *lines: bytes) -> None:
         try:
-            for piece in pieces(lines):
-                await self._framing.put(piece, self._connection, self._wire)
+            for frame in packed(lines):
+                await self._framing.put(frame, self._connection)
                 await self._wire.flush()
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None

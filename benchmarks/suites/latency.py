@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from benchmarks.harness import Plan, Subject
+from benchmarks.harness import Batch, Plan, Subject
 from benchmarks.numbered import FIRST, Lost
 from benchmarks.servers import APP, Served, websocket_server
 from streams import Client
@@ -50,55 +50,41 @@ async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
             subject
             for size in plan.counts
             for name, served in servers.items()
-            for subject in _subjects(name, _Paced(served, plan.paced, size))
+            for subject in _subjects(name, served, plan.paced, size)
         ]
 
 
-class _Paced:
-    """One server, and how long its messages have taken when it was last asked."""
-
-    def __init__(self, served: Served, count: int, size: int) -> None:
-        self.size = size
-        self._served = served
-        self._count = count
-        self._took_us: list[float] = []
-
-    async def measure(self, percentile: int) -> float:
-        """The latency that so many percent of the messages have at most, in µs.
-
-        The lowest percentile has them sent; the others are of the same messages. Raises `Lost`.
-        """
-        if percentile == PERCENTILES[0]:
-            self._took_us = sorted(await self._sent())
-        return self._took_us[min(len(self._took_us) * percentile // 100, len(self._took_us) - 1)]
-
-    async def _sent(self) -> list[float]:
-        came: list[tuple[int, msgspec.Raw]] = []
-        async with Client(self._served.dialer) as client:
-            arguments = {"count": self._count, "size": self.size, "per_second": 1_000}
-            async with client.call("pace", arguments) as call:
-                async for message in call:
-                    came.append((time.monotonic_ns(), message.params))
-                if (result := await call.result()).get("isError"):
-                    raise Lost(f"the tool failed: {result}")
-        return self._checked(came)
-
-    def _checked(self, came: Sequence[tuple[int, msgspec.Raw]]) -> list[float]:
-        told = [msgspec.json.decode(params, type=_Params).data for _, params in came]
-        if [data.n - FIRST for data in told] != list(range(self._count)):
-            raise Lost(f"{self._count} messages were to come, one by one: {len(told)} have")
-        return [(at - data.sent_at_ns) / 1_000 for (at, _), data in zip(came, told, strict=True)]
-
-
-def _subjects(journal: str, paced: _Paced) -> list[Subject]:
+def _subjects(journal: str, served: Served, count: int, size: int) -> list[Subject]:
+    batch = Batch(partial(_sent, served, count, size))
     return [
         Subject(
             row(journal, percentile),
-            paced.size,
-            partial(paced.measure, percentile),
+            size,
+            batch.figure(partial(_at, percentile)),
             role="bare" if journal == NONE else "ours",
             unit=UNIT,
             of="" if journal == NONE else row(NONE, percentile),
         )
         for percentile in PERCENTILES
     ]
+
+
+def _at(percentile: int, took_us: Sequence[float]) -> float:
+    """What so many percent of the sorted latencies are at most."""
+    return took_us[min(len(took_us) * percentile // 100, len(took_us) - 1)]
+
+
+async def _sent(served: Served, count: int, size: int) -> Sequence[float]:
+    """The latencies of so many messages in µs, sorted. Raises `Lost`."""
+    came: list[tuple[int, msgspec.Raw]] = []
+    async with Client(served.dialer) as client:
+        arguments = {"count": count, "size": size, "per_second": 1_000}
+        async with client.call("pace", arguments) as call:
+            async for message in call:
+                came.append((time.monotonic_ns(), message.params))
+            if (result := await call.result()).get("isError"):
+                raise Lost(f"the tool failed: {result}")
+    told = [msgspec.json.decode(params, type=_Params).data for _, params in came]
+    if [data.n - FIRST for data in told] != list(range(count)):
+        raise Lost(f"{count} messages were to come, one by one: {len(told)} have")
+    return sorted((at - data.sent_at_ns) / 1_000 for (at, _), data in zip(came, told, strict=True))

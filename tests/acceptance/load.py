@@ -29,6 +29,7 @@ class Scale(msgspec.Struct, frozen=True):
     stall_s: float = 0.0
     requests: int = 2_000
     connections: int = 200
+    attached: int = 200
     is_timed: bool = False
 
     @classmethod
@@ -50,6 +51,7 @@ FULL: Final = Scale(
     stall_s=60.0,
     requests=100_000,
     connections=1_000,
+    attached=9_900,
     is_timed=True,
 )
 
