@@ -49,7 +49,7 @@ def show(results: Results, console: Console) -> None:
 
 
 def _table(measured: Measured) -> Table:
-    title = f"{measured.title} (medians of {measured.rounds})"
+    title = f"{measured.title} (medians of {_rounds(measured)})"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(measured.name, overflow="fold")
     for heading in ("size", "median", "range"):
@@ -109,6 +109,8 @@ def _unit(verdict: Verdict) -> str:
 def markdown(results: Results, pictures: Mapping[str, str]) -> str:
     """All tables; `pictures` has the file of a suite's chart."""
     parts = [f"Measured on: {machine_words(results)}.", _versions(results)]
+    if results.plan.is_quick:
+        parts.insert(0, "**This was a quick run: far too short to say anything of speed.**")
     parts += ["### Goals", goals_markdown(results)]
     for measured in results.suites:
         parts.append(f"### {measured.title}")
@@ -126,7 +128,7 @@ def goals_markdown(results: Results) -> str:
 
 
 def _suite_markdown(measured: Measured) -> str:
-    lines = [f"Medians of {measured.rounds} rounds.", ""]
+    lines = [f"Medians of {_rounds(measured)}.", ""]
     lines += ["| | size | median | lowest | highest | ratio |", _ALIGN]
     for row in _by_size(measured):
         lowest, highest = ("", "") if row.failed else map(short, row.span)
@@ -134,6 +136,10 @@ def _suite_markdown(measured: Measured) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     why = {f"{row.name}: {row.detail}" for row in measured.rows if row.failed == "missing"}
     return "\n".join([*lines, *[f"\n{line}" for line in sorted(why)]])
+
+
+def _rounds(measured: Measured) -> str:
+    return "1 round" if measured.rounds == 1 else f"{measured.rounds} rounds"
 
 
 def _versions(results: Results) -> str:
@@ -158,5 +164,5 @@ def _chart(measured: Measured, machine: str) -> str:
     for row in _by_size(measured):
         bar = Bar(row.name, row.median, row.role, row.failed)
         groups.setdefault(_size(row.size), []).append(bar)
-    subtitle = f"Logarithmic scale. Medians of {measured.rounds} rounds; {machine}."
+    subtitle = f"Logarithmic scale. Medians of {_rounds(measured)}; {machine}."
     return bar_chart(measured.title, subtitle, groups)

@@ -45,10 +45,11 @@ def test_a_quick_run_measures_everything_and_writes_it_down(tmp_path, capsys):
             if row.role != "peer":
                 assert row.median > 0 or row.unit == "B"  # so few connections may need no page
                 assert len(row.figures) == QUICK.rounds
-        picture = ElementTree.parse(tmp_path / f"{measured.name}.svg").getroot()
-        bars = [bar.get("class") for bar in picture.iter(f"{SVG}rect")]
-        shown = [row for row in measured.rows if not row.failed]
-        assert len(bars) - bars.count("bg") == len(shown)
+        if len({row.unit for row in measured.rows}) == 1:
+            picture = ElementTree.parse(tmp_path / f"{measured.name}.svg").getroot()
+            bars = [bar.get("class") for bar in picture.iter(f"{SVG}rect")]
+            shown = [row for row in measured.rows if not row.failed]
+            assert len(bars) - bars.count("bg") == len(shown)
     for size in QUICK.counts:
         assert 0 < results.row("resume", resume.raw_row(resume.STDIO), size).ratio < 1
     assert "Goals" in capsys.readouterr().out
