@@ -179,7 +179,7 @@ async def run(
 
 async def _measured(suite: Suite, plan: Plan, folder: Path, on_step: OnStep) -> Measured:
     rounds = plan.rounds or suite.rounds
-    warm_up = int(suite.warms_up)
+    warm_up = int(suite.warms_up and not plan.is_quick)
     on_step(f"{suite.name}: getting ready")
     async with suite.open(plan, folder) as subjects:
         tries = [_Tries(subject) for subject in subjects]

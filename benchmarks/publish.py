@@ -16,7 +16,7 @@ from benchmarks.servers import ROOT
 
 PUBLISHED: Final = ROOT / "benchmarks" / "published.json"
 PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
-IN_README: Final = "resume"  # the suite whose picture stands there
+HEADLINE: Final = "performance.svg"  # the picture that stands there
 
 _BEGIN: Final = "<!-- Made by `python -m benchmarks --publish`. -->"
 _END: Final = "<!-- Made up to here. -->"
@@ -44,12 +44,9 @@ def made(results: Results) -> Mapping[Path, str]:
     names = {name: f"performance-{name}.svg" for name in pictures}
     files = {PAGE.with_name(names[name]): picture for name, picture in pictures.items()}
     files[PAGE] = _filled(PAGE, report.markdown(results, names))
-    files[README] = _filled(README, _readme(results, names))
+    files[PAGE.with_name(HEADLINE)] = report.headline(results)
+    files[README] = _filled(README, f"![Coming back, in messages a second](docs/{HEADLINE})")
     return files
-
-
-def _readme(results: Results, names: Mapping[str, str]) -> str:
-    return f"![Coming back, in messages a second](docs/{names[IN_README]})"
 
 
 def _filled(page: Path, block: str) -> str:

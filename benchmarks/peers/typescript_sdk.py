@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.events import PATH
 from benchmarks.peers import Peer
 from benchmarks.peers.children import HERE, executable, free_port, node_module, running
-from benchmarks.peers.event_streams import Crowd
+from benchmarks.peers.event_streams import RAW, Crowd
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def opened(_: Path) -> Iterator[Peer]:
         yield Peer(
             f"@modelcontextprotocol/sdk {version}",
             crowd.fill,
-            crowd.readers(),
+            {RAW: crowd.readers()[RAW]},
             skipped=1,
             slowness=20,
         )

@@ -14,7 +14,7 @@ SUITES: Final = {
         ),
         Suite("live", "While the tool sends: messages a second", live.opened, rounds=3),
         Suite("latency", "1,000 messages a second: how long each takes", latency.opened, rounds=3),
-        Suite("storm", "1,000 clients come back at once: resumes a second", storm.opened, rounds=3),
+        Suite("storm", "1,000 clients come back at once: resumes a second", storm.opened, rounds=2),
         Suite(
             "memory",
             "Memory of a connection that is attached and idle",
