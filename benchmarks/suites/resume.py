@@ -5,7 +5,7 @@ have each message in hand, one by one, and look at them then too.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from benchmarks.numbered import Lost, check_messages
 from benchmarks.servers import APP, Served, http_server, stdio_server, websocket_server
 from benchmarks.suites.peers import PEERS, SDK_CLIENT, peer_subjects
 from streams import Client
+from streams.running import RunningCall
 from streams.ticket import Ticket
 
 POLL_EVERY_S: Final = 0.02
@@ -94,27 +95,33 @@ async def resumed_raw(reader: _Reader, served: Served, count: int, size: int) ->
     return resumed.messages / resumed.seconds
 
 
-async def resumed_in_hand(served: Served, count: int, size: int) -> float:
+Take = Callable[[RunningCall], Awaitable[Iterable[bytes]]]
+
+
+async def one_by_one(call: RunningCall) -> Iterable[bytes]:
+    """All messages of a call, each as it comes; as JSON only when they are looked at."""
+    taken = [message.params async for message in call]
+    return (b'{"params":%b}' % bytes(params) for params in taken)
+
+
+async def resumed_in_hand(served: Served, count: int, size: int, take: Take = one_by_one) -> float:
     """Messages a second to our client. Raises `Lost`.
 
     The call is left after its first message and runs on; timed is the resume alone, over a
     connection that stands already.
     """
     ticket = await left(served, count, size)
-    messages = []
     async with Client(served.dialer) as client:
         while (await client.poll(ticket)).status != "completed":
             await trio.sleep(POLL_EVERY_S)
         began_at = time.perf_counter()
         async with client.resume(ticket) as call:
-            async for message in call:
-                messages.append(message.params)
+            messages = await take(call)
             result = await call.result()
         took_s = time.perf_counter() - began_at
     if result.get("isError"):
         raise Lost(f"the tool failed: {result}")
-    told = (b'{"params":%b}' % bytes(params) for params in messages)
-    return check_messages(told, ticket.after or 0, count) / took_s
+    return check_messages(messages, ticket.after or 0, count) / took_s
 
 
 async def left(served: Served, count: int, size: int) -> Ticket:
