@@ -95,7 +95,7 @@ def _ratio(row: Row) -> str:
 def _goal_cells(verdict: Verdict) -> list[str]:
     goal = verdict.goal
     bound = f"{'≤' if goal.is_ceiling else '≥'} {goal.bound:g}{_unit(verdict)}"
-    reached = verdict.word or f"{verdict.reached:.3g}{_unit(verdict)}"
+    reached = verdict.word or f"{short(verdict.reached)}{_unit(verdict)}"
     is_met = "" if verdict.word else YES if verdict.is_met else NO
     return [goal.what, _size(goal.size), bound, reached, is_met]
 
