@@ -3,68 +3,85 @@
 import argparse
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import trio
 from rich.console import Console
 
-from benchmarks import measure, reconnect, report
+from benchmarks import harness, publish, report
+from benchmarks.harness import QUICK, Plan, Results
+from benchmarks.suites import SUITES
 from streams.console import log_to_stderr
 
-ResultsT = TypeVar("ResultsT")
-
 RESULTS: Final = Path(__file__).resolve().parent / "results"
+LATEST: Final = "latest.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write the results down."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("messages", "reconnect"), default="messages")
-    parser.add_argument("--rounds", type=int, help="how often everything is measured (5 or 3)")
+    parser.add_argument("--suite", action="append", choices=SUITES, help="by default all")
+    parser.add_argument("--peers", action="store_true", help="measure the peers, too")
+    parser.add_argument("--rounds", type=int, help="how often everything is measured")
+    parser.add_argument("--size", type=int, help="messages of this size alone, in bytes")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and SVG")
+    parser.add_argument("--publish", action="store_true", help="put the latest results into docs/")
     chosen = parser.parse_args(arguments)
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error("--rounds must be 1 or more")
+    if chosen.publish:
+        for path in publish.publish(chosen.out / LATEST):
+            print(path)
+        return
+    plan = QUICK if chosen.quick else Plan()
+    plan = msgspec.structs.replace(
+        plan, rounds=chosen.rounds or plan.rounds, has_peers=chosen.peers
+    )
+    try:
+        plan = plan.only(chosen.size) if chosen.size else plan
+    except ValueError as error:
+        parser.error(f"--size: {error}")
     log_to_stderr(logging.WARNING)
-    measured = _reconnect if chosen.what == "reconnect" else _messages
-    for path in measured(chosen.out, chosen.rounds, is_quick=chosen.quick):
+    results = _measure(chosen.suite or list(SUITES), plan, chosen.out)
+    report.show(results, Console())
+    for path in _write(results, chosen.out):
         print(path)
 
 
-def _messages(out: Path, rounds: int | None, *, is_quick: bool) -> list[Path]:
-    plan = measure.QUICK if is_quick else measure.Plan()
-    plan = msgspec.structs.replace(plan, rounds=rounds or plan.rounds)
-    results = _run(measure.run, plan, out)
-    report.show(results, Console())
-    return report.write(results, out)
-
-
-def _reconnect(out: Path, rounds: int | None, *, is_quick: bool) -> list[Path]:
-    plan = reconnect.QUICK if is_quick else reconnect.Plan()
-    plan = msgspec.structs.replace(plan, rounds=rounds or plan.rounds)
-    results = _run(reconnect.run, plan, out)
-    report.show_reconnect(results, Console())
-    return [report.write_reconnect(results, out)]
-
-
-def _run(run: Callable[..., Awaitable[ResultsT]], plan: msgspec.Struct, out: Path) -> ResultsT:
+def _measure(names: Sequence[str], plan: Plan, out: Path) -> Results:
     # The journals stand beside the results, not in /tmp: on many machines that is no disk.
     out.mkdir(parents=True, exist_ok=True)
-    machine = report.this_machine()
+    suites = [SUITES[name] for name in names]
     with tempfile.TemporaryDirectory(dir=out) as folder, _progress() as on_step:
-        return trio.run(lambda: run(plan, Path(folder), machine=machine, on_step=on_step))
+        place, machine = Path(folder), report.this_machine()
+        return trio.run(harness.run, suites, plan, place, machine, on_step)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
+    """Says each step: on a terminal in one line, else one line for each."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda step: console.print(step, highlight=False)
+        return
     with console.status("starting") as status:
         yield status.update
+
+
+def _write(results: Results, out: Path) -> list[Path]:
+    data = out / LATEST
+    data.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
+    written = [data]
+    for name, picture in report.charts(results).items():
+        path = out / f"{name}.svg"
+        path.write_text(picture)
+        written.append(path)
+    return written
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The server that is measured: a tool that sends as fast as it can, and one that waits."""
+"""The server that is measured: tools that send as fast as they can, at a pace, or no more."""
 
+import time
 from typing import Final
 
 import trio
 
-from benchmarks.numbered import FIRST, METHOD, params, text_for
+from benchmarks.numbered import FIRST, METHOD, params, text_for, timed_params
 from streams import Call, Server
 from streams.limits import Limits
 
@@ -29,6 +30,20 @@ async def fill(call: Call, count: int, size: int) -> int:
     text = text_for(size)
     for number in range(FIRST, FIRST + count):
         await call.notify(METHOD, params(number, text))
+    return count
+
+
+@server.tool
+async def pace(call: Call, count: int, size: int, per_second: int) -> int:
+    """Send `count` numbered messages of about `size` bytes, so many a second.
+
+    Each says when it was sent, by CLOCK_MONOTONIC in nanoseconds.
+    """
+    text = text_for(size)
+    began_at = trio.current_time()
+    for number in range(count):
+        await trio.sleep_until(began_at + number / per_second)
+        await call.notify(METHOD, timed_params(FIRST + number, time.monotonic_ns(), text))
     return count
 
 

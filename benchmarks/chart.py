@@ -8,25 +8,26 @@ from typing import Final, Literal
 import msgspec
 
 WIDTH: Final = 880
-LABELS_WIDTH: Final = 190
+LABELS_WIDTH: Final = 300
 NUMBERS_WIDTH: Final = 100
 ROW: Final = 22
 HEAD: Final = 66
 
 STYLE: Final = """<style>
 .bg{fill:#ffffff}.t{fill:#1f2328}.s{fill:#59636e;font-size:12px}.grid{stroke:#d0d7de}
-.ours{fill:#0969da}.bare{fill:#8250df}.limit{fill:#afb8c1}
+.ours{fill:#0969da}.bare{fill:#8250df}.peer{fill:#bf8700}.limit{fill:#afb8c1}
 @media (prefers-color-scheme: dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9198a1}
-.grid{stroke:#30363d}.ours{fill:#4493f8}.bare{fill:#ab7df8}.limit{fill:#656c76}}
+.grid{stroke:#30363d}.ours{fill:#4493f8}.bare{fill:#ab7df8}.peer{fill:#d29922}.limit{fill:#656c76}}
 </style>"""
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One bar; `kind` decides its colour."""
+    """One bar; `kind` decides its colour. `word` stands where there is no value."""
 
     label: str
     value: float
-    kind: Literal["ours", "bare", "limit"]
+    kind: Literal["ours", "bare", "limit", "peer"]
+    word: str = ""
 
 
 class _Scale:
@@ -48,7 +49,7 @@ class _Scale:
 
 def bar_chart(title: str, subtitle: str, groups: Mapping[str, Sequence[Bar]]) -> str:
     """The bars of all groups, one below the other, on one logarithmic scale; values are above 0."""
-    scale = _Scale([bar.value for bars in groups.values() for bar in bars])
+    scale = _Scale([bar.value for bars in groups.values() for bar in bars if not bar.word])
     y, drawn = HEAD, []
     for name, bars in groups.items():
         drawn.append(_text(16, y + 15, name, weight="600"))
@@ -83,12 +84,15 @@ def _grid(scale: _Scale, top: float, bottom: float) -> list[str]:
 
 
 def _bar(scale: _Scale, y: float, bar: Bar) -> str:
-    start, end = scale.x(10**scale.first), scale.x(bar.value)
+    start = scale.x(10**scale.first)
+    label = _text(start - 8, y + 16, bar.label, kind="s", anchor="end")
+    if bar.word:
+        return label + _text(start + 6, y + 16, bar.word, kind="s")
+    end = scale.x(bar.value)
     rectangle = (
         f'<rect class="{bar.kind}" x="{start:.1f}" y="{y + 3:g}" '
         f'width="{end - start:.1f}" height="{ROW - 6}" rx="2"/>'
     )
-    label = _text(start - 8, y + 16, bar.label, kind="s", anchor="end")
     return label + rectangle + _text(end + 6, y + 16, short(bar.value), kind="s")
 
 

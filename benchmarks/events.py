@@ -44,6 +44,7 @@ class Session:
         assert parts.port is not None
         self._address = parts.hostname, parts.port
         self._headers = [("Host", parts.netloc), ("MCP-Protocol-Version", REVISION)]
+        self.id = ""  # until the server has given one
 
     @classmethod
     async def opened(cls, url: str, capabilities: Mapping[str, Any]) -> "Session":
@@ -56,7 +57,8 @@ class Session:
         }
         with await session.post("initialize", hello, request_id=0) as response:
             await response.rest()
-            session._headers.append(("Mcp-Session-Id", response.headers["mcp-session-id"]))
+            session.id = response.headers["mcp-session-id"]
+            session._headers.append(("Mcp-Session-Id", session.id))
         with await session.post("notifications/initialized", {}) as response:
             await response.rest()
         return session

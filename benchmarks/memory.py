@@ -1,16 +1,10 @@
 """What a connection costs that is attached and idle: ours beside the official Python SDK's server.
 
-    python -m benchmarks.memory [--quick]
-
 Each client has a session of its own and a call under way that has sent one message and sends no
 more. The cost is the slope of the server's resident memory between two numbers of clients.
 """
 
-import argparse
-import logging
-import statistics
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -20,9 +14,8 @@ import trio
 
 from benchmarks.events import Response, Session
 from benchmarks.reconnect import STOCK_SERVER
-from benchmarks.servers import APP, Served, http_server, listening, websocket_server
+from benchmarks.servers import Served, http_server, listening, websocket_server
 from benchmarks.sockets import Socket
-from streams.console import log_to_stderr
 
 OURS_HTTP: Final = "mcp-streams, HTTP"
 OURS_WEBSOCKET: Final = "mcp-streams, WebSocket"
@@ -30,40 +23,18 @@ STOCK: Final = "official Python SDK, HTTP"
 
 OPENED_AT_ONCE: Final = 20
 SETTLE_S: Final = 2.0  # until what only the beginning takes is given back
-PATIENCE_S: Final = 600.0
-
 
 Closing = Response | Socket
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Between which two numbers of connections the slope is taken, and how often."""
+    """Between which two numbers of connections the slope is taken."""
 
-    rounds: int = 3
     fewer: int = 500
     more: int = 1_500
 
 
-QUICK: Final = Plan(rounds=1, fewer=10, more=40)
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """Bytes a connection of one server, of every round, and their median; `ratio` is that by the
-    SDK's.
-    """
-
-    server: str
-    slopes: Sequence[float]
-    median: float
-    ratio: float
-
-
-class Results(msgspec.Struct, frozen=True):
-    """A whole run."""
-
-    plan: Plan
-    machine: Mapping[str, str]
-    figures: Sequence[Figure]
+QUICK: Final = Plan(fewer=10, more=60)
 
 
 class Kind(NamedTuple):
@@ -71,30 +42,6 @@ class Kind(NamedTuple):
 
     serve: Callable[[str, Path], AbstractAsyncContextManager[Served]]
     attach: Callable[[str], Awaitable[Closing]]
-
-
-async def run(
-    plan: Plan,
-    folder: Path,
-    *,
-    machine: Mapping[str, str],
-    app: str = APP,
-    on_step: Callable[[str], None] = lambda _: None,
-) -> Results:
-    """Do all rounds, each server in turn, started anew."""
-    slopes: dict[str, list[float]] = {name: [] for name in KINDS}
-    with trio.fail_after(PATIENCE_S):
-        for number in range(1, plan.rounds + 1):
-            for name, kind in KINDS.items():
-                on_step(f"round {number}: {name}")
-                journal = folder / f"memory-{number}.db"
-                slopes[name].append(await slope(kind, plan, app, journal))
-    medians = {name: statistics.median(found) for name, found in slopes.items()}
-    return Results(
-        plan,
-        machine,
-        [Figure(n, slopes[n], medians[n], medians[n] / medians[STOCK]) for n in KINDS],
-    )
 
 
 async def slope(kind: Kind, plan: Plan, app: str, journal: Path) -> float:
@@ -144,20 +91,3 @@ KINDS: Final = {
     OURS_WEBSOCKET: Kind(websocket_server, _attach_by_websocket),
     STOCK: Kind(lambda _app, _journal: listening(STOCK_SERVER), _attach_by_http),
 }
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, one server a line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
-    plan = QUICK if parser.parse_args(arguments).quick else Plan()
-    log_to_stderr(logging.WARNING)
-    with tempfile.TemporaryDirectory() as folder:
-        results = trio.run(lambda: run(plan, Path(folder), machine={}))
-    for figure in results.figures:
-        kib = figure.median / 1024
-        print(f"{figure.server:30} {kib:8.1f} KiB a connection, ratio {figure.ratio:.2f}")
-
-
-if __name__ == "__main__":
-    main()

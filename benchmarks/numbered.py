@@ -1,5 +1,6 @@
 """The messages that are sent: numbered, of one exact size, and checked one by one."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -9,6 +10,9 @@ from streams.running import RunningCall
 
 METHOD: Final = "notifications/message"
 FIRST: Final = 1_000_000_000  # all numbers have the same length, and so have all messages
+
+
+_STAMP_BYTES: Final = len(b'"sent_at_ns":1000000000000000,')
 
 
 class _Data(msgspec.Struct, gc=False):
@@ -41,6 +45,12 @@ def params(number: int, text: str) -> dict[str, Any]:
     return {"level": "info", "data": data(number, text)}
 
 
+def timed_params(number: int, sent_at_ns: int, text: str) -> dict[str, Any]:
+    """What a message says that tells when it was sent; the time is in place of some text."""
+    stamped = {"n": number, "sent_at_ns": sent_at_ns}
+    return {"level": "info", "data": {**stamped, "text": text[_STAMP_BYTES:]}}
+
+
 def text_for(size: int) -> str:
     """The text that makes a message `size` bytes long, its newline included."""
     bare = len(notification(METHOD, params(FIRST, "")))
@@ -55,6 +65,27 @@ def number_of(message: bytes) -> int:
         return _message(message).params.data.n - FIRST
     except msgspec.DecodeError:
         raise Lost(f"a message was expected: {message[:160]!r}") from None
+
+
+def lines_of(count: int, size: int) -> Iterator[bytes]:
+    """So many messages as they go over a wire, each `size` bytes long with its newline."""
+    text = text_for(size)
+    return (notification(METHOD, params(FIRST + number, text)) for number in range(count))
+
+
+def check_messages(messages: Iterable[bytes], after: int, count: int) -> int:
+    """Return how many have come.
+
+    Raises `Lost` unless they are those above `after` up to `count`, each once and in order.
+    """
+    came = [number_of(message) for message in messages]
+    expected = range(after, count)
+    for number, found in zip(expected, came, strict=False):
+        if found != number:
+            raise Lost(f"message {number} was expected: {found}")
+    if len(came) != len(expected):
+        raise Lost(f"{len(came)} messages have come, {len(expected)} were expected")
+    return len(came)
 
 
 async def check(call: RunningCall, count: int, after: int = 0) -> int:

@@ -7,11 +7,9 @@ which only ours does. The SDK's keeps events in memory, ours in its journal.
 """
 
 import re
-import statistics
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,16 +17,10 @@ import trio
 
 from benchmarks import sockets
 from benchmarks.events import Check, Response, Session, fill
-from benchmarks.servers import APP, http_server, listening, websocket_server
 
-OURS: Final = "mcp-streams, SQLite"
-OURS_WEBSOCKET: Final = "mcp-streams, SQLite, WebSocket"
-STOCK: Final = "official Python SDK, memory"
 STOCK_SERVER: Final = (sys.executable, "-m", "benchmarks.stock")
 
 CALLS_AT_ONCE: Final = 20  # while the clients make ready
-# Neither server needs as long, however busy the machine: whichever does has hung.
-PATIENCE_S: Final = 600.0
 
 # Where a client may stop to read: the SDK's server does not end a response that is complete. It is
 # not far from the end.
@@ -37,33 +29,11 @@ _TAIL_BYTES: Final = 4096
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How many clients come back, how often, and how much waits for each of them."""
+    """How many clients come back, and how much waits for each of them."""
 
-    rounds: int = 3
     clients: int = 1_000
     count: int = 100
     size: int = 200
-
-
-QUICK: Final = Plan(rounds=1, clients=20)
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """Resumes a second of one server, of every round, and their median."""
-
-    server: str
-    rates: Sequence[float]
-    median: float
-
-
-class Results(msgspec.Struct, frozen=True):
-    """A whole run; the ratios are ours by the SDK's server-sent events, made of medians."""
-
-    plan: Plan
-    machine: Mapping[str, str]
-    figures: Sequence[Figure]
-    ratio: float
-    websocket_ratio: float
 
 
 class Absent(NamedTuple):
@@ -78,43 +48,6 @@ class Way(NamedTuple):
 
     gather: Callable[[str, Plan], Awaitable[Sequence[Any]]]
     come_back: Callable[[Sequence[Any], Plan], Awaitable[float]]
-
-
-async def run(
-    plan: Plan,
-    folder: Path,
-    *,
-    machine: Mapping[str, str],
-    app: str = APP,
-    on_step: Callable[[str], None] = lambda _: None,
-) -> Results:
-    """Do all rounds, each server in turn. Raises `Lost` as soon as a message is missing."""
-    rates: dict[str, list[float]] = {name: [] for name in WAYS}
-    with trio.fail_after(PATIENCE_S):
-        async with _open_servers(app, folder) as urls:
-            crowds = {}
-            for name, url in urls.items():
-                on_step(f"{plan.clients} clients call: {name}")
-                crowds[name] = await WAYS[name].gather(url, plan)
-            for number in range(1, plan.rounds + 1):
-                for name, crowd in crowds.items():
-                    on_step(f"round {number}: {name}")
-                    rates[name].append(await WAYS[name].come_back(crowd, plan))
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    figures = [Figure(name, found, medians[name]) for name, found in rates.items()]
-    ratio, websocket_ratio = (medians[ours] / medians[STOCK] for ours in (OURS, OURS_WEBSOCKET))
-    return Results(plan, machine, figures, ratio, websocket_ratio)
-
-
-@asynccontextmanager
-async def _open_servers(app: str, folder: Path) -> AsyncIterator[Mapping[str, str]]:
-    async with AsyncExitStack() as stack:
-        opening = {
-            OURS: http_server(app, folder / "reconnect.db"),
-            OURS_WEBSOCKET: websocket_server(app, folder / "websocket.db"),
-            STOCK: listening(STOCK_SERVER),
-        }
-        yield {name: (await stack.enter_async_context(each)).url for name, each in opening.items()}
 
 
 async def _gather(url: str, plan: Plan) -> list[Absent]:
@@ -150,7 +83,7 @@ async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
         with response:
             await response.connect()
             await response.ask()
-            came[response] = await _up_to_the_result(response)
+            came[response] = await up_to_the_result(response)
 
     began_at = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -164,10 +97,13 @@ async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
     return len(crowd) / took_s
 
 
-async def _up_to_the_result(response: Response) -> bytes:
+async def up_to_the_result(response: Response, silence_s: float = inf) -> bytes:
+    """What comes before the end of a result, or before a silence of so many seconds."""
     came = bytearray()
     while not _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)):
-        data = await response.read()
+        data = b""
+        with trio.move_on_after(silence_s):
+            data = await response.read()
         if not data:
             break  # before its time: something will be missing
         came += data
@@ -213,4 +149,3 @@ async def _come_back_over_websockets(
 
 EVENTS: Final = Way(_gather, _come_back)
 SOCKETS: Final = Way(_gather_over_websockets, _come_back_over_websockets)
-WAYS: Final = {OURS: EVENTS, OURS_WEBSOCKET: SOCKETS, STOCK: EVENTS}

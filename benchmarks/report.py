@@ -1,30 +1,22 @@
-"""The results on a terminal, in a file, and in a picture."""
+"""The results on a terminal, as Markdown, and as pictures."""
 
 import os
 import platform
 import sqlite3
-from collections.abc import Mapping
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import reconnect
 from benchmarks.chart import Bar, bar_chart, short
-from benchmarks.measure import LIMIT_OF, Case, Figure, Results
+from benchmarks.goals import NOT_MEASURED, Verdict, verdicts
+from benchmarks.harness import Measured, Results, Row
 
-NAMES = {
-    "stdio": "stdio",
-    "websocket": "WebSocket",
-    "http": "HTTP lines",
-    "sse": "HTTP SSE",
-    "pipe": "pipe",
-    "tcp": "TCP",
-}
-JOURNALS = {"file": "SQLite", "memory": "none"}
+YES, NO = "yes", "**no**"
+_ALIGN: Final = "|---|--:|--:|--:|--:|---|"
 
 
 def this_machine() -> Mapping[str, str]:
@@ -37,93 +29,150 @@ def this_machine() -> Mapping[str, str]:
     }
 
 
-def show(results: Results, console: Console) -> None:
-    """Print the results as a table that fits into 80 columns."""
-    title = f"Messages a second: medians of {results.plan.rounds} round(s)"
-    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("", "over", "journal"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("median", "range", "limit", "share"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for figure, following in pairwise([*results.figures, None]):
-        assert figure is not None
-        is_last = following is None or _group(following.case) != _group(figure.case)
-        table.add_row(*_cells(figure), end_section=is_last)
-    console.print(table)
-    for kind, rate in results.limits.items():
-        console.print(f"limit: {NAMES[kind]} {rate / 1e9:.2f} GB/s", highlight=False)
-
-
-def _group(case: Case) -> str:
-    return f"{case.what} {case.size} B"
-
-
-def _cells(figure: Figure) -> list[str]:
-    case = figure.case
-    return [
-        _group(case),
-        NAMES[case.transport],
-        JOURNALS[case.journal],
-        short(figure.median),
-        f"{short(min(figure.rates))}-{short(max(figure.rates))}",
-        f"{NAMES[LIMIT_OF[case.transport]]} {short(figure.limit)}",
-        f"{figure.ratio:.3f}",
-    ]
-
-
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write `latest.json` and `latest.svg` into `folder`, which is made; returns both."""
-    folder.mkdir(parents=True, exist_ok=True)
-    data, picture = folder / "latest.json", folder / "latest.svg"
-    data.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    picture.write_text(chart(results))
-    return [data, picture]
-
-
-def chart(results: Results) -> str:
-    """The medians as an SVG picture."""
-    groups: dict[str, list[Bar]] = {}
-    for figure in results.figures:
-        groups.setdefault(_group(figure.case), []).append(_bar(figure))
-    for size in results.plan.counts:
-        limits = [Bar(f"limit: {NAMES[k]}", r / size, "limit") for k, r in results.limits.items()]
-        for name in (f"resume {size} B", f"live {size} B"):
-            groups[name] += limits
+def machine_words(results: Results) -> str:
+    """The machine in a line."""
     machine = results.machine
-    return bar_chart(
-        "Messages a second",
-        f"Logarithmic scale. Medians of {results.plan.rounds} round(s); {machine['cpus']} CPUs, "
-        f"{machine['system']}, {machine['python']}.",
-        groups,
+    return (
+        f"{machine['cpus']} CPUs, {machine['system']}, {machine['python']}, "
+        f"SQLite {machine['sqlite']}"
     )
 
 
-def _bar(figure: Figure) -> Bar:
-    case = figure.case
-    if case.journal == "file":
-        return Bar(f"{NAMES[case.transport]}, journal", figure.median, "ours")
-    return Bar(f"{NAMES[case.transport]}, no journal", figure.median, "bare")
+# On a terminal
 
 
-def show_reconnect(results: reconnect.Results, console: Console) -> None:
-    """Print the resumes a second of each server, and how many times the other's ours are."""
-    plan = results.plan
-    title = f"{plan.clients} clients come back at once, {plan.count} messages each"
+def show(results: Results, console: Console) -> None:
+    """Print a table for each suite, and one of what is aimed at."""
+    for measured in results.suites:
+        console.print(_table(measured))
+    found = [verdict for verdict in verdicts(results) if verdict.word != NOT_MEASURED]
+    console.print(_goals_table(found))
+
+
+def _table(measured: Measured) -> Table:
+    title = f"{measured.title} (medians of {_rounds(measured)})"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for heading in ("resumes a second", "range", "messages a second"):
+    table.add_column(measured.name, overflow="fold")
+    for heading in ("size", "median", "range"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in results.figures:
-        span = f"{short(min(one.rates))}-{short(max(one.rates))}"
-        table.add_row(one.server, short(one.median), span, short(one.median * (plan.count + 1)))
-    console.print(table)
-    ratios = f"ratio: {results.ratio:.1f}, WebSocket {results.websocket_ratio:.1f}"
-    console.print(ratios, highlight=False)
+    table.add_column("ratio", overflow="fold")
+    for row in _by_size(measured):
+        spread = "" if row.failed else "-".join(short(figure) for figure in row.span)
+        table.add_row(row.name, _size(row.size), _median(row), spread, _ratio(row))
+    return table
 
 
-def write_reconnect(results: reconnect.Results, folder: Path) -> Path:
-    """Write `reconnect.json` into `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    data = folder / "reconnect.json"
-    data.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    return data
+def _goals_table(found: Sequence[Verdict]) -> Table:
+    table = Table(title="Goals", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold")
+    for heading in ("size", "goal", "reached"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("met")
+    for verdict in found:
+        table.add_row(*_goal_cells(verdict))
+    return table
+
+
+def _by_size(measured: Measured) -> list[Row]:
+    return sorted(measured.rows, key=lambda row: row.size)
+
+
+def _size(size: int) -> str:
+    return f"{size:,} B" if size else ""
+
+
+def _median(row: Row) -> str:
+    if row.failed:
+        return row.failed
+    unit = "" if row.unit == "messages/s" else f" {row.unit}"
+    return f"{short(row.median)}{unit}"
+
+
+def _ratio(row: Row) -> str:
+    return f"{row.ratio:.3g} × {row.of}" if row.ratio else ""
+
+
+def _goal_cells(verdict: Verdict) -> list[str]:
+    goal = verdict.goal
+    bound = f"{'≤' if goal.is_ceiling else '≥'} {goal.bound:g}{_unit(verdict)}"
+    reached = verdict.word or f"{short(verdict.reached)}{_unit(verdict)}"
+    is_met = "" if verdict.word else YES if verdict.is_met else NO
+    return [goal.what, _size(goal.size), bound, reached, is_met]
+
+
+def _unit(verdict: Verdict) -> str:
+    return f" {verdict.unit}" if verdict.unit else ""
+
+
+# As Markdown
+
+
+def markdown(results: Results, pictures: Mapping[str, str]) -> str:
+    """All tables; `pictures` has the file of a suite's chart."""
+    parts = [f"Measured on: {machine_words(results)}.", _versions(results)]
+    if results.plan.is_quick:
+        parts.insert(0, "**This was a quick run: far too short to say anything of speed.**")
+    parts += ["### Goals", goals_markdown(results)]
+    for measured in results.suites:
+        parts.append(f"### {measured.title}")
+        parts.append(_suite_markdown(measured))
+        if measured.name in pictures:
+            parts.append(f"![{measured.title}, as bars]({pictures[measured.name]})")
+    return "\n\n".join(filter(None, parts))
+
+
+def goals_markdown(results: Results) -> str:
+    """What is aimed at, and what was reached."""
+    lines = ["| | size | goal | reached | met |", "|---|--:|--:|--:|---|"]
+    lines += [f"| {' | '.join(_goal_cells(verdict))} |" for verdict in verdicts(results)]
+    return "\n".join(lines)
+
+
+def _suite_markdown(measured: Measured) -> str:
+    lines = [f"Medians of {_rounds(measured)}.", ""]
+    lines += ["| | size | median | lowest | highest | ratio |", _ALIGN]
+    for row in _by_size(measured):
+        lowest, highest = ("", "") if row.failed else map(short, row.span)
+        cells = [row.name, _size(row.size), _median(row), lowest, highest, _ratio(row)]
+        lines.append(f"| {' | '.join(cells)} |")
+    why = {f"{row.name}: {row.detail}" for row in measured.rows if row.failed == "missing"}
+    return "\n".join([*lines, *[f"\n{line}" for line in sorted(why)]])
+
+
+def _rounds(measured: Measured) -> str:
+    return "1 round" if measured.rounds == 1 else f"{measured.rounds} rounds"
+
+
+def _versions(results: Results) -> str:
+    found = {row.version for measured in results.suites for row in measured.rows if row.version}
+    return f"Peers: {'; '.join(sorted(found))}." if found else ""
+
+
+# As pictures
+
+
+def charts(results: Results) -> Mapping[str, str]:
+    """An SVG for each suite whose rows are all of one unit."""
+    return {
+        measured.name: _chart(measured, machine_words(results))
+        for measured in results.suites
+        if len({row.unit for row in measured.rows if not row.failed}) == 1
+    }
+
+
+def headline(results: Results) -> str:
+    """An SVG of coming back, with the smallest messages alone."""
+    (whole,) = (measured for measured in results.suites if measured.name == "resume")
+    smallest = min(row.size for row in whole.rows)
+    rows = [row for row in whole.rows if row.size == smallest]
+    measured = msgspec.structs.replace(whole, rows=rows)
+    return _chart(measured, machine_words(results))
+
+
+def _chart(measured: Measured, machine: str) -> str:
+    groups: dict[str, list[Bar]] = {}
+    for row in _by_size(measured):
+        bar = Bar(row.name, row.median, row.role, row.failed)
+        groups.setdefault(_size(row.size), []).append(bar)
+    subtitle = f"Logarithmic scale. Medians of {_rounds(measured)}; {machine}."
+    return bar_chart(measured.title, subtitle, groups)

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from streams.messages import Dialer
+from streams.options import Durability
 from streams.ownership import lock_path, socket_path
 from transports import dial, stdio
 
@@ -31,11 +32,15 @@ _ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
 
 
 class Served(msgspec.Struct, frozen=True):
-    """A server that can be reached; `url` and `pid` are empty where it has none."""
+    """A server that can be reached: it has a URL, or a command that is spawned for each client.
+
+    `pid` is that of the process that listens; 0 where none does.
+    """
 
     dialer: Dialer
     url: str = ""
-    pid: int = 0  # of the process that listens
+    command: Sequence[str] = ()
+    pid: int = 0
 
 
 @asynccontextmanager
@@ -46,7 +51,8 @@ async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
     """
     command = stdio_command(app, journal)
     try:
-        yield Served(partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL))
+        dialer = partial(stdio.connect, command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        yield Served(dialer, command=command)
     finally:
         if journal is not None:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
@@ -66,9 +72,12 @@ async def _end_owner(journal: Path) -> None:
         await trio.sleep(LOOK_EVERY_S)
 
 
-def websocket_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
-    """A server that listens on loopback, with our own subprotocol."""
-    return listening([*_serve(app, journal), "--ws", "127.0.0.1:0"])
+def websocket_server(
+    app: str, journal: Path | None, *, durability: Durability = "power"
+) -> AbstractAsyncContextManager[Served]:
+    """A server that listens on loopback, for both subprotocols."""
+    command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--durability", durability]
+    return listening(command)
 
 
 def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
@@ -84,7 +93,7 @@ async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
         try:
             with trio.fail_after(START_S):
                 url = await _address(process, log.fileno())
-            yield Served(dial(url), url, process.pid)
+            yield Served(dial(url), url, pid=process.pid)
         finally:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 process.terminate()

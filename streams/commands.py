@@ -36,6 +36,20 @@ NOTED_WITHIN_S: Final = 0.1
 
 def run(act: Callable[[Client], Awaitable[int]], url: str, *, cwd: str | None = None) -> int:
     """Connect to the server, act, and return the exit code; errors are said in one line."""
+
+    async def with_client(dialer: Dialer) -> int:
+        codes: list[int] = []
+        async with Client(dialer, name=CLIENT_NAME) as client:
+            codes.append(await act(client))
+        return codes[-1]
+
+    return run_dialing(with_client, url, cwd=cwd)
+
+
+def run_dialing(
+    act: Callable[[Dialer], Awaitable[int]], url: str, *, cwd: str | None = None
+) -> int:
+    """The same for what connects by itself."""
     console.log_to_stderr(logging.WARNING)
     try:
         dialer = dialer_of(url, cwd)
@@ -46,8 +60,7 @@ def run(act: Callable[[Client], Awaitable[int]], url: str, *, cwd: str | None = 
     codes: list[int] = []
 
     async def main() -> None:
-        async with Client(dialer, name=CLIENT_NAME) as client:
-            codes.append(await act(client))
+        codes.append(await act(dialer))
 
     try:
         trio.run(main)

@@ -1,0 +1,135 @@
+"""What is aimed at, and how far it is reached: ratios of medians, computed from one run."""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from benchmarks.harness import Results
+from benchmarks.memory import OURS_HTTP, OURS_WEBSOCKET, STOCK
+from benchmarks.suites import frames, latency, live, memory, resume, storm
+from benchmarks.suites.peers import SDK_CLIENT
+
+REDIS_PARSED: Final = "Redis: hiredis"
+# The client that is compared with others: over the transport that it is fastest on.
+OUR_CLIENT: Final = resume.in_hand(resume.WEBSOCKET)
+
+NOT_MEASURED: Final = "not measured"
+
+
+class Goal(NamedTuple):
+    """A row by another of its suite and size, or by itself where `of` is empty.
+
+    `is_ceiling` where less is better.
+    """
+
+    what: str
+    suite: str
+    row: str
+    of: str
+    size: int
+    bound: float
+    is_ceiling: bool = False
+
+
+class Verdict(NamedTuple):
+    """What was reached, in the row's unit where the goal is no ratio; or a word instead of it."""
+
+    goal: Goal
+    reached: float = 0.0
+    unit: str = ""
+    word: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it was measured and is as good as it should be."""
+        if self.word:
+            return False
+        goal = self.goal
+        return self.reached <= goal.bound if goal.is_ceiling else self.reached >= goal.bound
+
+
+def _each(
+    what: str, suite: str, row: str, of: str, bounds: tuple[float, float], *, at_most: bool = False
+) -> Iterator[Goal]:
+    """The same goal for small messages and for large ones."""
+    for size, bound in zip((200, 4096), bounds, strict=True):
+        yield Goal(what, suite, row, of, size, bound, at_most)
+
+
+def _raw(transport: str, small: float, large: float) -> Iterator[Goal]:
+    limit = resume.RAW_READERS[transport][0]
+    what = f"resume, raw client, {transport} over {limit.removeprefix('limit: ')}"
+    return _each(what, "resume", resume.raw_row(transport), limit, (small, large))
+
+
+def _live(streams: str) -> Iterator[Goal]:
+    what = f"live, journaled over no journal, {streams}"
+    return _each(what, "live", live.journaled(streams), live.bare(streams), (0.55, 0.55))
+
+
+def _latency(journal: str, most: float) -> Iterator[Goal]:
+    what = f"live latency p50 at 1,000 messages/s, {journal} over no journal"
+    of = latency.row(latency.NONE, 50)
+    return _each(what, "latency", latency.row(journal, 50), of, (most, most), at_most=True)
+
+
+def _attached(kind: str, most: float) -> Goal:
+    name, of = memory.NAMES[kind], memory.NAMES[STOCK]
+    return Goal(f"memory, {name} over Python SDK's", "memory", name, of, 0, most, is_ceiling=True)
+
+
+GOALS: Final = (
+    *_raw(resume.STDIO, 0.45, 0.60),
+    *_raw(resume.WEBSOCKET, 0.45, 0.60),
+    *_raw(resume.HTTP, 0.45, 0.60),
+    *_raw(resume.EVENTS, 0.15, 0.30),
+    *_each("resume, our client over Python SDK's", "resume", OUR_CLIENT, SDK_CLIENT, (60, 12)),
+    *_each(
+        "resume, our client over Redis parsed by hiredis",
+        "resume",
+        OUR_CLIENT,
+        REDIS_PARSED,
+        (1.5, 1.2),
+    ),
+    *_each(
+        "resume, raw client, one message a frame over a `send_message` loop",
+        "frames",
+        resume.raw_row(frames.TRANSPORT),
+        frames.PLAIN_RAW,
+        (3, 3),
+    ),
+    *_live(live.ONE),
+    *_live(live.MANY),
+    *_latency(latency.POWER, 3.0),
+    *_latency(latency.PROCESS, 1.5),
+    Goal("1,000 come back, SSE, over Python SDK", "storm", storm.OURS, storm.STOCK, 200, 25),
+    Goal(
+        "1,000 come back, WebSocket, over Python SDK",
+        "storm",
+        storm.OURS_WEBSOCKET,
+        storm.STOCK,
+        200,
+        10,
+    ),
+    _attached(OURS_HTTP, 0.6),
+    _attached(OURS_WEBSOCKET, 0.8),
+)
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """One for each goal."""
+    return [verdict(goal, results) for goal in GOALS]
+
+
+def verdict(goal: Goal, results: Results) -> Verdict:
+    """How far a goal is reached."""
+    row = results.row(goal.suite, goal.row, goal.size)
+    of = results.row(goal.suite, goal.of, goal.size) if goal.of else None
+    for needed in (row, of) if goal.of else (row,):
+        if needed is None:
+            return Verdict(goal, word=NOT_MEASURED)
+        if needed.failed:
+            return Verdict(goal, word=needed.failed)
+    assert row is not None
+    if of is None:
+        return Verdict(goal, row.median, row.unit)
+    return Verdict(goal, row.median / of.median)

@@ -1,0 +1,31 @@
+"""The official TypeScript SDK: its server, with the event store of its examples.
+
+That store orders events by a time in milliseconds and a random word, so those of one millisecond
+come in any order, and the ones that have come to stand before the last seen one are lost.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.events import PATH
+from benchmarks.peers import Peer
+from benchmarks.peers.children import HERE, executable, free_port, node_module, running
+from benchmarks.peers.event_streams import RAW, Crowd
+
+
+@contextmanager
+def opened(_: Path) -> Iterator[Peer]:
+    """Start it; what it keeps ends with it."""
+    node = executable("node", "Node.js")
+    version = node_module("@modelcontextprotocol/sdk")
+    port = free_port()
+    with running([node, str(HERE / "typescript_sdk_server.mjs"), str(port)], port):
+        crowd = Crowd(f"http://127.0.0.1:{port}{PATH}")
+        yield Peer(
+            f"@modelcontextprotocol/sdk {version}",
+            crowd.fill,
+            {RAW: crowd.readers()[RAW]},
+            skipped=1,
+            slowness=20,
+        )

@@ -1,0 +1,26 @@
+"""What is measured, in the order in which it is done."""
+
+from typing import Final
+
+from benchmarks.harness import Suite
+from benchmarks.suites import frames, latency, live, memory, resume, storm
+
+SUITES: Final = {
+    suite.name: suite
+    for suite in (
+        Suite("resume", "Coming back: messages a second", resume.opened),
+        Suite(
+            "frames", "One message a WebSocket frame: messages a second", frames.opened, rounds=3
+        ),
+        Suite("live", "While the tool sends: messages a second", live.opened, rounds=3),
+        Suite("latency", "1,000 messages a second: how long each takes", latency.opened, rounds=3),
+        Suite("storm", "1,000 clients come back at once: resumes a second", storm.opened, rounds=2),
+        Suite(
+            "memory",
+            "Memory of a connection that is attached and idle",
+            memory.opened,
+            rounds=2,
+            warms_up=False,
+        ),
+    )
+}
