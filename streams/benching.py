@@ -20,7 +20,7 @@ from streams.client import Client
 from streams.commands import CLIENT_NAME, DONE, TOOL_FAILED, USAGE, complain
 from streams.display import as_json_text, harmless, say
 from streams.errors import CallFailed, CallLost, StreamGone
-from streams.messages import Channel, Dialer
+from streams.messages import ClientChannel, Dialer
 from streams.running import RunningCall
 from streams.ticket import Ticket
 
@@ -228,13 +228,13 @@ class _Line:
     def __init__(self, dialer: Dialer) -> None:
         self.connecting_s = 0.0
         self._dialer = dialer
-        self._channel: Channel | None = None
+        self._channel: ClientChannel | None = None
 
-    def __call__(self) -> AbstractAsyncContextManager[Channel]:
+    def __call__(self) -> AbstractAsyncContextManager[ClientChannel]:
         return self._connected()
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Channel]:
+    async def _connected(self) -> AsyncIterator[ClientChannel]:
         began_at = trio.current_time()
         async with self._dialer() as channel:
             self.connecting_s = trio.current_time() - began_at

@@ -3,7 +3,7 @@
 from typing import Final
 
 from benchmarks.harness import Suite
-from benchmarks.suites import frames, latency, live, memory, resume, storm
+from benchmarks.suites import append, frames, latency, live, memory, resume, scale, storm
 
 SUITES: Final = {
     suite.name: suite
@@ -14,6 +14,20 @@ SUITES: Final = {
         ),
         Suite("live", "While the tool sends: messages a second", live.opened, rounds=3),
         Suite("latency", "1,000 messages a second: how long each takes", latency.opened, rounds=3),
+        Suite(
+            "append",
+            "1,000 streams appended to in turn",
+            append.opened,
+            rounds=1,
+            warms_up=False,
+        ),
+        Suite(
+            "scale",
+            "1 million idle streams, 10 million messages",
+            scale.opened,
+            rounds=1,
+            warms_up=False,
+        ),
         Suite("storm", "1,000 clients come back at once: resumes a second", storm.opened, rounds=2),
         Suite(
             "memory",

@@ -41,6 +41,11 @@ def in_hand(transport: str) -> str:
     return f"{transport}: our client"
 
 
+def by_runs(transport: str) -> str:
+    """The name of the row for our client, which takes runs apart, over a transport."""
+    return f"{transport}: our client, by runs"
+
+
 def raw_row(transport: str) -> str:
     """The name of the row for a raw client over a transport."""
     return f"{transport}: raw client"
@@ -86,6 +91,8 @@ def _ours(servers: Mapping[str, Served], count: int, size: int) -> list[Subject]
     for transport in (STDIO, WEBSOCKET, HTTP):
         measure = partial(resumed_in_hand, servers[transport], count, size)
         found.append(Subject(in_hand(transport), size, measure, of=SDK_CLIENT))
+        measure = partial(resumed_in_hand, servers[transport], count, size, in_runs)
+        found.append(Subject(by_runs(transport), size, measure, of=SDK_CLIENT))
     return found
 
 
@@ -102,6 +109,14 @@ async def one_by_one(call: RunningCall) -> Iterable[bytes]:
     """All messages of a call, each as it comes; as JSON only when they are looked at."""
     taken = [message.params async for message in call]
     return (b'{"params":%b}' % bytes(params) for params in taken)
+
+
+async def in_runs(call: RunningCall) -> Iterable[bytes]:
+    """All messages of a call, cut out of the runs that they come in."""
+    lines: list[bytes] = []
+    async for run in call.runs():
+        lines += run.body.splitlines()
+    return lines
 
 
 async def resumed_in_hand(served: Served, count: int, size: int, take: Take = one_by_one) -> float:

@@ -81,6 +81,12 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._work, name="mcp-streams WAL", daemon=True)
         self._thread.start()
 
+    @property
+    def are_due(self) -> bool:
+        """Whether the next commit may have to copy something itself."""
+        written, _ = self._index.frames()
+        return written * self._frame_bytes > self._bytes_max // 2
+
     def make_room(self, needed: Callable[[], int]) -> None:
         """Before a commit, on the writer's thread; `needed` says how many bytes it adds at most."""
         written, copied = self._index.frames()

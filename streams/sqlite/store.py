@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from streams.errors import Full, JournalError, JournalUnusable
+from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.journal import Append, Change, Grant, Record, SessionRecord, joined
 from streams.limits import MIB
 from streams.messages import Run
@@ -32,6 +32,7 @@ from streams.sqlite.tails import Budget, Tail, Tails
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
+AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
 _BUDGET: Final = Budget()
 
 
@@ -58,6 +59,7 @@ class SQLiteStore:
         what to do, where the file is owned, foreign, damaged, newer or not writable.
         """
         self._path = path = path.resolve()
+        self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
         self._tails = Tails(budget)
@@ -120,6 +122,22 @@ class SQLiteStore:
         self._is_full = False
         return answers
 
+    def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
+        """As `commit`, where that waits neither for a disk nor for another program; else None, and
+        nothing has changed.
+        """
+        if self._is_synced or _bytes_of(changes) > AT_ONCE_BYTES_MAX or self._checkpoints.are_due:
+            return None
+        self._writer.execute("PRAGMA busy_timeout = 0")
+        try:
+            return self.commit(changes)
+        except Full:
+            raise
+        except Unavailable:
+            return None
+        finally:
+            self._writer.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
     def _commit(
         self, changes: Sequence[Change], *, is_without_log: bool
     ) -> Sequence[JournalError | None]:
@@ -181,4 +199,8 @@ class SQLiteStore:
 
 def _bytes_needed(changes: Sequence[Change]) -> int:
     """What a commit adds to the WAL at most: to the log, and twice of that to the tables."""
-    return MIB + 3 * sum(len(change.run.body) for change in changes if type(change) is Append)
+    return MIB + 3 * _bytes_of(changes)
+
+
+def _bytes_of(changes: Sequence[Change]) -> int:
+    return sum(len(change.run.body) for change in changes if type(change) is Append)

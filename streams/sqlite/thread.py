@@ -16,8 +16,14 @@ class JobThread:
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._given = self._done = 0  # jobs; each is counted by one thread alone
         # A daemon: a disk that hangs for ever must not keep the process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has done all that it was given."""
+        return self._done == self._given
 
     async def run(self, job: Callable[[], _T]) -> _T:
         """Do `job` and return what it returns. Cancelled half-way, it is done all the same."""
@@ -31,9 +37,11 @@ class JobThread:
                 answers.append(job())
             except BaseException as error:  # whatever it is, it belongs to who waits
                 errors.append(error)
+            self._done += 1
             with suppress(trio.RunFinishedError):  # nobody waits any more
                 token.run_sync_soon(done.set)
 
+        self._given += 1
         self._jobs.put(work)
         await done.wait()
         if errors:

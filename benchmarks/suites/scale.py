@@ -1,0 +1,46 @@
+"""A million idle streams of ten messages each: how soon a server serves, and what they cost it."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from benchmarks import scale
+from benchmarks.harness import Batch, Plan, Subject
+
+RESTART, RESTART_OF_A_TENTH = "restart to serving", "restart to serving, a tenth of them"
+POLLS: Final = "polls of any of them"
+STREAM_BYTES: Final = "memory for each"
+
+
+@asynccontextmanager
+async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
+    """Nothing is kept ready: the journals are written anew in each round."""
+    numbers = count(1)
+    amount = scale.QUICK if plan.is_quick else scale.Plan()
+
+    async def run() -> scale.Results:
+        place = folder / str(next(numbers))
+        place.mkdir()
+        return await trio.to_thread.run_sync(scale.run, amount, place)
+
+    def restart_s(streams: int) -> Callable[[scale.Results], float]:
+        return lambda found: _of(found, streams).restart_s
+
+    figure = Batch(run).figure
+    tenth = amount.streams // 10
+    yield [
+        Subject(RESTART_OF_A_TENTH, 0, figure(restart_s(tenth)), unit="s"),
+        Subject(RESTART, 0, figure(restart_s(amount.streams)), unit="s", of=RESTART_OF_A_TENTH),
+        Subject(
+            POLLS, 0, figure(lambda found: _of(found, amount.streams).polls_per_s), unit="polls/s"
+        ),
+        Subject(STREAM_BYTES, 0, figure(lambda found: found.stream_bytes), unit="B"),
+    ]
+
+
+def _of(found: scale.Results, streams: int) -> scale.Figure:
+    return next(each for each in found.figures if each.streams == streams)
