@@ -166,21 +166,15 @@ class Rest(msgspec.Struct, frozen=True):
     """The stream has ended and leaves memory: from now on it is found by `streams.lookups` alone.
 
     It is to be looked at when `due_at` is past, in wall time. `is_read` tells that all of it was
-    written to a client that confirms nothing. A later one takes the place of this one.
+    written to a client that confirms nothing. It may be asked for by its `names`, 16 bytes each. A
+    later one takes the place of this one, but for the names: those that were given stay.
     """
 
     stream: str
     fence: int
     due_at: float
     is_read: bool = False
-
-
-class Name(msgspec.Struct, frozen=True):
-    """The stream may be asked for by these names, and by those that it was given before."""
-
-    stream: str
-    fence: int
-    names: tuple[bytes, ...]  # 16 bytes each
+    names: tuple[bytes, ...] = ()
 
 
 class _OfSession(msgspec.Struct, frozen=True):
@@ -220,7 +214,7 @@ class DropGrant(_OfSession, frozen=True):
     delivery: str
 
 
-StreamChange = Create | Append | Ack | Close | Forget | Rest | Name
+StreamChange = Create | Append | Ack | Close | Forget | Rest
 SessionChange = SaveSession | DropSession | SaveGrant | DropGrant
 Change = StreamChange | SessionChange
 
@@ -293,13 +287,11 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             if record.outcome is Outcome.LIVE or record.pages is not None:
                 raise Conflict(f"stream {record.stream[:8]}… must be looked after")
             return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
-        case Name():
-            return record
         case Forget():
             return None
 
 
-def _owned(record: Record | None, change: Append | Ack | Close | Forget | Rest | Name) -> Record:
+def _owned(record: Record | None, change: Append | Ack | Close | Forget | Rest) -> Record:
     if record is None:
         raise Gone(f"no stream {change.stream[:8]}… in this journal")
     if change.fence != record.fence:

@@ -34,7 +34,7 @@ class Lookups(Protocol):
         """The record of a stream, at rest or not."""
 
     async def named(self, name: bytes) -> str | None:
-        """The id of the stream that was given this name, at rest or not."""
+        """The id of the stream at rest that was given this name."""
 
     async def grants(self, stream: str) -> "Sequence[Grant]":
         """What sessions were granted of a stream, in the order in which it was last saved."""

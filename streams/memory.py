@@ -20,8 +20,8 @@ from streams.journal import (
     Change,
     Create,
     Grant,
-    Name,
     Record,
+    Rest,
     SessionRecord,
     StreamChange,
     apply,
@@ -114,7 +114,7 @@ class MemoryJournal:
             record = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Name):
+        if isinstance(change, Rest):
             self._name(change)
         if record is before:
             return None
@@ -128,7 +128,7 @@ class MemoryJournal:
         self._store(change, record)
         return None
 
-    def _name(self, change: Name) -> None:
+    def _name(self, change: Rest) -> None:
         for name in change.names:
             self._names[name] = change.stream
         self._names_of.setdefault(change.stream, set()).update(change.names)

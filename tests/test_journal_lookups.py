@@ -15,7 +15,6 @@ from streams.journal import (
     DropSession,
     Forget,
     Journal,
-    Name,
     Outcome,
     Record,
     Rest,
@@ -49,9 +48,11 @@ def ended(stream: str, *, last: int = 3) -> list[Change]:
     return [Create(record(stream)), last_append(1, last, stream=stream)]
 
 
-def resting(stream: str, due_at: float = 9.0, *, is_read: bool = False) -> list[Change]:
+def resting(
+    stream: str, due_at: float = 9.0, *, is_read: bool = False, names: Sequence[bytes] = ()
+) -> list[Change]:
     """A stream that has ended and is at rest."""
-    return [*ended(stream), Rest(stream, 1, due_at, is_read)]
+    return [*ended(stream), Rest(stream, 1, due_at, is_read, tuple(names))]
 
 
 def ids(records: Sequence[Record]) -> str:
@@ -87,8 +88,8 @@ async def test_a_claim_voids_the_leases_of_those_at_rest_as_well(
     async with open_journal("one") as journal:
         await applied(journal, *resting("s"))
         await journal.claim()
-        late: list[Change] = [Rest("s", 1, 1.0), Name("s", 1, (NAMES[0],)), Ack("s", 1, 3)]
-        assert [type(answer) for answer in await journal.commit(late)] == [Fenced] * 3
+        late: list[Change] = [Rest("s", 1, 1.0, names=(NAMES[0],)), Ack("s", 1, 3)]
+        assert [type(answer) for answer in await journal.commit(late)] == [Fenced] * 2
         await applied(journal, Rest("s", 2, 11.0), Create(replace(record("t"), fence=1)))
         await journal.claim()
         found = [await journal.find(stream) for stream in "st"]
@@ -119,18 +120,17 @@ async def test_what_runs_or_has_pages_is_not_put_to_rest(
 
 async def test_a_stream_goes_by_every_name_that_it_was_given(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
-        await applied(journal, Create(record("a")), Name("a", 1, (NAMES[0],)))
-        await applied(journal, *resting("b"), Name("b", 1, (NAMES[1],)), *ended("c"))
-        await applied(journal, Name("a", 1, (NAMES[0], NAMES[2])))
-        refused: list[Change] = [Name("nobody's", 1, (NAMES[3],)), Name("a", 2, (NAMES[3],))]
-        assert [type(answer) for answer in await journal.commit(refused)] == [Gone, Fenced]
+        await applied(journal, *resting("a", names=NAMES[:1]), *resting("b", names=NAMES[1:2]))
+        await applied(journal, Rest("a", 1, 9.0, names=(NAMES[0], NAMES[2])), Rest("a", 1, 8.0))
+        refused: list[Change] = [Create(record("c")), Rest("c", 1, 9.0, names=(NAMES[3],))]
+        assert [type(answer) for answer in await journal.commit(refused)] == [type(None), Conflict]
         assert [await journal.named(name) for name in NAMES] == ["a", "b", "a", None]
-        await applied(journal, Close("a", 1, Outcome.CANCELLED, 6.0))
+        await applied(journal, Close("a", 1, Outcome.ABANDONED, 6.0))
         assert await journal.named(NAMES[2]) == "a"
-        await applied(journal, Forget("a", 1), Create(record("a")))
+        await applied(journal, Forget("a", 1), *ended("a"))
         assert [await journal.named(name) for name in NAMES] == [None, "b", None, None]
-        await applied(journal, Name("c", 1, (NAMES[0],)), Forget("b", 1))
-        assert [await journal.named(name) for name in NAMES] == ["c", None, None, None]
+        await applied(journal, *resting("d", names=NAMES[:1]), Forget("b", 1))
+        assert [await journal.named(name) for name in NAMES] == ["d", None, None, None]
 
 
 async def test_what_is_wanted_of_a_principal_is_listed_in_pieces(

@@ -23,7 +23,6 @@ from streams.journal import (
     DropGrant,
     DropSession,
     Forget,
-    Name,
     Outcome,
     Record,
     Rest,
@@ -41,12 +40,12 @@ _T = TypeVar("_T")
 STREAMS = ("a", "b", "c")
 SESSIONS = ("k", "l")
 DELIVERIES = ("d", "e")
-NAMES = [bytes([n]) * 16 for n in range(4)]
+NAMES = (1, 2, 5, 3000)  # of which each stream has its own
 Step = tuple[str, str, int, int, bool]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["create", "append", "append", "append", "ack", "close", "forget", "rest", "name"]
+            ["create", "append", "append", "append", "ack", "close", "forget", "rest", "rest"]
         ),
         st.sampled_from(STREAMS),
         st.sampled_from([0, 0, 0, -1, 1]),  # how far the numbers are off
@@ -82,6 +81,10 @@ BUDGETS = [
     Budget(log_bytes=300, segment_bytes=10_000, direct_bytes=100_000, wal_bytes=100_000),
     Budget(log_bytes=0, streams_max=0, wal_bytes=0),
 ]
+
+
+def name_of(stream: str, number: int) -> bytes:
+    return f"{stream}{number:015}".encode()
 
 
 def run(call: Callable[..., Awaitable[_T]], *args: Any, **options: Any) -> _T:
@@ -130,8 +133,7 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
             "ack": Ack(stream, fence, known.acked + count + off),
             "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
             "forget": Forget(stream, fence),
-            "rest": Rest(stream, fence, float(count), is_read=is_odd),
-            "name": Name(stream, fence, (NAMES[count % 4],)),
+            "rest": Rest(stream, fence, float(count), is_odd, (name_of(stream, count),)),
         }
         with contextlib.suppress(JournalError):
             after = apply(self.expected.get(stream), changes[kind])
@@ -216,6 +218,10 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         for stream in STREAMS:
             assert tables.find(stream) == run(memory.find, stream) == self.expected.get(stream)
             assert tables.grants(stream) == run(memory.grants, stream)
+            names = [name_of(stream, number) for number in NAMES]
+            known = [tables.named(name) for name in names]
+            assert known == [run(memory.named, name) for name in names]
+            assert set(known) <= {stream, None}
 
     @invariant()
     def all_that_is_not_acked_is_there(self) -> None:

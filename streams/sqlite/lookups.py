@@ -1,8 +1,8 @@
 """Streams that are at rest, or awake, and the names of both: plain tables with indexes.
 
 `awake` has the ids that a restart must look at, `rests` those at rest, with what they are looked up
-by; a stream is in one of them. `names` leads from a name to a stream. Rows are written within the
-transaction of the caller, and read over a connection of their own.
+by; a stream is in one of them. `names` leads from a name to a stream at rest. Rows are written
+within the transaction of the caller, and read over a connection of their own.
 """
 
 import hashlib
