@@ -76,8 +76,8 @@ class Batch:
                 self._append(tail, change)
             else:
                 self._kinds.get(type(change), self._settle)(tail)
-        if isinstance(change, Rest):
-            self._names += [(tail, name) for name in change.names]
+                if isinstance(change, Rest):
+                    self._names += [(tail, name) for name in change.names]
         return None
 
     def _append(self, tail: Tail, change: Append) -> None:
