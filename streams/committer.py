@@ -17,7 +17,7 @@ from streams.logs import log
 BATCH_BYTES_MAX: Final = 16 * MIB  # what may wait for one commit
 # What one stream may have waiting. Others wait for the commit that its messages are in, so it is
 # little while there are others, and much, which is faster, while there are none.
-ALONE_BYTES_MAX: Final = MIB
+ALONE_BYTES_MAX: Final = 1000 * 1024  # not quite four stored runs: a fifth would be a short one
 SHARED_BYTES_MAX: Final = 32 * 1024
 SHARED_S: Final = 2.0  # for how long another stream's commit is remembered
 # An ack that is lost costs a repeated delivery, no more, so it may wait for company.

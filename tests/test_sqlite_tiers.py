@@ -13,11 +13,22 @@ import trio
 from msgspec.structs import replace
 
 from streams.errors import JournalUnusable
-from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record, Rest
+from streams.journal import (
+    STORED_BYTES_MAX,
+    Ack,
+    Append,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Outcome,
+    Record,
+    Rest,
+)
 from streams.limits import MIB
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
-from streams.sqlite.tails import SEGMENT_BYTES_MAX, Budget
+from streams.sqlite.tails import Budget
 from tests.journals import append, last_append, lines, record
 from tests.sqlite_rig import PLENTY, crashed, running
 
@@ -289,7 +300,7 @@ def test_lines_of_a_segment_by_themselves_are_not_logged(path: Path) -> None:
         assert rows(path, "SELECT id FROM log") == []
         stored = rows(path, "SELECT last, length(body) FROM runs ORDER BY last")
         assert stored[-1][0] == 50_000
-        assert all(SEGMENT_BYTES_MAX - 100 < size <= SEGMENT_BYTES_MAX for _, size in stored[1:-1])
+        assert all(STORED_BYTES_MAX - 100 < size <= STORED_BYTES_MAX for _, size in stored[1:-1])
 
 
 def test_a_stored_segment_is_read_in_one_piece(path: Path) -> None:
@@ -297,7 +308,7 @@ def test_a_stored_segment_is_read_in_one_piece(path: Path) -> None:
         opened.commit([Create(record()), append(1, 50_000)])
         after = 0
         for last, count in rows(path, "SELECT last, count FROM runs ORDER BY last"):
-            run = opened.read("s", after, bytes_max=SEGMENT_BYTES_MAX)
+            run = opened.read("s", after, bytes_max=STORED_BYTES_MAX)
             assert run == lines(last - count + 1, last)
             after = last
 

@@ -13,13 +13,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from streams.journal import Append, Record, apply
+from streams.journal import STORED_BYTES_MAX, Append, Record, apply
 from streams.limits import MIB
 from streams.messages import Run
 from streams.sqlite.log import LoggedAck, LoggedAppend, LoggedForget, LoggedMarks, decode
 
-# A segment and the header ahead of it make one write of 256 KiB.
-SEGMENT_BYTES_MAX: Final = 252 * 1024
 UNKNOWN: Final = 0
 NO_SEGMENT: Final = 2**63
 # What a tail costs besides its lines, and an entry of the log at most, so that what writes tails
@@ -90,12 +88,12 @@ class Tail:
         runs = runs[bisect_right(runs, self.now.acked, key=_last) :]
         start = size = 0
         for n, run in enumerate(runs):
-            if size + len(run.body) > SEGMENT_BYTES_MAX and n > start:
-                yield from _joined(runs[start:n]).split(SEGMENT_BYTES_MAX)
+            if size + len(run.body) > STORED_BYTES_MAX and n > start:
+                yield from _joined(runs[start:n]).split(STORED_BYTES_MAX)
                 start, size = n, 0
             size += len(run.body)
         if runs:
-            yield from _joined(runs[start:]).split(SEGMENT_BYTES_MAX)
+            yield from _joined(runs[start:]).split(STORED_BYTES_MAX)
 
     def publish(self) -> None:
         """What was staged is durable."""
