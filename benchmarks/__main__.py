@@ -4,7 +4,7 @@ import argparse
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +24,12 @@ LATEST: Final = "latest.json"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write the results down."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--suite", action="append", choices=SUITES, help="by default all")
+    parser.add_argument(
+        "--suite",
+        action="append",
+        choices=SUITES,
+        help="by default all; the latest results of the others stay",
+    )
     parser.add_argument("--peers", action="store_true", help="measure the peers, too")
     parser.add_argument("--rounds", type=int, help="how often everything is measured")
     parser.add_argument("--size", type=int, help="messages of this size alone, in bytes")
@@ -49,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     log_to_stderr(logging.WARNING)
     results = _measure(chosen.suite or list(SUITES), plan, chosen.out)
     report.show(results, Console())
-    for path in _write(results, chosen.out):
+    for path in _write(_beside_latest(results, chosen.out / LATEST), chosen.out):
         print(path)
 
 
@@ -71,6 +76,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
         return
     with console.status("starting") as status:
         yield status.update
+
+
+def _beside_latest(results: Results, latest: Path) -> Results:
+    with suppress(FileNotFoundError, msgspec.DecodeError):  # none yet, or another release's
+        results = results.beside(publish.load(latest))
+    order = list(SUITES)
+    suites = sorted(results.suites, key=lambda measured: order.index(measured.name))
+    return msgspec.structs.replace(results, suites=suites)
 
 
 def _write(results: Results, out: Path) -> list[Path]:

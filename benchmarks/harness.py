@@ -154,6 +154,16 @@ class Results(msgspec.Struct, frozen=True):
         rows = [row for measured in self.suites if measured.name == suite for row in measured.rows]
         return next((row for row in rows if (row.name, row.size) == (name, size)), None)
 
+    def beside(self, earlier: "Results") -> "Results":
+        """With those suites of an earlier run of the same plan, on the same machine, that were not
+        measured again: rows are compared within a suite.
+        """
+        if (earlier.plan, earlier.machine) != (self.plan, self.machine):
+            return self
+        again = {measured.name for measured in self.suites}
+        kept = [measured for measured in earlier.suites if measured.name not in again]
+        return msgspec.structs.replace(self, suites=[*kept, *self.suites])
+
 
 OnStep = Callable[[str], None]
 

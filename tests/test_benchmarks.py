@@ -256,6 +256,19 @@ def test_a_goal_that_was_not_measured_is_not_met():
     assert (verdict.word, verdict.is_met) == ("loses or reorders", False)
 
 
+def test_a_run_of_one_suite_leaves_the_results_of_the_others():
+    first = results_of(row_of("a", 200, 1.0))
+    both = results_of(row_of("b", 200, 2.0), suite="live").beside(first)
+    assert [measured.name for measured in both.suites] == ["resume", "live"]
+    again = results_of(row_of("a", 200, 3.0)).beside(both)
+    assert sorted((each.name, each.rows[0].median) for each in again.suites) == [
+        ("live", 2.0),
+        ("resume", 3.0),
+    ]
+    elsewhere = Results(Plan(), {"cpus": "64"}, first.suites)
+    assert results_of(row_of("b", 200, 2.0), suite="live").beside(elsewhere).suites != both.suites
+
+
 def test_every_goal_is_of_rows_that_are_measured():
     results = publish.load(publish.PUBLISHED)
     assert {verdict.word for verdict in goals.verdicts(results)} <= {""}
