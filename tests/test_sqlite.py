@@ -4,7 +4,8 @@ import os
 import shutil
 import sqlite3
 import stat
-from collections.abc import Awaitable, Callable, Iterator
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -15,11 +16,12 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal import Ack, Create, Forget, SaveGrant, SaveSession
+from streams.journal import Ack, Change, Create, Forget, SaveGrant, SaveSession
 from streams.limits import MIB
 from streams.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
+    Durability,
     SQLiteJournal,
     SQLiteStore,
     file,
@@ -178,6 +180,40 @@ async def test_a_cancelled_commit_may_be_repeated(path: Path) -> None:
         assert list(await journal.commit([append(4, 4)])) == [None]
         assert [r.last for r in await journal.claim()] == [4]
         assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 4).run
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "at_once"),
+    [("process", 3, True), ("process", 500, False), ("power", 3, False)],
+)
+async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: Durability, lines: int, at_once: bool
+) -> None:
+    async with open_sqlite_journal(path, durability=kind) as journal:
+        await journal.commit([Create(record())])
+        committing: list[threading.Thread] = []
+        commit = SQLiteStore.commit
+
+        def seen(opened: SQLiteStore, changes: Sequence[Change]) -> object:
+            committing.append(threading.current_thread())
+            return commit(opened, changes)
+
+        monkeypatch.setattr(SQLiteStore, "commit", seen)
+        await journal.commit([append(1, lines, line=b"x" * 99)])
+        assert [thread is threading.current_thread() for thread in committing] == [at_once]
+        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, lines, line=b"x" * 99).run
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_short_commit_waits_for_another_program_in_the_thread(path: Path) -> None:
+    async with open_sqlite_journal(path, durability="process") as journal:
+        await journal.commit([Create(record())])
+        async with trio.open_nursery() as nursery:
+            with held_by_another_program(path):
+                nursery.start_soon(journal.commit, [append(1, 3)])
+                await trio.testing.wait_all_tasks_blocked()  # and everything else goes on
+                assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 3).run
 
 
 @pytest.mark.usefixtures("patient")
