@@ -19,7 +19,7 @@ _LONG_BYTES: Final = 700
 
 _START: Final = b'{"jsonrpc":"2.0","method":"notifications/'
 _NEXT: Final = b"\n" + _START
-_NEXT_HEADER: Final = _NEXT + b'stream/position"'
+_NEXT_HEADER: Final = b'\n{"jsonrpc":"2.0","method":"notifications/stream/position"'
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
