@@ -17,13 +17,14 @@ def stored(
         "(SELECT id FROM streams WHERE stream = ?) ORDER BY last",
         (after, stream),
     )
-    body = cursor.connection.cursor()
     last, bytes_left = after, bytes_max
     for rowid, row_last, count, size in rows:
         if last > after and size > bytes_left:
             return
-        [lines] = body.execute("SELECT body FROM runs WHERE rowid = ?", (rowid,)).fetchone()
-        run = Run(row_last - count + 1, count, lines).after(after)
+        # A row's value is copied twice, into memory that is new each time: that takes five times as
+        # long.
+        with cursor.connection.blobopen("runs", "body", rowid, readonly=True) as body:
+            run = Run(row_last - count + 1, count, body.read()).after(after)
         last, bytes_left = row_last, bytes_left - len(run.body)
         yield run
     for run in beyond:
