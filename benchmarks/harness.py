@@ -155,10 +155,11 @@ class Results(msgspec.Struct, frozen=True):
         return next((row for row in rows if (row.name, row.size) == (name, size)), None)
 
     def beside(self, earlier: "Results") -> "Results":
-        """With those suites of an earlier run of the same plan, on the same machine, that were not
-        measured again: rows are compared within a suite.
+        """With those suites of an earlier run that were not measured again, where that was of the
+        same plan, rounds apart, on the same machine: rows are compared within a suite.
         """
-        if (earlier.plan, earlier.machine) != (self.plan, self.machine):
+        plans = [msgspec.structs.replace(each.plan, rounds=0) for each in (earlier, self)]
+        if plans[0] != plans[1] or earlier.machine != self.machine:
             return self
         again = {measured.name for measured in self.suites}
         kept = [measured for measured in earlier.suites if measured.name not in again]

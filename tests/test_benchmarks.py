@@ -265,6 +265,8 @@ def test_a_run_of_one_suite_leaves_the_results_of_the_others():
         ("live", 2.0),
         ("resume", 3.0),
     ]
+    longer = Results(Plan(rounds=9), MACHINE, first.suites)
+    assert len(results_of(row_of("b", 200, 2.0), suite="live").beside(longer).suites) == 2
     elsewhere = Results(Plan(), {"cpus": "64"}, first.suites)
     assert results_of(row_of("b", 200, 2.0), suite="live").beside(elsewhere).suites != both.suites
 

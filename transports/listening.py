@@ -33,8 +33,8 @@ SEND_BUFFER_BYTES: Final = 256 * 1024
 # How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
 USER_TIMEOUT_MS: Final = 180_000
 
-# How many are accepted before others run. With many more, all that came at once would begin at
-# once, and forty tools that send at the same time take 30 MiB more than those that begin in turn.
+# How many are accepted before others run. With 64, forty tools that began together left a server
+# 30 MiB larger than when they began in turn.
 ACCEPTED_MAX: Final = 4
 
 # What is read at a time of what nobody is to have.
