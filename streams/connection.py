@@ -6,8 +6,7 @@ once. Replay is following from far behind, live is following with nothing left t
 switch-over, so there is no gap.
 """
 
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -19,11 +18,14 @@ from streams.errors import Unavailable
 from streams.framing import NUMBERED, PLAIN, Framing
 from streams.journal import STORED_BYTES_MAX, Journal
 from streams.messages import Channel, Run
+from streams.proofs import Proofs
 from streams.session import Session
-from streams.stream import Stream
 
-# Of all runs in one write: with their headers they are 256 KiB. More delays other streams.
-RUNS_BYTES_MAX: Final = STORED_BYTES_MAX
+# Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
+# the other for one that takes what it is given: several runs cost little more than one.
+RUNS_BYTES: Final = STORED_BYTES_MAX
+RUNS_BYTES_MAX: Final = 4 * STORED_BYTES_MAX
+PROMPT_S: Final = 0.1  # in which a write is out whose peer takes what it is given
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
 # Replies that may wait for a peer that does not read; then it is not read either.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
@@ -32,9 +34,6 @@ SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as de
 BUSY_S: Final = 0.05  # until a journal that could not be read is asked again
 LOOK_EVERY_S: Final = 0.5  # whether anybody is left to read, once nothing more is received
 SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this time
-# What was written, has left the kernel's queue, and is followed so much later by a sign of life,
-# has arrived: the time is the one that the Streams page names.
-BELIEF_S: Final = 120.0
 
 CursorOf = Callable[[str], int | None]
 
@@ -79,8 +78,6 @@ class Connection:
         self.is_response = session is not None
         self.cursor_of = cursor_of
         self.deliveries: dict[str, Delivery] = {}
-        # What was written of streams whose client confirms nothing, and may be proved to be read.
-        self.unproved: dict[Stream, int] = {}
         self._framing_given = framing
         self._journal = journal
         self._ready: dict[Delivery, None] = {}
@@ -91,12 +88,12 @@ class Connection:
         self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
         self._is_writing = False
         self._write_began_at = 0.0
+        self._runs_bytes = RUNS_BYTES  # of all runs in the next write
         self._scope: trio.CancelScope | None = None
         self._is_hung_up = False
         self._seen_at = trio.current_time()
         self._is_silent = False
-        # (when its queue was seen empty, what had been written by then), where nothing can be asked
-        self._emptied: deque[tuple[float, dict[Stream, int]]] = deque()
+        self._proofs = Proofs()
 
     @property
     def embeds_responses(self) -> bool:
@@ -224,8 +221,7 @@ class Connection:
         for delivery in list(self.deliveries.values()):
             delivery.drop()
         self._finish()
-        self.unproved.clear()
-        self._emptied.clear()
+        self._proofs.clear()
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
@@ -241,15 +237,24 @@ class Connection:
         if write.lines:
             await self.channel.send(*write.lines)
             self._saw_life()
+            self._adapt(self._seen_at - self._write_began_at)
         self._is_writing = False
         self._note(write)
+
+    def _adapt(self, took_s: float) -> None:
+        """Give the peer more with the next write where it took this one at once."""
+        is_prompt = took_s < PROMPT_S
+        self._runs_bytes = min(2 * self._runs_bytes, RUNS_BYTES_MAX) if is_prompt else RUNS_BYTES
 
     async def _gather(self) -> _Write:
         write = _Write(self._outbox, self._outbox_bytes)
         self._outbox, self._outbox_bytes = [], 0
-        share = max(STREAM_BYTES_MIN, RUNS_BYTES_MAX // max(1, len(self._ready)))
-        while self._ready and write.size < RUNS_BYTES_MAX:
-            delivery = next(iter(self._ready))
+        share = max(STREAM_BYTES_MIN, self._runs_bytes // max(1, len(self._ready)))
+        for delivery in list(self._ready):
+            if write.size >= self._runs_bytes:
+                break
+            if delivery not in self._ready:
+                continue  # it was forgotten meanwhile
             del self._ready[delivery]
             try:
                 await self._read(delivery, write, share)
@@ -261,27 +266,27 @@ class Connection:
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
-        run = None
+        runs: Sequence[Run] = ()
         if delivery.position < state.durable:
-            run = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
+            runs = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
         if delivery.is_over or not delivery.may_open:
             return
         stop = delivery.stop
-        if run is not None and stop is not None:
-            run = run.until(stop)
+        if stop is not None:
+            runs = [run.until(stop) for run in runs if run.seq <= stop]
         if not delivery.is_open:
-            self._open(delivery, run, write)
+            self._open(delivery, runs, write)
         response = None
-        if run is not None:
-            response = self._hand_over(delivery, run, write)
+        if runs:
+            response = self._hand_over(delivery, runs, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
         elif delivery.position < state.durable:
             self._ready[delivery] = None
 
-    def _open(self, delivery: Delivery, run: Run | None, write: _Write) -> None:
+    def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
-        is_lone = run is not None and delivery.is_lone(run)
+        is_lone = bool(runs) and delivery.is_lone(runs[0])
         write.add(self._framing.opening(delivery, is_lone=is_lone))
         write.runs.append((delivery, delivery.position))
         stream = delivery.stream
@@ -289,17 +294,18 @@ class Connection:
             is_told = bool(delivery.dialects) or self.has_event_ids
             stream.is_reachable = stream.record.is_announced and is_told
 
-    def _hand_over(self, delivery: Delivery, run: Run, write: _Write) -> bytes | None:
-        """Put the run into the write, but for a response at its end that is to be embedded."""
-        stream = delivery.stream
-        shown, response = delivery.shown(run)
-        if shown.count:
-            write.add(*self._framing.run(delivery, shown))
-        write.runs.append((delivery, run.last))
-        delivery.position = run.last
+    def _hand_over(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> bytes | None:
+        """Put the runs into the write, but for a response at their end that is to be embedded."""
+        stream, last = delivery.stream, runs[-1].last
+        shown, response = delivery.shown(runs[-1])
+        for run in (*runs[:-1], shown):
+            if run.count:
+                write.add(*self._framing.run(delivery, run))
+        write.runs.append((delivery, last))
+        delivery.position = last
         # An ack of it may come before the write has returned.
-        stream.wrote(run)
-        stream.note_asked(self.session, run.last)
+        stream.wrote(runs)
+        stream.note_asked(self.session, last)
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
@@ -316,8 +322,7 @@ class Connection:
         for delivery, seq in write.runs:
             delivery.written = seq
             if seq and delivery.stream.record.is_announced and self._may_prove:
-                self.unproved[delivery.stream] = seq
-                delivery.stream.witness = self
+                self._proofs.wrote(delivery.stream, seq)
             delivery.stream.notify()
         self._finish()
         self._moved.unpark_all()
@@ -331,9 +336,7 @@ class Connection:
 
     def heard(self) -> None:
         """The peer sent something."""
-        now = trio.current_time()
-        while self._emptied and now - self._emptied[0][0] > BELIEF_S:
-            self._confirm_all(self._emptied.popleft()[1])
+        self._proofs.heard()
         self._saw_life()
 
     def _saw_life(self) -> None:
@@ -343,49 +346,23 @@ class Connection:
             for delivery in self.deliveries.values():
                 delivery.stream.attach(delivery)
 
-    def _confirm_all(self, marks: dict[Stream, int]) -> None:
-        for stream, seq in marks.items():
-            stream.deliver(seq)
-
     async def _watch(self) -> None:
-        await trio.sleep(SETTLE_S if self.unproved else PING_EVERY_S)
-        marks = dict(self.unproved)
+        await trio.sleep(SETTLE_S if self._proofs else PING_EVERY_S)
+        marks = self._proofs.marks
         has_pong = None
         with trio.move_on_after(SILENCE_S):
             has_pong = await self.channel.ping()
         if has_pong:
-            self._forget_marks(marks)
-            self._confirm_all(marks)
+            self._proofs.read(marks)
             self.heard()
-        elif has_pong is False:
-            self._look_at_queue(marks)
+        elif has_pong is False and marks and self.channel.unsent_bytes() == 0:
+            self._proofs.left(marks)
         self._check_silence(is_asked=has_pong is None)
-
-    def may_prove(self, stream: Stream) -> bool:
-        """Whether a sign of life may yet tell that what was written of a stream was read."""
-        return stream in self.unproved or any(stream in marks for _, marks in self._emptied)
 
     @property
     def _may_prove(self) -> bool:
         # A client with positions says so itself, and an HTTP response is followed by none.
         return not (self.session.settings.positions or self.is_response)
-
-    def _look_at_queue(self, marks: dict[Stream, int]) -> None:
-        if not marks or self.channel.unsent_bytes() != 0:
-            return
-        self._forget_marks(marks)
-        now, emptied = trio.current_time(), self._emptied
-        emptied.append((now, marks))
-        # A peer that reads for days and says nothing: what is old enough to be believed is one.
-        while len(emptied) > 1 and now - emptied[1][0] > BELIEF_S:
-            _, older = emptied.popleft()
-            seen_at, newer = emptied[0]
-            emptied[0] = (seen_at, older | newer)
-
-    def _forget_marks(self, marks: dict[Stream, int]) -> None:
-        for stream, seq in marks.items():
-            if self.unproved.get(stream) == seq:  # else more was written since
-                del self.unproved[stream]
 
     def _check_silence(self, *, is_asked: bool) -> None:
         # A peer that was given nothing to take and asked nothing is not silent.

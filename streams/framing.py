@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from streams import extension
-from streams.messages import Run, gathered
+from streams.messages import Run
 
 if TYPE_CHECKING:
     from streams.delivery import Delivery
 
+_EVENT: Final = b"data: %b\n"
 RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer is taken for a dead one
 
 
@@ -114,13 +115,12 @@ class Events:
         self._name = name
         self._is_priming = is_priming
         self._may_be_json = may_be_json  # nothing is written yet, and events are not called for
-        self._prefix = self._suffix = b""
+        self._id = b""  # the line that has a message's id, made with its number
 
     def attached(self, delivery: "Delivery") -> None:
         self.has_ids = delivery.stream.record.is_announced
         prefix, suffix = self._name(delivery)
-        self._prefix = f"id: {prefix}_".encode()
-        self._suffix = f"_{suffix}".encode() if suffix else b""
+        self._id = f"id: {prefix}_%d{suffix and '_'}{suffix}\n".encode()
 
     def opening(self, delivery: "Delivery", *, is_lone: bool) -> bytes:
         if is_lone and self._may_be_json:
@@ -130,38 +130,31 @@ class Events:
         prime = b":\n\n"  # a comment, since something has to bring the head of the response
         if self._is_priming and self.has_ids:
             retry_ms = min(int(delivery.stream.record.min_s * 1000), RETRY_MS_MAX)
-            prime = self._id(delivery.position) + b"retry: %d\ndata: \n\n" % retry_ms
+            prime = self._id % delivery.position + b"retry: %d\ndata: \n\n" % retry_ms
         return prime + b"".join(self.line(line) for line in delivery.preamble)
 
     def line(self, line: bytes) -> bytes:
         if self._may_be_json:  # a refusal: nothing follows it
             self._be_json()
-        return line if self.is_json else b"data: %b\n" % line
+        return line if self.is_json else _EVENT % line
 
     def run(self, delivery: "Delivery", run: Run) -> Sequence[bytes]:
         if self.is_json:
             return (run.body,)
-        lines = run.body.split(b"\n")
-        lines.pop()
-        parts = [b"\n\ndata: "] * (2 * len(lines) + 1)
-        if self.has_ids:
-            between = b"\n\n%b%%d%b\ndata: " % (self._prefix, self._suffix)
-            parts[:-1:2] = map(between.__mod__, range(run.seq, run.seq + len(lines)))
-        parts[0] = parts[0][2:]
-        parts[1::2] = lines
-        parts[-1] = b"\n\n"
-        return gathered(parts)
+        lines: list[int | bytes] = [*run.lines]
+        if not self.has_ids:
+            return (_EVENT * run.count % tuple(lines),)
+        fields = lines * 2
+        fields[::2], fields[1::2] = range(run.seq, run.last + 1), lines
+        return ((self._id + _EVENT) * run.count % tuple(fields),)
 
     def reply(self, delivery: "Delivery", line: bytes) -> bytes:
         if not delivery.embeds_response:  # the final response has that id
             return self.line(line)
-        return self._id(delivery.position) + self.line(line)
+        return self._id % delivery.position + self.line(line)
 
     def _be_json(self) -> None:
         self.is_json, self.has_ids, self._may_be_json = True, False, False
-
-    def _id(self, seq: int) -> bytes:
-        return b"%b%d%b\n" % (self._prefix, seq, self._suffix)
 
 
 PLAIN: Final = Plain()

@@ -11,12 +11,12 @@ lease: they belong to the process that owns the journal.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Protocol
 
 import msgspec
 
-from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
+from streams.errors import Conflict, Ended, Fenced, Gone, JournalError
 from streams.lookups import Lookups
 from streams.messages import RequestId, Run
 
@@ -244,11 +244,13 @@ class Journal(Lookups, Protocol):
         which they were last saved.
         """
 
-    async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
-        """The durable lines that follow `after`, as one run; None where there are none.
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        """The durable lines that follow `after`, as runs that follow each other; none where there
+        are none.
 
         At most `bytes_max` bytes, or one line that is longer; less than would fit where that saves
-        cutting a stored run. `after` must not lie below the record's `acked`.
+        cutting a stored run. Short runs are joined, to `STORED_BYTES_MAX` at most. `after` must not
+        lie below the record's `acked`.
         """
 
     async def aclose(self) -> None:
@@ -363,29 +365,3 @@ def apply_to_sessions(
                 rows.put_grant(grant)
         case DropGrant():
             rows.drop_grant(change.session, change.delivery)
-
-
-def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Run | None:
-    """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
-
-    Raises `JournalUnusable` where one is missing between two others: a gap is never handed on.
-    """
-    runs = iter(stored)
-    first = next(runs, None)
-    if first is None:
-        return None
-    first = first.after(after)
-    if len(first.body) > bytes_max:
-        return next(first.split(bytes_max))
-    if 2 * len(first.body) > bytes_max:
-        return first  # the next one is likely to be too long, and would be read for nothing
-    bodies, next_seq, bytes_left = [first.body], first.last + 1, bytes_max - len(first.body)
-    for run in runs:
-        if run.seq != next_seq:
-            raise JournalUnusable(f"lines {next_seq} to {run.seq - 1} of a stream are missing")
-        bytes_left -= len(run.body)
-        if bytes_left < 0:
-            break
-        bodies.append(run.body)
-        next_seq += run.count
-    return Run(first.seq, next_seq - first.seq, b"".join(bodies)) if len(bodies) > 1 else first

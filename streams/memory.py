@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from streams.errors import JournalError
+from streams.joining import joined
 from streams.journal import (
     STORED_BYTES_MAX,
     Append,
@@ -26,7 +27,6 @@ from streams.journal import (
     StreamChange,
     apply,
     apply_to_sessions,
-    joined,
 )
 from streams.lookups import Totals
 from streams.messages import Run
@@ -63,7 +63,7 @@ class MemoryJournal:
         awake = [grant for grant in grants if self._records[grant.stream].due_at is None]
         return list(self._rows.sessions.values()), awake
 
-    async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         await trio.lowlevel.checkpoint()
         runs = self._runs.get(stream, [])
         first = bisect_right(runs, after, key=_last)

@@ -12,16 +12,13 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
-from streams.blocks import Block
+from streams.blocks import Block, lines_in, skip
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
 
 # An id keeps its JSON type: "1" is not 1. Null stands only in an answer to what had no readable id.
 RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-
-# To write so many pieces where they are costs as much as to copy a run of them.
-PIECES_MAX: Final = 256
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
@@ -36,12 +33,17 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
         """The seq of the last line."""
         return self.seq + self.count - 1
 
+    @property
+    def lines(self) -> list[bytes]:
+        """The lines, each with its newline."""
+        return lines_in(self.body)
+
     def after(self, seq: int) -> "Run":
         """What follows `seq` in this run; `seq` must lie before its last line."""
         skipped = seq + 1 - self.seq
         if skipped <= 0:
             return self
-        return Run(seq + 1, self.count - skipped, self.body.split(b"\n", skipped)[-1])
+        return Run(seq + 1, self.count - skipped, self.body[skip(self.body, 0, skipped) :])
 
     def until(self, seq: int) -> "Run":
         """This run as far as `seq`, which must lie in it."""
@@ -62,8 +64,9 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
         seq, start = self.seq, 0
         while start < len(self.body):
             end = self._cut(start, bytes_max)
-            count = self.body.count(b"\n", start, end)
-            yield Run(seq, count, self.body[start:end])
+            body = self.body[start:end]
+            count = len(lines_in(body))
+            yield Run(seq, count, body)
             seq, start = seq + count, end
 
     def _cut(self, start: int, bytes_max: int) -> int:
@@ -163,7 +166,6 @@ class Dialer(Protocol):
 
 
 _T = TypeVar("_T")
-_Piece = TypeVar("_Piece", bytes, bytes | memoryview)
 _encode: Final = msgspec.json.Encoder().encode
 _message_decoder: Final = msgspec.json.Decoder(Message)
 _decode_message: Final = _message_decoder.decode
@@ -180,11 +182,6 @@ look_at_lines: Final = cast(Callable[[bytes], list[Message]], _message_decoder.d
 
 class _ToolResult(msgspec.Struct, rename="camel"):
     is_error: bool = False
-
-
-def gathered(pieces: Sequence[_Piece]) -> Sequence[_Piece]:
-    """The same bytes, in one piece where there are more than `PIECES_MAX`."""
-    return pieces if len(pieces) <= PIECES_MAX else (b"".join(pieces),)
 
 
 def parse(line: bytes) -> Message:

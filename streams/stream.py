@@ -1,6 +1,6 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
-from collections.abc import Awaitable, Callable, Container
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import trio
@@ -17,8 +17,8 @@ from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
 
 if TYPE_CHECKING:
-    from streams.connection import Connection
     from streams.delivery import Delivery
+    from streams.proofs import Proofs
     from streams.session import Session
 
 Overflow = Literal["block", "fail"]
@@ -118,7 +118,7 @@ class Stream:
         self._changed: trio.Event | None = None
         self._reader: Session | None = None  # to whom it was last delivered
         self._offered = 0  # up to which seq
-        self.witness: Connection | None = None  # whose signs of life may prove what was written
+        self.witness: Proofs | None = None  # whose signs of life may prove what was written
 
     @property
     def id(self) -> str:
@@ -266,10 +266,11 @@ class Stream:
         if self.delivery is not None:
             self.delivery.connection.wake(self.delivery)
 
-    def wrote(self, run: Run) -> None:
-        """The run was written to the attached connection."""
-        self._offered = run.last
-        if self.state.wrote(run):
+    def wrote(self, runs: Sequence[Run]) -> None:
+        """The runs were written to the attached connection."""
+        self._offered = runs[-1].last
+        news = [self.state.wrote(run) for run in runs]
+        if any(news):
             self._delivered()
         self._make_use_of_room()
 

@@ -1,11 +1,21 @@
 """Streams, lines and sessions for the tests of journals, and how these look at one."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streams.journal import Append, Change, Grant, Journal, Outcome, Record, SessionRecord
+from streams.journal import (
+    STORED_BYTES_MAX,
+    Append,
+    Change,
+    Grant,
+    Journal,
+    Outcome,
+    Record,
+    SessionRecord,
+)
 from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 from streams.sqlite import open_sqlite_journal
@@ -101,14 +111,26 @@ async def stored(journal: Journal) -> Stored:
     return list(sessions), list(grants)
 
 
+def as_one(runs: Sequence[Run]) -> Run | None:
+    """Runs that follow each other, as one; None where there are none."""
+    if not runs:
+        return None
+    for run, follower in pairwise(runs):
+        assert follower.seq == run.last + 1
+    count = runs[-1].last + 1 - runs[0].seq
+    return Run(runs[0].seq, count, b"".join(run.body for run in runs))
+
+
 async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
     """All that follows `after`, every run checked on the way."""
     bodies = []
-    while (run := await journal.read("s", after, bytes_max=bytes_max)) is not None:
-        assert run.seq == after + 1
-        assert run.count == run.body.count(b"\n") > 0
-        assert run.body.endswith(b"\n")
-        assert len(run.body) <= bytes_max or run.count == 1
-        bodies.append(run.body)
-        after = run.last
+    while runs := await journal.read("s", after, bytes_max=bytes_max):
+        assert sum(len(run.body) for run in runs) <= bytes_max or runs[0].count == 1
+        for run in runs:
+            assert run.seq == after + 1
+            assert run.count == run.body.count(b"\n") > 0
+            assert run.body.endswith(b"\n")
+            assert len(run.body) <= STORED_BYTES_MAX or run.count == 1
+            bodies.append(run.body)
+            after = run.last
     return b"".join(bodies)

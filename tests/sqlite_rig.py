@@ -12,6 +12,7 @@ from pathlib import Path
 from streams.journal import Append, Create, Record
 from streams.messages import Run
 from streams.sqlite import APPLICATION_ID, SQLiteStore
+from tests.journals import as_one
 
 ROOT = Path(__file__).parent.parent
 PLENTY = 1024 * 1024
@@ -151,7 +152,7 @@ def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
 def last_of(opened: SQLiteStore, stream: str = "s") -> int:
     """The seq of the last of the stream's lines, all of which are read."""
     last = 0
-    while (run := opened.read(stream, last, bytes_max=PLENTY)) is not None:
+    while (run := as_one(opened.read(stream, last, bytes_max=PLENTY))) is not None:
         assert run.seq == last + 1
         last = run.last
     return last

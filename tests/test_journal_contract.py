@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
+from streams.joining import joined
 from streams.journal import (
     STORED_BYTES_MAX,
     Ack,
@@ -23,7 +24,6 @@ from streams.journal import (
     Rest,
     SaveGrant,
     SaveSession,
-    joined,
 )
 from streams.messages import RequestId, Run
 from tests.journals import (
@@ -32,6 +32,7 @@ from tests.journals import (
     Stored,
     append,
     applied,
+    as_one,
     grant,
     journals,
     last_append,
@@ -187,26 +188,28 @@ async def test_small_runs_are_read_as_one(open_journal: OpenJournal) -> None:
         await applied(journal, Create(record()))
         for n in range(1, 10):
             await applied(journal, append(n, n))
-        assert await journal.read("s", 0, bytes_max=PLENTY) == lines(1, 9)
-        assert await journal.read("s", 4, bytes_max=PLENTY) == lines(5, 9)
-        assert await journal.read("s", 0, bytes_max=3 * len(lines(1, 1).body)) == lines(1, 3)
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == lines(1, 9)
+        assert as_one(await journal.read("s", 4, bytes_max=PLENTY)) == lines(5, 9)
+        assert as_one(await journal.read("s", 0, bytes_max=3 * len(lines(1, 1).body))) == lines(
+            1, 3
+        )
 
 
 async def test_a_read_may_begin_inside_a_run(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), append(1, 10), append(11, 20))
         for after in range(20):
-            assert await journal.read("s", after, bytes_max=PLENTY) == lines(after + 1, 20)
+            assert as_one(await journal.read("s", after, bytes_max=PLENTY)) == lines(after + 1, 20)
 
 
 async def test_there_is_nothing_to_read_after_the_last_line(open_journal: OpenJournal) -> None:
     async with open_journal("one") as journal:
-        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
         await applied(journal, Create(record()))
-        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
         await applied(journal, append(1, 3))
-        assert await journal.read("s", 3, bytes_max=PLENTY) is None
-        assert await journal.read("s", 99, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 3, bytes_max=PLENTY)) is None
+        assert as_one(await journal.read("s", 99, bytes_max=PLENTY)) is None
 
 
 @pytest.mark.parametrize("bytes_max", [1, 13, 100, 10_000, STORED_BYTES_MAX, PLENTY])
@@ -225,9 +228,9 @@ async def test_a_line_that_is_longer_than_asked_for_is_read_alone(
     body = b"1\n" + long + b"3\n" + long + long + b"6\n"
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), Append("s", 1, Run(1, 6, body), 0, 0))
-        assert await journal.read("s", 0, bytes_max=10) == Run(1, 1, b"1\n")
-        assert await journal.read("s", 1, bytes_max=10) == Run(2, 1, long)
-        assert await journal.read("s", 2, bytes_max=10) == Run(3, 1, b"3\n")
+        assert as_one(await journal.read("s", 0, bytes_max=10)) == Run(1, 1, b"1\n")
+        assert as_one(await journal.read("s", 1, bytes_max=10)) == Run(2, 1, long)
+        assert as_one(await journal.read("s", 2, bytes_max=10)) == Run(3, 1, b"3\n")
         assert await read_all(journal, bytes_max=STORED_BYTES_MAX) == body
 
 
@@ -256,7 +259,7 @@ async def test_a_closed_stream_leaves_a_tombstone_and_no_lines(open_journal: Ope
         await applied(journal, Create(record()), append(1, 4), Ack("s", 1, 2))
         await applied(journal, Close("s", 1, Outcome.ABANDONED, 77.5))
         await applied(journal, Close("s", 1, Outcome.CANCELLED, 99.0))
-        assert await journal.read("s", 2, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 2, bytes_max=PLENTY)) is None
         [tombstone] = await journal.claim()
         assert (tombstone.outcome, tombstone.ended_at) == (Outcome.ABANDONED, 77.5)
         assert tombstone.outcome.is_tombstone
@@ -266,10 +269,10 @@ async def test_nothing_is_left_of_a_forgotten_stream(open_journal: OpenJournal) 
     async with open_journal("one") as journal:
         await applied(journal, Create(record()), append(1, 4))
         await applied(journal, Forget("s", 1))
-        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
         assert list(await journal.claim()) == []
         await applied(journal, Create(record()))
-        assert await journal.read("s", 0, bytes_max=PLENTY) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
         assert [r.last for r in await journal.claim()] == [0]
 
 
@@ -393,3 +396,14 @@ async def test_closing_twice_is_as_good_as_once(open_journal: OpenJournal) -> No
 def test_a_gap_between_stored_runs_is_never_handed_on() -> None:
     with pytest.raises(JournalUnusable, match="lines 3 to 4 of a stream are missing"):
         joined([lines(1, 2), lines(5, 6)], 0, PLENTY)
+
+
+def test_long_runs_are_handed_on_as_they_are_and_short_ones_joined() -> None:
+    long, short = STORED_BYTES_MAX // 2 + 1, STORED_BYTES_MAX // 4
+    stored = [Run(seq + 1, 1, b"x" * size) for seq, size in enumerate([long, short, short, short])]
+    found = joined(stored, 0, PLENTY)
+    assert [(run.seq, run.count) for run in found] == [(1, 1), (2, 3)]
+    assert [len(run.body) for run in found] == [long, 3 * short]
+    assert found[0] is stored[0]
+    found = joined(stored, 0, long + 2 * short)
+    assert [(run.seq, run.count) for run in found] == [(1, 1), (2, 2)]

@@ -26,6 +26,7 @@ from tests.journals import (
     OpenJournal,
     append,
     applied,
+    as_one,
     grant,
     journals,
     last_append,
@@ -79,7 +80,7 @@ async def test_a_claim_leaves_those_at_rest_where_they_are(open_journal: OpenJou
             due_at=7.5,
             is_read=True,
         )
-        assert await journal.read("b", 1, bytes_max=999) == lines(2, 3)
+        assert as_one(await journal.read("b", 1, bytes_max=999)) == lines(2, 3)
 
 
 async def test_a_claim_voids_the_leases_of_those_at_rest_as_well(

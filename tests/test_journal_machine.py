@@ -34,7 +34,7 @@ from streams.journal import (
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
 from streams.sqlite.tails import Budget
-from tests.journals import PLENTY, append, grant, lines, record, session
+from tests.journals import PLENTY, append, as_one, grant, lines, record, session
 
 _T = TypeVar("_T")
 STREAMS = ("a", "b", "c")
@@ -186,9 +186,9 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         """Where stored runs begin is each journal's own business."""
         known = self.expected.get(stream)
         after = known.acked + skip if known else skip
-        read = self.store.read(stream, after, bytes_max=bytes_max)
+        read = as_one(self.store.read(stream, after, bytes_max=bytes_max))
         from_memory = run(self.memory.read, stream, after, bytes_max=bytes_max)
-        assert (read is None) == (from_memory is None)
+        assert (read is None) == (not from_memory)
         if read is not None:
             assert read == lines(after + 1, read.last)
             assert read.last <= self.expected[stream].last
@@ -227,7 +227,7 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
     def all_that_is_not_acked_is_there(self) -> None:
         for stream, known in self.expected.items():
             body, after = b"", known.acked
-            while (read := self.store.read(stream, after, bytes_max=PLENTY)) is not None:
+            while (read := as_one(self.store.read(stream, after, bytes_max=PLENTY))) is not None:
                 body, after = body + read.body, read.last
             assert body == lines(known.acked + 1, known.last).body
 

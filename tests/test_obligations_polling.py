@@ -24,6 +24,7 @@ from tests.house import (
     text_of,
     with_token,
 )
+from tests.journals import as_one
 
 MIN_S, MAX_S = 5.0, 3600.0
 
@@ -137,7 +138,7 @@ async def test_after_max_the_stream_is_abandoned_and_its_resources_reclaimed(
             await steps.is_over.wait()
         assert steps.was_cancelled
         await trio.sleep(1)
-        kept = await house.journal.read(stream["streamId"], 0, bytes_max=1_000)
+        kept = as_one(await house.journal.read(stream["streamId"], 0, bytes_max=1_000))
     assert kept is None
 
 

@@ -29,7 +29,7 @@ from streams.sqlite import (
     store,
 )
 from streams.sqlite.tails import Budget
-from tests.journals import grant, session
+from tests.journals import as_one, grant, session
 from tests.sqlite_rig import (
     APPENDING,
     PLENTY,
@@ -102,7 +102,7 @@ def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> No
         assert [r.stream for r in opened.claim()] == ["s"]
         acked = Ack("s", 2, last)
         assert opened.commit([acked, replace(waiting, fence=2)]) == [None, None]
-        run = opened.read("s", last, bytes_max=PLENTY)
+        run = as_one(opened.read("s", last, bytes_max=PLENTY))
         assert run == waiting.run
 
 
@@ -179,7 +179,7 @@ async def test_a_cancelled_commit_may_be_repeated(path: Path) -> None:
         assert list(await journal.commit([append(1, 3)])) == [None]
         assert list(await journal.commit([append(4, 4)])) == [None]
         assert [r.last for r in await journal.claim()] == [4]
-        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 4).run
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 4).run
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,10 @@ async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
         monkeypatch.setattr(SQLiteStore, "commit", seen)
         await journal.commit([append(1, lines, line=b"x" * 99)])
         assert [thread is threading.current_thread() for thread in committing] == [at_once]
-        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, lines, line=b"x" * 99).run
+        assert (
+            as_one(await journal.read("s", 0, bytes_max=PLENTY))
+            == append(1, lines, line=b"x" * 99).run
+        )
 
 
 @pytest.mark.usefixtures("patient")
@@ -212,8 +215,8 @@ async def test_a_short_commit_waits_for_another_program_in_the_thread(path: Path
             with held_by_another_program(path):
                 nursery.start_soon(journal.commit, [append(1, 3)])
                 await trio.testing.wait_all_tasks_blocked()  # and everything else goes on
-                assert await journal.read("s", 0, bytes_max=PLENTY) is None
-        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 3).run
+                assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 3).run
 
 
 @pytest.mark.usefixtures("patient")
@@ -225,7 +228,7 @@ async def test_commits_are_made_in_the_order_of_the_calls(path: Path) -> None:
                 for n in range(1, 20):
                     nursery.start_soon(journal.commit, [append(n, n)])
                     await trio.testing.wait_all_tasks_blocked()
-        assert await journal.read("s", 0, bytes_max=PLENTY) == append(1, 19).run
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 19).run
 
 
 @pytest.mark.usefixtures("patient")
@@ -234,7 +237,7 @@ async def test_reading_goes_on_while_a_commit_is_under_way(made: Path) -> None:
         with held_by_another_program(made):
             nursery.start_soon(journal.commit, [append(501, 501)])
             await trio.testing.wait_all_tasks_blocked()
-            run = await journal.read("s", 0, bytes_max=PLENTY)
+            run = as_one(await journal.read("s", 0, bytes_max=PLENTY))
             assert run is not None
             assert run.last == 500
 
@@ -265,7 +268,7 @@ async def test_a_closed_journal_refuses_instead_of_waiting(path: Path) -> None:
 def test_a_read_that_stops_early_leaves_no_transaction(made: Path) -> None:
     with closing(SQLiteStore(made)) as opened:
         opened.commit([append(501, 900, line=b"y" * 99), append(901, 901)])
-        assert opened.read("s", 0, bytes_max=10) is not None
+        assert opened.read("s", 0, bytes_max=10)
         opened.commit([append(902, 902)])
         with closing(sqlite3.connect(made, timeout=0)) as other:
             busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -29,7 +29,7 @@ from streams.limits import MIB
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
 from streams.sqlite.tails import Budget
-from tests.journals import append, last_append, lines, record
+from tests.journals import append, as_one, last_append, lines, record
 from tests.sqlite_rig import PLENTY, crashed, running
 
 _T = TypeVar("_T")
@@ -78,7 +78,7 @@ def state_after(commits: Sequence[list[Change]]) -> State:
         for stream in STREAMS:
             known = await memory.find(stream)
             if known is not None:
-                run = await memory.read(stream, known.acked, bytes_max=PLENTY)
+                run = as_one(await memory.read(stream, known.acked, bytes_max=PLENTY))
                 state[stream] = known, b"" if run is None else run.body
         return state
 
@@ -94,7 +94,7 @@ def state_of(opened: SQLiteStore) -> State:
         known = opened.lookups.find(stream)
         if known is not None:
             body, after = b"", known.acked
-            while (run := opened.read(stream, after, bytes_max=500)) is not None:
+            while (run := as_one(opened.read(stream, after, bytes_max=500))) is not None:
                 assert run.seq == after + 1
                 body, after = body + run.body, run.last
             state[stream] = known, body
@@ -267,7 +267,7 @@ def test_a_reader_never_misses_what_becomes_a_segment_meanwhile(path: Path) -> N
         after = 0
         while after < total and not errors:
             for start in (after, after // 2):
-                run = opened.read("s", start, bytes_max=PLENTY)
+                run = as_one(opened.read("s", start, bytes_max=PLENTY))
                 if run is not None:
                     assert run == lines(start + 1, run.last)
                     after = max(after, run.last)
@@ -288,7 +288,7 @@ def test_lines_are_logged_until_they_make_a_segment(path: Path) -> None:
         [(count, size)] = rows(path, "SELECT count, length(body) FROM runs")
         assert 64 * 1024 <= size < 80 * 1024
         assert len(rows(path, "SELECT id FROM log")) == (7000 - count) // 100
-        assert opened.read("s", 0, bytes_max=PLENTY) == lines(1, 7000)
+        assert as_one(opened.read("s", 0, bytes_max=PLENTY)) == lines(1, 7000)
     assert rows(path, "SELECT count(*), sum(count) FROM runs") == [(2, 7000)]
     assert rows(path, "SELECT id FROM log") == []
 
@@ -308,7 +308,7 @@ def test_a_stored_segment_is_read_in_one_piece(path: Path) -> None:
         opened.commit([Create(record()), append(1, 50_000)])
         after = 0
         for last, count in rows(path, "SELECT last, count FROM runs ORDER BY last"):
-            run = opened.read("s", after, bytes_max=STORED_BYTES_MAX)
+            run = as_one(opened.read("s", after, bytes_max=STORED_BYTES_MAX))
             assert run == lines(last - count + 1, last)
             after = last
 
@@ -334,7 +334,9 @@ def test_the_log_keeps_within_its_budget_however_many_write(path: Path) -> None:
             assert not any(opened.commit(changes))
             [(size,)] = rows(path, "SELECT sum(length(body)) FROM log")
             assert size < 2 * budget.log_bytes
-        assert all(opened.read(name, 0, bytes_max=PLENTY) == lines(1, 299) for name in names)
+        assert all(
+            as_one(opened.read(name, 0, bytes_max=PLENTY)) == lines(1, 299) for name in names
+        )
 
 
 def test_a_log_that_does_not_fit_its_tables_is_refused(path: Path) -> None:

@@ -9,8 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from streams.messages import PIECES_MAX
-from transports.vectored import send_pieces, write_now
+from transports.vectored import PIECES_MAX, send_pieces, write_now
 
 Way = tuple[trio.abc.SendStream, trio.abc.ReceiveStream]
 Opener = Callable[[], AbstractAsyncContextManager[Way]]
@@ -60,7 +59,7 @@ async def read(stream: trio.abc.ReceiveStream, count: int, at_once: int) -> byte
         [b"", b"one", b"", b"two", b""],
         [b"%d," % number for number in range(3 * PIECES_MAX)],
         [b"header", b"x" * 3_000_000, b"header", b"y" * 1_000_000, b"z"],
-        [bytes([number]) * 40_000 for number in range(PIECES_MAX)],
+        [bytes([number]) * 40_000 for number in range(256)],
     ],
     ids=["one", "empty", "many", "long", "both"],
 )

@@ -38,7 +38,7 @@ class Troubled(MemoryJournal):
         self.commits.append(list(changes))
         return await super().commit(changes)
 
-    async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         if self.read_trouble is not None:
             self.refused += 1
             raise self.read_trouble

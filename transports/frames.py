@@ -11,7 +11,8 @@ from typing import Final, Protocol
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
-from streams.messages import Incoming, TooLarge, gathered
+from streams.blocks import lines_in
+from streams.messages import Incoming, TooLarge
 from transports.lines import READ_BYTES, LineSplitter, one_line
 
 MCP: Final = "mcp"
@@ -20,6 +21,9 @@ MCP_STREAMS: Final = "mcp-streams.v1"
 # The most that one binary frame holds, unless one line alone is longer; and what is framed at a
 # time for the other subprotocol.
 FRAME_BYTES_MAX: Final = 256 * 1024
+
+# To write so many pieces where they are costs as much as to copy a run of them.
+PIECES_MAX: Final = 256
 
 
 class Oversize(Exception):
@@ -171,7 +175,7 @@ _BINARY: Final = _Headers(Opcode.BINARY)
 def _messages(lines: Sequence[bytes]) -> list[bytes]:
     found: list[bytes] = []
     for piece in lines:
-        found += piece.removesuffix(b"\n").split(b"\n")
+        found += [line[:-1] for line in lines_in(piece)]
     return found
 
 
@@ -180,7 +184,7 @@ def _text_frames(messages: list[bytes]) -> Sequence[bytes]:
     parts = [b""] * (2 * len(messages))
     parts[::2] = map(_TEXT.__getitem__, map(len, messages))
     parts[1::2] = messages
-    return gathered(parts)
+    return parts if len(parts) <= PIECES_MAX else [b"".join(parts)]
 
 
 def _as_bytes(message: str | bytes) -> bytes:

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import trio
 
-from streams.messages import gathered
-
 Pieces = Sequence[bytes | memoryview]
+
+PIECES_MAX: Final = os.sysconf("SC_IOV_MAX")  # of one write
 
 
 async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
@@ -27,7 +28,8 @@ async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
 
 def write_now(fd: int, pieces: Pieces) -> Pieces:
     """Write what there is room for, and return the rest. Raises `OSError` when nobody reads."""
-    pieces = gathered(pieces)
+    if len(pieces) > PIECES_MAX:
+        pieces = [b"".join(pieces)]
     try:
         written = os.writev(fd, pieces) if pieces else 0
     except BlockingIOError:

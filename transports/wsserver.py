@@ -175,8 +175,8 @@ class ServerWebSocket:
 
     async def send(self, *lines: bytes) -> None:
         try:
-            for frame in packed(lines):
-                await self._write(self._framing.frames(frame))
+            frames = map(self._framing.frames, packed(lines))
+            await self._write(list(itertools.chain.from_iterable(frames)))
         except trio.BrokenResourceError:
             raise
         except BaseException:

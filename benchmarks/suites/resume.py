@@ -115,7 +115,7 @@ async def in_runs(call: RunningCall) -> Iterable[bytes]:
     """All messages of a call, cut out of the runs that they come in."""
     lines: list[bytes] = []
     async for run in call.runs():
-        lines += run.body.splitlines()
+        lines += run.lines
     return lines
 
 

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-READS_AT_ONCE: Final = 8  # half a millisecond, if they are long
+RUNS_AT_ONCE: Final = 8  # are read in less than a millisecond
 
 
 class SQLiteJournal:
@@ -69,7 +69,7 @@ class SQLiteJournal:
         self._store = store
         self._thread = thread
         self._is_closed = False
-        self._reads = 0
+        self._runs_read = 0
 
     async def claim(self) -> Sequence[Record]:
         self._check_open()
@@ -90,15 +90,17 @@ class SQLiteJournal:
         self._check_open()
         return await self._thread.run(self._store.sessions)
 
-    async def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
+    async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. It lets others run now and then: each time would double its price."""
-        self._reads += 1
-        if self._reads % READS_AT_ONCE:
+        if self._runs_read < RUNS_AT_ONCE:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
+            self._runs_read = 0
             await trio.lowlevel.checkpoint()
         self._check_open()
-        return self._store.read(stream, after, bytes_max=bytes_max)
+        found = self._store.read(stream, after, bytes_max=bytes_max)
+        self._runs_read += max(1, len(found))
+        return found
 
     async def totals(self) -> Totals:
         return await self._look_up(lambda tables: tables.totals())

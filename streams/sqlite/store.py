@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
-from streams.journal import Append, Change, Grant, Record, SessionRecord, joined
+from streams.joining import joined
+from streams.journal import Append, Change, Grant, Record, SessionRecord
 from streams.limits import MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
@@ -161,7 +162,7 @@ class SQLiteStore:
         with translated(self._path):
             return SessionTables(self._writer).read()
 
-    def read(self, stream: str, after: int, *, bytes_max: int) -> Run | None:
+    def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
         # First: what becomes a segment meanwhile is in both.
         tail = self._tails.known.get(stream)

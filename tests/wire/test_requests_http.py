@@ -11,6 +11,7 @@ import pytest
 
 from streams.limits import MIB
 from streams.sqlite import SQLiteStore
+from tests.journals import as_one
 from tests.wire.conftest import Http
 from tests.wire.httpclient import HttpClient
 from tests.wire.httpverbs import (
@@ -280,7 +281,7 @@ def kept(journal: Path, stream: str) -> int:
         with closing(SQLiteStore(copy)) as opened:
             record = opened.lookups.find(stream)
             assert record is not None
-            run = opened.read(stream, record.acked, bytes_max=MIB)
+            run = as_one(opened.read(stream, record.acked, bytes_max=MIB))
     return 0 if run is None else run.count
 
 

@@ -1,0 +1,44 @@
+"""What `Journal.read` makes of stored runs, whatever they are stored in."""
+
+from collections.abc import Iterable, Sequence
+
+from streams.errors import JournalUnusable
+from streams.journal import STORED_BYTES_MAX
+from streams.messages import Run
+
+
+def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
+    """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
+
+    Raises `JournalUnusable` where one is missing between two others: a gap is never handed on.
+    """
+    runs = iter(stored)
+    first = next(runs, None)
+    if first is None:
+        return []
+    first = first.after(after)
+    if len(first.body) > bytes_max:
+        return [next(first.split(bytes_max))]
+    groups, next_seq = [[first]], first.last + 1
+    bytes_left, room = bytes_max - len(first.body), STORED_BYTES_MAX - len(first.body)
+    for run in runs:
+        if run.seq != next_seq:
+            raise JournalUnusable(f"lines {next_seq} to {run.seq - 1} of a stream are missing")
+        size, next_seq = len(run.body), run.last + 1
+        bytes_left -= size
+        if bytes_left < 0:
+            break
+        if size > room or 2 * room < STORED_BYTES_MAX:  # what is long enough is not copied
+            groups.append([])
+            room = STORED_BYTES_MAX
+        groups[-1].append(run)
+        room -= size
+    return [_as_one(group) for group in groups]
+
+
+def _as_one(group: Sequence[Run]) -> Run:
+    first, *others = group
+    if not others:
+        return first
+    body = b"".join([run.body for run in group])
+    return Run(first.seq, others[-1].last + 1 - first.seq, body)
