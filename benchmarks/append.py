@@ -1,4 +1,4 @@
-"""What appends cost when a thousand streams write in turn: `python -m benchmarks.append [--quick]`.
+"""What appends cost when a thousand streams write in turn.
 
 Each commit brings one message of every stream, which is the least that a group commit can be made
 of. Ours is held against a plain table, one row a message, with an index by stream and seq: both get
@@ -6,16 +6,14 @@ the same messages in turn, in one process, and each of their commits waits for t
 goes on to ten times as many. The process is killed, and the journal is opened again.
 """
 
-import argparse
 import os
 import signal
 import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -27,7 +25,6 @@ from streams.journal import Append, Create, Record
 from streams.messages import Run
 from streams.sqlite import SQLiteStore
 
-RESULTS: Final = Path(__file__).resolve().parent / "results"
 _JOURNAL: Final = "journal.db"
 _LINE: Final = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n'
 
@@ -130,7 +127,7 @@ class _Plain:
 
 def run(plan: Plan, folder: Path) -> Results:
     """Measure in a process of its own, which is killed, and open what it leaves in `folder`."""
-    command = [sys.executable, "-m", "benchmarks.append", "--worker", str(folder)]
+    command = [sys.executable, "-m", "benchmarks.append", str(folder)]
     given = msgspec.json.encode(plan)
     worker = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, check=False)
     if worker.returncode != -signal.SIGKILL:
@@ -187,46 +184,5 @@ def _line(plan: Plan) -> bytes:
     return _LINE % (b"x" * (plan.message_bytes - len(_LINE) + 2))
 
 
-def show(results: Results) -> str:
-    """The results as a table."""
-    plan = results.plan
-    rows = (
-        (f"plain table, {plan.few:,} messages", results.plain),
-        (f"ours, {plan.few:,} messages", results.ours),
-        (f"ours, up to {plan.many:,}", results.ours_at_many),
-    )
-    lines = [f"{'':34}{'msg/s':>10}{'p50 ms':>9}{'p99 ms':>9}{'max ms':>9}"]
-    for name, of in rows:
-        times = f"{of.commit_p50_ms:>9.2f}{of.commit_p99_ms:>9.2f}{of.commit_max_ms:>9.1f}"
-        lines.append(f"{name:34}{of.rate:>10,.0f}{times}")
-    lines += [
-        f"ours over plain {results.ratio:.1f}, many over few {results.at_scale:.2f}",
-        f"WAL at most {results.wal_bytes_max / 2**20:.0f} MiB of a file of "
-        f"{results.file_bytes / 2**20:,.0f} MiB; opened and claimed in {results.restart_s:.3f} s",
-    ]
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print a table and JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.append", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
-    parser.add_argument("--many", type=int, help="messages in ours at last (10,000,000)")
-    parser.add_argument("--few", type=int, help="messages in either (1,000,000)")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    chosen = parser.parse_args(arguments)
-    if chosen.worker is not None:
-        _work(chosen.worker)
-        return
-    plan = QUICK if chosen.quick else Plan()
-    plan = msgspec.structs.replace(plan, few=chosen.few or plan.few, many=chosen.many or plan.many)
-    # The files stand beside the results, not in /tmp: on many machines that is no disk.
-    RESULTS.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
-        results = run(plan, Path(folder))
-    print(show(results))
-    print(msgspec.json.encode(results).decode())
-
-
 if __name__ == "__main__":
-    main()
+    _work(Path(sys.argv[1]))

@@ -6,6 +6,7 @@ import gc
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import count
 from pathlib import Path
 from typing import Final, Generic, Literal, NamedTuple, TypeVar
 
@@ -74,6 +75,18 @@ class Batch(Generic[ResultT]):
             return read(self._result)
 
         return measure
+
+
+def in_thread(run: Callable[[Path], ResultT], folder: Path) -> Batch[ResultT]:
+    """A batch that runs in a thread, each time with a new folder in `folder`."""
+    numbers = count(1)
+
+    async def run_once() -> ResultT:
+        place = folder / str(next(numbers))
+        place.mkdir()
+        return await trio.to_thread.run_sync(run, place)
+
+    return Batch(run_once)
 
 
 class Subject(msgspec.Struct, frozen=True):

@@ -1,21 +1,17 @@
 """A million idle streams: how fast a server starts, what they cost, how fast they are found.
 
-    python -m benchmarks.scale [--quick] [--streams N] [--messages M] [--out FOLDER]
-
 A journal of N streams with M messages in all is written through the journal's own interface, as a
 server leaves it whose clients have gone; then a real server is started on it, and asked over pipes.
 That is done with few streams, with a tenth of N and with N: what costs the same whatever N is
 appears in all of them.
 """
 
-import argparse
 import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -31,7 +27,6 @@ from streams.messages import Run
 from streams.ownership import key_path
 from streams.sqlite import open_sqlite_journal
 
-RESULTS: Final = Path(__file__).resolve().parent / "results"
 STREAMS_AT_ONCE: Final = 20_000  # in one commit, while the journal is written
 POLLS_AT_ONCE: Final = 100
 MESSAGE_BYTES: Final = 200
@@ -78,13 +73,12 @@ class Results(msgspec.Struct, frozen=True):
     stream_bytes: float
 
 
-def run(plan: Plan, folder: Path, *, on_step: Callable[[str], None] = lambda _: None) -> Results:
+def run(plan: Plan, folder: Path) -> Results:
     """Measure all sizes. Raises `ValueError` where an answer is wrong or a stream is missing."""
     sizes = sorted({plan.few, plan.streams // 10, plan.streams})
     each = plan.messages // plan.streams
     figures = []
     for size in sizes:
-        on_step(f"{size} streams")
         journal = folder / f"journal-{size}.db"
         began = time.monotonic()
         ids = trio.run(_build, journal, size, each)
@@ -231,28 +225,3 @@ def _serving(journal: Path, streams: int) -> Iterator[_Asked]:
             yield asked
         finally:
             process.terminate()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
-    parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
-    parser.add_argument("--streams", type=int, help="how many in the largest journal")
-    parser.add_argument("--messages", type=int, help="how many in all, in the largest journal")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the journals")
-    chosen = parser.parse_args(arguments)
-    plan = QUICK if chosen.quick else Plan()
-    streams = chosen.streams or plan.streams
-    plan = msgspec.structs.replace(
-        plan, streams=streams, messages=chosen.messages or streams * plan.messages // plan.streams
-    )
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=chosen.out) as folder:
-        results = run(plan, Path(folder), on_step=lambda step: print(step, file=sys.stderr))
-    for figure in results.figures:
-        print(msgspec.json.encode(figure).decode())
-    print(f"{results.stream_bytes:.1f} B of memory for each stream")
-
-
-if __name__ == "__main__":
-    main()

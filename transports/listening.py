@@ -18,7 +18,7 @@ import trio
 from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal
 from streams.logs import log
-from transports.lines import CLOSE_S, READ_BYTES
+from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
 
 # How many connections may be open, handshakes included; whoever comes after them gets a 503.
@@ -252,24 +252,14 @@ async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> 
 async def part(stream: trio.SocketStream | TLSStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
     if isinstance(stream, trio.SocketStream):
-        await hear_out(stream)
+        await linger(stream)
         return
     tcp = stream.transport_stream
     # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
     # talks on, or has hung up, is TCP's business alone.
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.unwrap()
-    await hear_out(tcp)
-
-
-async def hear_out(tcp: trio.SocketStream) -> None:
-    """`linger`, for a connection that nothing lies between."""
-    try:
-        tcp.socket.shutdown(socket.SHUT_WR)
-        while await receive_some(tcp, HEARD_BYTES):
-            pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return  # the peer was faster
+    await linger(tcp)
 
 
 async def linger(stream: trio.abc.Stream) -> None:
@@ -278,9 +268,14 @@ async def linger(stream: trio.abc.Stream) -> None:
     To close with bytes unread makes the kernel send a reset, which can overtake our last words.
     """
     try:
+        if isinstance(stream, trio.SocketStream):
+            stream.socket.shutdown(socket.SHUT_WR)
+            while await receive_some(stream, HEARD_BYTES):
+                pass
+            return
         if isinstance(stream, trio.abc.HalfCloseableStream):
             await stream.send_eof()
-        while await stream.receive_some(READ_BYTES):
+        while await stream.receive_some(HEARD_BYTES):
             pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
+    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
         return  # the peer was faster

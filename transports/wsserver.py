@@ -22,7 +22,7 @@ from wsproto.frame_protocol import CloseReason
 from streams.messages import Incoming
 from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
-from transports.listening import hear_out, receive_some
+from transports.listening import linger, receive_some
 from transports.vectored import Pieces, send_pieces, write_now
 
 # After this long a peer that answers no ping counts as detached.
@@ -304,6 +304,6 @@ class ServerWebSocket:
                     self._take(data)
                 else:
                     self._end()
-            await hear_out(self._stream)
+            await linger(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it

@@ -2,14 +2,12 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from benchmarks import append
-from benchmarks.harness import Batch, Plan, Subject
+from benchmarks.harness import Plan, Subject, in_thread
 
 SIZE: Final = 200  # bytes of a message
 OURS, OURS_AT_MANY, PLAIN = "journal, 1 million messages", "journal, 10 million", "rowid + index"
@@ -19,15 +17,9 @@ COMMIT_P99, WAL = "journal: commit p99", "journal: largest WAL"
 @asynccontextmanager
 async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
     """Nothing is kept ready: both are written anew in each round."""
-    numbers = count(1)
     amount = append.QUICK if plan.is_quick else append.Plan()
 
-    async def run() -> append.Results:
-        place = folder / str(next(numbers))
-        place.mkdir()
-        return await trio.to_thread.run_sync(append.run, amount, place)
-
-    figure = Batch(run).figure
+    figure = in_thread(partial(append.run, amount), folder).figure
     yield [
         Subject(PLAIN, SIZE, figure(lambda found: found.plain.rate), role="bare"),
         Subject(OURS, SIZE, figure(lambda found: found.ours.rate), of=PLAIN),

@@ -2,14 +2,12 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-import trio
-
 from benchmarks import scale
-from benchmarks.harness import Batch, Plan, Subject
+from benchmarks.harness import Plan, Subject, in_thread
 
 RESTART, RESTART_OF_A_TENTH = "restart to serving", "restart to serving, a tenth of them"
 POLLS: Final = "polls of any of them"
@@ -19,18 +17,12 @@ STREAM_BYTES: Final = "memory for each"
 @asynccontextmanager
 async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
     """Nothing is kept ready: the journals are written anew in each round."""
-    numbers = count(1)
     amount = scale.QUICK if plan.is_quick else scale.Plan()
-
-    async def run() -> scale.Results:
-        place = folder / str(next(numbers))
-        place.mkdir()
-        return await trio.to_thread.run_sync(scale.run, amount, place)
 
     def restart_s(streams: int) -> Callable[[scale.Results], float]:
         return lambda found: _of(found, streams).restart_s
 
-    figure = Batch(run).figure
+    figure = in_thread(partial(scale.run, amount), folder).figure
     tenth = amount.streams // 10
     yield [
         Subject(RESTART_OF_A_TENTH, 0, figure(restart_s(tenth)), unit="s"),

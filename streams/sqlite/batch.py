@@ -63,7 +63,7 @@ class Batch:
             return None
         tail = self._tails.known.get(change.stream)
         if tail is None or tail.now is None:
-            tail = self._met.get(change.stream) or self._meet(change.stream)
+            tail = self._meet(change.stream)
         before = tail.now
         try:
             tail.now = now = apply(before, change)
@@ -123,12 +123,14 @@ class Batch:
     def _has_stream(self, stream: str) -> bool:
         tail = self._tails.known.get(stream)
         if tail is None or tail.now is None:
-            tail = self._met.get(stream) or self._meet(stream)
+            tail = self._meet(stream)
         return tail.now is not None
 
     def _meet(self, stream: str) -> Tail:
-        row = self._connection.execute(f"{RECORD} WHERE stream = ?", (stream,)).fetchone()
-        tail = self._met[stream] = Tail.of(record_of(row)) if row else Tail(0, None)
+        tail = self._met.get(stream)
+        if tail is None:
+            row = self._connection.execute(f"{RECORD} WHERE stream = ?", (stream,)).fetchone()
+            tail = self._met[stream] = Tail.of(record_of(row)) if row else Tail(0, None)
         return tail
 
     def write(self) -> None:

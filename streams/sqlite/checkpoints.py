@@ -85,7 +85,7 @@ class Checkpoints:
     def are_due(self) -> bool:
         """Whether the next commit may have to copy something itself."""
         written, _ = self._index.frames()
-        return written * self._frame_bytes > self._bytes_max // 2
+        return self._is_past_half(written)
 
     def make_room(self, needed: Callable[[], int]) -> None:
         """Before a commit, on the writer's thread; `needed` says how many bytes it adds at most."""
@@ -94,7 +94,7 @@ class Checkpoints:
             return  # it starts over by itself
         size = _HEADER_BYTES + written * self._frame_bytes
         rest = (written - copied) * self._frame_bytes
-        is_half = size > self._bytes_max // 2
+        is_half = self._is_past_half(written)
         if is_half and rest <= self._bytes_max // _RESTS and self._copying.acquire(blocking=False):
             try:
                 self._copy(self._writer)
@@ -103,6 +103,9 @@ class Checkpoints:
         elif size + needed() > self._bytes_max:
             with self._copying:
                 self._copy(self._writer)
+
+    def _is_past_half(self, written: int) -> bool:
+        return written * self._frame_bytes > self._bytes_max // 2
 
     def committed(self) -> None:
         """After a commit, on the writer's thread."""
