@@ -2,6 +2,7 @@
 
 import contextlib
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from streams.messages import Incoming
 from transports import websocket
 from transports.frames import MCP_STREAMS
 from transports.lines import lines_of
-from transports.sieve import Piece, Sieve
+from transports.sieve import Piece, Sieve, until_left
 
 LONGEST = 70_000
 
@@ -206,3 +207,17 @@ async def test_a_message_above_the_limit_closes_behind_what_came_before(
     (close,) = said
     assert isinstance(close, CloseConnection)
     assert close.code == 1009
+
+
+def test_what_is_left_comes_between_the_pieces_before_and_behind_it() -> None:
+    def payloads_of(pieces: Sequence[Piece]) -> list[bytes]:
+        return [piece.data[piece.start : piece.end] for piece in pieces]
+
+    one, two, three = ([BytesMessage(data=data)] for data in (b"1\n", b"2\n", b"3\n"))
+    ping = [Ping(payload=b"p")]
+    sieved = Sieve(100).feed(wire([one, two, ping, three]))
+    taken, left = until_left(sieved)
+    assert (payloads_of(taken), left) == ([b"1\n", b"2\n"], wire([ping]))
+    taken, left = until_left(sieved)
+    assert (payloads_of(taken), left) == ([b"3\n"], b"")
+    assert until_left(sieved) == ([], b"")

@@ -63,7 +63,8 @@ class LineSplitter:
         end = data.rfind(b"\n", start, stop) + 1
         # Then none of the lines is above the limit.
         is_short = len(self._rest) + end - start <= self._limit
-        if not (end and is_short) or self._is_skipping or b"\r" in data or b"\r" in self._rest:
+        has_cr = data.find(b"\r", start, end) >= 0 or b"\r" in self._rest
+        if not (end and is_short) or self._is_skipping or has_cr:
             return in_blocks(self.feed(data[start:stop]))
         found: list[Block | TooLarge] = []
         if self._rest:

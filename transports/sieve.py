@@ -7,7 +7,7 @@ fragments, and all that breaks a rule. Neither it nor wsproto keeps a state that
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import trio
@@ -87,33 +87,43 @@ class Sieve:
         return size if self._is_taken else 0
 
 
+def until_left(sieved: Iterator[Piece | bytes]) -> tuple[Sequence[Piece], bytes]:
+    """The pieces that come next, and what is left for trio-websocket behind them, if anything."""
+    taken: list[Piece] = []
+    for piece in sieved:
+        if isinstance(piece, bytes):
+            return taken, piece
+        taken.append(piece)
+    return taken, b""
+
+
 class Slot:
-    """Holds the piece that is next. Who puts waits until the one before is taken."""
+    """Holds the pieces that are next. Who puts waits until those before are taken."""
 
     def __init__(self) -> None:
-        self._piece: Piece | None = None
+        self._pieces: Sequence[Piece] = ()
         self._is_closed = False
         self._was_taken = trio.Event()
         self._waiting: trio.CancelScope | None = None
 
-    async def put(self, piece: Piece) -> None:
-        """Hand over a piece; to nobody, once it is closed."""
-        while self._piece is not None and not self._is_closed:
+    async def put(self, pieces: Sequence[Piece]) -> None:
+        """Hand over some pieces; to nobody, once it is closed."""
+        while self._pieces and not self._is_closed:
             self._was_taken = trio.Event()
             await self._was_taken.wait()
         if not self._is_closed:
-            self._piece = piece
+            self._pieces = pieces
             if self._waiting is not None:
                 self._waiting.cancel()
 
-    def take(self) -> Piece | None:
-        """The piece, if there is one."""
-        piece, self._piece = self._piece, None
+    def take(self) -> Sequence[Piece]:
+        """The pieces, if there are any."""
+        pieces, self._pieces = self._pieces, ()
         self._was_taken.set()
-        return piece
+        return pieces
 
     def until_put(self) -> trio.CancelScope:
-        """A scope that is cancelled when there is a piece; one at a time, and only where there is
+        """A scope that is cancelled when there are pieces; one at a time, and only where there are
         none.
         """
         self._waiting = trio.CancelScope()
@@ -122,5 +132,5 @@ class Slot:
     def close(self) -> None:
         """Nobody takes any more."""
         self._is_closed = True
-        self._piece = None
+        self._pieces = ()
         self._was_taken.set()

@@ -24,9 +24,8 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
-from transports.lines import READ_BYTES
 from transports.listening import linger
-from transports.sieve import Piece, Sieve, Slot
+from transports.sieve import Piece, Sieve, Slot, until_left
 from transports.tasks import tasks_until
 from transports.vectored import send_pieces
 
@@ -39,6 +38,10 @@ _CLOSE: Final = 0x88
 _PONG: Final = 0x8A
 
 _MASK_BYTES: Final = 4
+
+# What one read asks for once payload is taken out: a server in full flow keeps as much ready, and
+# to hand over what one read brings costs the same, however much it is.
+BULK_BYTES: Final = 1024 * 1024
 
 
 class Wire(trio.abc.Stream):
@@ -126,11 +129,12 @@ class Wire(trio.abc.Stream):
     async def _rest(self, sieve: Sieve) -> bytes:
         """What the sieve leaves of what is read; nothing at the end."""
         while True:
-            for piece in self._sieved:
-                if isinstance(piece, bytes):
-                    return piece
-                await self._slot.put(piece)
-            data = await self._read(READ_BYTES)
+            taken, left = until_left(self._sieved)
+            if taken:
+                await self._slot.put(taken)
+            if left:
+                return left
+            data = await self._read(BULK_BYTES)
             if not data:
                 return data
             self._sieved = sieve.feed(data)

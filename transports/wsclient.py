@@ -39,16 +39,16 @@ class BlockChannel(WebSocketChannel):
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._is_over:
-            piece = self._slot.take() or await self._next()
-            if piece is None:
+            pieces = self._slot.take() or await self._next()
+            if not pieces:
                 continue
             self._wire.claim()
-            if (found := self._blocks(piece)) and not self._is_closed:
+            if (found := self._blocks(pieces)) and not self._is_closed:
                 return found
         raise trio.EndOfChannel
 
-    async def _next(self) -> Piece | None:
-        """What trio-websocket hands over, unless a piece comes or nothing will."""
+    async def _next(self) -> Sequence[Piece]:
+        """What trio-websocket hands over, unless pieces come or nothing will."""
         # What is in the slot came before anything that its reader still holds.
         with self._slot.until_put():
             try:
@@ -56,15 +56,17 @@ class BlockChannel(WebSocketChannel):
             except ConnectionClosed:
                 self._is_over = True
                 self._wire.end()
-                return None
+                return ()
             data = message.encode() if isinstance(message, str) else message
-            return Piece(data, 0, len(data), is_last=True)
-        return None
+            return [Piece(data, 0, len(data), is_last=True)]
+        return ()
 
-    def _blocks(self, piece: Piece) -> list[Block | TooLarge]:
-        found = self._splitter.blocks(piece.data, piece.start, piece.end)
-        if piece.is_last:
-            found += in_blocks(self._splitter.flush())
+    def _blocks(self, pieces: Sequence[Piece]) -> list[Block | TooLarge]:
+        found: list[Block | TooLarge] = []
+        for piece in pieces:
+            found += self._splitter.blocks(piece.data, piece.start, piece.end)
+            if piece.is_last:
+                found += in_blocks(self._splitter.flush())
         if self._splitter.refused:
             self._is_over = True
             self._wire.fail(CloseReason.MESSAGE_TOO_BIG, "a message above the limit")
