@@ -237,14 +237,16 @@ class Connection:
         if write.lines:
             await self.channel.send(*write.lines)
             self._saw_life()
-            self._adapt(self._seen_at - self._write_began_at)
+            self._adapt(write.size, self._seen_at - self._write_began_at)
         self._is_writing = False
         self._note(write)
 
-    def _adapt(self, took_s: float) -> None:
-        """Give the peer more with the next write where it took this one at once."""
-        is_prompt = took_s < PROMPT_S
-        self._runs_bytes = min(2 * self._runs_bytes, RUNS_BYTES_MAX) if is_prompt else RUNS_BYTES
+    def _adapt(self, size: int, took_s: float) -> None:
+        """Give the peer more with the next write where it took as much as it was given at once."""
+        if took_s >= PROMPT_S:
+            self._runs_bytes = RUNS_BYTES
+        elif 2 * size > self._runs_bytes:
+            self._runs_bytes = min(2 * self._runs_bytes, RUNS_BYTES_MAX)
 
     async def _gather(self) -> _Write:
         write = _Write(self._outbox, self._outbox_bytes)
