@@ -17,15 +17,17 @@ from streams.delivery import Delivery
 from streams.errors import Unavailable
 from streams.framing import NUMBERED, PLAIN, Framing
 from streams.journal import STORED_BYTES_MAX, Journal
+from streams.limits import MIB
 from streams.messages import Channel, Run
 from streams.proofs import Proofs
 from streams.session import Session
 
 # Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
-# the other for one that takes what it is given: several runs cost little more than one.
+# the other for one that does: several runs cost little more than one.
 RUNS_BYTES: Final = STORED_BYTES_MAX
 RUNS_BYTES_MAX: Final = 4 * STORED_BYTES_MAX
 PROMPT_S: Final = 0.1  # in which a write is out whose peer takes what it is given
+KERNEL_BYTES: Final = 4 * MIB  # what the kernel takes for a peer that reads nothing
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
 # Replies that may wait for a peer that does not read; then it is not read either.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
@@ -88,7 +90,7 @@ class Connection:
         self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
         self._is_writing = False
         self._write_began_at = 0.0
-        self._runs_bytes = RUNS_BYTES  # of all runs in the next write
+        self._prompt_bytes = 0  # were out in time, one write after the other
         self._scope: trio.CancelScope | None = None
         self._is_hung_up = False
         self._seen_at = trio.current_time()
@@ -237,23 +239,18 @@ class Connection:
         if write.lines:
             await self.channel.send(*write.lines)
             self._saw_life()
-            self._adapt(write.size, self._seen_at - self._write_began_at)
+            is_prompt = self._seen_at - self._write_began_at < PROMPT_S
+            self._prompt_bytes = self._prompt_bytes + write.size if is_prompt else 0
         self._is_writing = False
         self._note(write)
-
-    def _adapt(self, size: int, took_s: float) -> None:
-        """Give the peer more with the next write where it took as much as it was given at once."""
-        if took_s >= PROMPT_S:
-            self._runs_bytes = RUNS_BYTES
-        elif 2 * size > self._runs_bytes:
-            self._runs_bytes = min(2 * self._runs_bytes, RUNS_BYTES_MAX)
 
     async def _gather(self) -> _Write:
         write = _Write(self._outbox, self._outbox_bytes)
         self._outbox, self._outbox_bytes = [], 0
-        share = max(STREAM_BYTES_MIN, self._runs_bytes // max(1, len(self._ready)))
+        bytes_max = RUNS_BYTES_MAX if self._prompt_bytes > KERNEL_BYTES else RUNS_BYTES
+        share = max(STREAM_BYTES_MIN, bytes_max // max(1, len(self._ready)))
         for delivery in list(self._ready):
-            if write.size >= self._runs_bytes:
+            if write.size >= bytes_max:
                 break
             if delivery not in self._ready:
                 continue  # it was forgotten meanwhile
