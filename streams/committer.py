@@ -82,6 +82,8 @@ class Committer:
         self._sources[source] = None
         self.waiting_bytes += size
         self._wanted.set()
+        if self.stream_bytes_max != SHARED_BYTES_MAX and len(self._sources) > 1:
+            self._note_sharing(len(self._sources))  # forty that begin together have little each
 
     async def settled(self, *changes: Change) -> None:
         """Make changes durable, and wait until they and all that were added before are."""

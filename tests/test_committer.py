@@ -8,7 +8,12 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams.committer import BATCH_BYTES_MAX, Committer
+from streams.committer import (
+    ALONE_BYTES_MAX,
+    BATCH_BYTES_MAX,
+    SHARED_BYTES_MAX,
+    Committer,
+)
 from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
 from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record
 from streams.memory import MemoryJournal
@@ -188,6 +193,15 @@ async def end(changes: list[Change], journal: Troubled) -> Exception:
     with pytest.raises(JournalError) as caught:
         await committer.run()
     return caught.value
+
+
+async def test_what_one_source_may_have_is_less_as_soon_as_there_is_another() -> None:
+    async with committing(Troubled()) as committer:
+        first, second = Source(committer, "s"), Source(committer, "t")
+        first.say("a", "b")
+        assert committer.stream_bytes_max == ALONE_BYTES_MAX
+        second.say("c")
+        assert committer.stream_bytes_max == SHARED_BYTES_MAX
 
 
 async def test_a_change_that_does_not_fit_is_the_end() -> None:
