@@ -1,0 +1,168 @@
+"""The commands that call tools, and come back to their calls."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from streams.cli.base import app, complain
+
+
+@app.command
+def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
+    """Call a tool and follow the call to its end, over as many connections as that takes.
+
+    Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
+    the command that resumes; on a terminal, a second Ctrl-C cancels the call.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json.
+    json
+        Print the whole result, and each message, as JSON.
+    """
+    from streams import commands
+
+    try:
+        given = commands.parse_arguments(arguments)
+    except ValueError as error:
+        return complain(str(error))
+    return commands.run(
+        lambda client: commands.call_tool(client, url, tool, given, as_json=json), url
+    )
+
+
+@app.command
+def pages(
+    url: str, tool: str, /, *arguments: str, token: str | None = None, json: bool = False
+) -> int:
+    """Call a tool that gives pages, and print them all, as they come.
+
+    Ctrl-C leaves the rest and prints the command that goes on behind the last page.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json; for a token, the same ones that it was given for.
+    token
+        Begin with the page that this token leads to.
+    json
+        Print each page whole, as JSON on a line of its own.
+    """
+    from streams import commands, turning
+
+    try:
+        given = commands.parse_arguments(arguments)
+    except ValueError as error:
+        return complain(str(error))
+    wanted = turning.Wanted(url, tool, arguments, given, token)
+    return commands.run(lambda client: turning.turn_pages(client, wanted, as_json=json), url)
+
+
+@app.command
+def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int:
+    """Come back to a call, from wherever it was left and over any transport.
+
+    Parameters
+    ----------
+    where
+        The name of a call that was begun here, or a URL as for `call`.
+    what
+        After a URL: the call's name, or the ticket that was printed when the call was left.
+    json
+        Print the whole result, and each message, as JSON.
+    """
+    from streams import commands, noting
+    from streams.callbook import CallbookUnusable
+
+    if what is None and ":" in where:  # which no name has
+        return complain(
+            "Say which call: mcp-streams resume URL TICKET, or mcp-streams resume NAME."
+        )
+    try:
+        target = noting.find(where) if what is None else noting.find_at(where, what)
+    except (ValueError, CallbookUnusable) as error:
+        return complain(str(error))
+    return commands.run(
+        lambda client: commands.resume(client, target.url, target.ticket, as_json=json),
+        target.url,
+        cwd=target.cwd,
+    )
+
+
+@app.command
+def poll(
+    where: str,
+    what: str | None = None,
+    /,
+    *,
+    all_: Annotated[bool, Parameter(name="--all")] = False,
+    json: bool = False,
+) -> int:
+    """Ask how a stream stands, or with --all how all of yours do.
+
+    Parameters
+    ----------
+    where
+        The name of a call that was begun here, or a URL as for `call`.
+    what
+        After a URL: a call's name, a ticket, or a stream's id where the stream is yours.
+    all_
+        List all streams that run, or were not delivered.
+    json
+        Print a list of StreamStatus objects.
+    """
+    is_url = ":" in where  # which no name has
+    if (what is None and is_url) != all_ or not (is_url or what is None):
+        return complain("Name one stream, or a URL and --all.")
+    from streams import commands, noting
+    from streams.callbook import CallbookUnusable
+
+    url, cwd = where, None
+    stream: Any = what
+    try:
+        if not is_url:
+            target = noting.find(where)
+            url, stream, cwd = target.url, target.ticket, target.cwd
+        elif what is not None:
+            stream = noting.ticket_or_id(what)
+    except (ValueError, CallbookUnusable) as error:
+        return complain(str(error))
+    return commands.run(
+        lambda client: commands.poll(client, url, stream, as_json=json), url, cwd=cwd
+    )
+
+
+@app.command
+def calls(
+    *,
+    forget: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
+    timeout: float = 5.0,
+    json: bool = False,
+) -> int:
+    """List the calls that were begun here and not seen to their end, and where each stands.
+
+    What is gone is shown once more, and no longer after that.
+
+    Parameters
+    ----------
+    forget
+        Names of calls to be listed no more; they go on all the same.
+    timeout
+        Seconds for which a server may take to answer.
+    json
+        Print a list of objects.
+    """
+    if not timeout > 0:
+        return complain("--timeout: write seconds, more than 0.")
+    from streams import listing
+
+    return listing.forget(forget) if forget else listing.run(timeout_s=timeout, as_json=json)

@@ -1,0 +1,132 @@
+"""`mcp-streams serve`."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from streams.cli.base import DONE, app, complain
+from streams.limits import Limits
+from streams.options import CannotServe, Durability, Options
+
+
+@app.command
+def serve(
+    app: str,
+    /,
+    *,
+    stdio: bool = False,
+    foreground: bool = False,
+    ws: str | None = None,
+    http: str | None = None,
+    http_path: str = "/mcp",
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    journal: Path | None = None,
+    linger: float = 5.0,
+    durability: Durability = "power",
+    max_message_bytes: int | None = None,
+    limit: tuple[str, ...] = (),
+    insecure_anonymous: bool = False,
+    allowed_host: tuple[str, ...] = (),
+    allowed_origin: tuple[str, ...] = (),
+    json: bool = False,
+) -> int:
+    """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
+
+    With --stdio and a journal, the process that a client spawns is only a relay to the journal's
+    owner, which is started where there is none and goes on when the client has gone.
+
+    Parameters
+    ----------
+    app
+        file.py:server or package.module:server.
+    stdio
+        Serve one client over standard input and output. The default where neither --ws nor
+        --http is given.
+    foreground
+        Do the work in this process, also with --stdio and a journal.
+    ws
+        Serve WebSocket clients at HOST:PORT; port 0 takes a free one and says which.
+    http
+        Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
+    http_path
+        The path of the one endpoint for --http.
+    tls_cert
+        A file with the certificate, and those that vouch for it, to serve --http with TLS.
+    tls_key
+        The file with its key, where that is not in the same file.
+    journal
+        The SQLite file that streams are kept in. Without it they live as long as the process.
+    linger
+        Seconds for which an owner that has nothing to do waits for the next client, 0.5 at least.
+    durability
+        "power" survives a power cut, "process" (faster) the end of the process only.
+    max_message_bytes
+        The longest message that is taken, 4 MiB by default.
+    limit
+        NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
+    insecure_anonymous
+        Let --ws and --http be reached from other machines though nobody is asked who they are.
+    allowed_host
+        A Host header to accept, besides those of this machine.
+    allowed_origin
+        An Origin of web pages that may connect, besides those of this machine.
+    json
+        Write the log as JSON lines.
+    """
+    if max_message_bytes is not None:
+        limit = (*limit, f"message_bytes_max={max_message_bytes}")
+    try:
+        limits = _limits(limit)
+    except ValueError as error:
+        return complain(f"--limit: {error}.")
+    if not linger >= 0:
+        return complain("--linger: write seconds, 0 or more.")
+    if not http_path.startswith("/"):
+        return complain("--http-path: begin it with a slash.")
+    if tls_key is not None and tls_cert is None:
+        return complain("--tls-key: name the certificate too, with --tls-cert.")
+    options = Options(
+        app=app,
+        journal=journal,
+        stdio=stdio or (ws is None and http is None),
+        foreground=foreground,
+        ws=ws,
+        http=http,
+        http_path=http_path,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        linger_s=linger,
+        durability=durability,
+        insecure_anonymous=insecure_anonymous,
+        allowed_hosts=allowed_host,
+        allowed_origins=allowed_origin,
+        limits=limits,
+        json_log=json,
+    )
+    try:
+        _run_server(options)
+    except CannotServe as error:
+        return complain(str(error))
+    return DONE
+
+
+def _run_server(options: Options) -> None:
+    if options.is_relay:
+        from streams import relaying
+
+        relaying.run(options)
+        return
+    from streams import console, serving
+
+    console.log_to_stderr(as_json=options.json_log)
+    serving.run(options)
+
+
+def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
+    given = dict(setting.partition("=")[::2] for setting in settings)
+    for name in given.keys() - set(Limits.__struct_fields__):
+        raise ValueError(f"{name} is none, there are {', '.join(Limits.__struct_fields__)}")
+    limits = msgspec.convert(given, Limits, strict=False)
+    return {name: getattr(limits, name) for name in given}

@@ -1,0 +1,68 @@
+"""The commands that show what a server can do."""
+
+from pathlib import Path
+
+from streams.cli.base import app, complain
+
+
+@app.command
+def bench(
+    url: str,
+    tool: str | None = None,
+    /,
+    *arguments: str,
+    rounds: int = 3,
+    pings: int = 100,
+    timeout: float = 60.0,
+    json: bool = False,
+) -> int:
+    """Measure a server: connections and pings, and a tool's messages, live and resumed.
+
+    A tool that is named is called twice in each round, so name one that may be. The second call is
+    cut off behind its first message and resumed when it is done.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json.
+    rounds
+        How often everything is measured; once more ahead of that, which does not count.
+    pings
+        How many there are in a round, one after the other.
+    timeout
+        Seconds that a round may take.
+    json
+        Print all figures as JSON.
+    """
+    if rounds < 1 or pings < 1:
+        return complain("--rounds, --pings: write a number, 1 or more.")
+    if not timeout > 0:
+        return complain("--timeout: write seconds, more than 0.")
+    from streams import benching, commands
+
+    try:
+        given = commands.parse_arguments(arguments)
+    except ValueError as error:
+        return complain(str(error))
+    wanted = benching.Wanted(tool, given, rounds, pings, timeout)
+    return commands.run_dialing(lambda dialer: benching.bench(dialer, wanted, as_json=json), url)
+
+
+@app.command
+def demo(*, folder: Path | None = None, json: bool = False) -> int:
+    """Cut a call's connection, kill its server, and see that nothing is lost, on real input.
+
+    Parameters
+    ----------
+    folder
+        What to walk; by default the standard library of the Python that runs this.
+    json
+        Print the figures as JSON.
+    """
+    from streams import demo as demonstration
+
+    return demonstration.run(folder, as_json=json)
