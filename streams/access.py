@@ -13,7 +13,8 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.binding import call_digest
+from streams.asking import Answer
+from streams.binding import call_digest, owner_of
 from streams.connection import Connection
 from streams.delivery import Delivery
 from streams.errors import INVALID_PARAMS, Refusal, refusal
@@ -26,7 +27,7 @@ from streams.registry import Registry
 from streams.resting import Resting
 from streams.session import Session
 from streams.sessions import EventId, name_in
-from streams.stream import Answer, Stream, owner_of
+from streams.stream import Stream
 from streams.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
@@ -118,7 +119,7 @@ class Access:
         stream = self._streams.named(name)
         if stream is None or seq not in stream.pages:
             raise refusal("invalid_token")
-        call = call_digest(params, session.principal if owner_of(stream.record) else "")
+        call = call_digest(params, session.principal if owner_of(stream.record.principal) else "")
         if not self._keyring.is_page_token_of(stream.id, seq, call, token):
             raise refusal("invalid_token")
         return stream, seq
@@ -296,7 +297,7 @@ class Access:
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
             stream.deliver(question.seq)
-        answer.give(message)
+        stream.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""

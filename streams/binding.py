@@ -38,3 +38,11 @@ def call_digest(params: msgspec.Raw, principal: str) -> bytes:
 def _number(text: str) -> int | float:
     number = float(text)
     return int(number) if number.is_integer() else number
+
+
+def owner_of(principal: str) -> str:
+    """Who alone may ask for its pages: a principal that somebody has vouched for, else nobody.
+
+    An anonymous connection is not the same one after a reconnect: there the token is the authority.
+    """
+    return principal if principal.startswith(("os(", "bearer(")) else ""

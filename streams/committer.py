@@ -5,6 +5,7 @@ batches.
 """
 
 import math
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import trio
@@ -37,14 +38,14 @@ class Source(Protocol):
 
 
 class _Waiter:
-    def __init__(self) -> None:
-        self.is_durable = trio.Event()
+    def __init__(self, on_durable: Callable[[], None]) -> None:
+        self._on_durable = on_durable
 
     def take(self) -> None:
         return None
 
     def committed(self, seq: int) -> None:
-        self.is_durable.set()
+        self._on_durable()
 
 
 class Committer:
@@ -87,11 +88,15 @@ class Committer:
 
     async def settled(self, *changes: Change) -> None:
         """Make changes durable, and wait until they and all that were added before are."""
-        waiter = _Waiter()
+        is_durable = trio.Event()
+        self.when_settled(is_durable.set, *changes)
+        await is_durable.wait()
+
+    def when_settled(self, do: Callable[[], None], *changes: Change) -> None:
+        """Make changes durable, and do this when they and all that were added before are."""
         for change in changes:
             self.add(change)
-        self.mark(waiter, 0)
-        await waiter.is_durable.wait()
+        self.mark(_Waiter(do), 0)
 
     def check(self) -> None:
         """Raise `Refusal` while the journal takes nothing, for who would begin something new."""

@@ -7,7 +7,7 @@ import msgspec
 
 from streams import dialects, extension, messages
 from streams.errors import Refusal, refusal
-from streams.journal import Grant
+from streams.grants import Grant
 from streams.messages import RequestId, Run
 from streams.vocabulary import Dialect
 

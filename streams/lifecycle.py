@@ -92,6 +92,7 @@ class StreamState:
         "_limits",
         "_marks",
         "_record",
+        "_restored",
         "_was_ended_at",
         "client_confirms",
         "delivered",
@@ -119,6 +120,7 @@ class StreamState:
         self._batch_bytes = 0
         self._held: dict[ProgressToken, bytes] = {}
         self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
+        self._restored = record.last  # of what was numbered before that, the bytes are not known
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
@@ -216,6 +218,10 @@ class StreamState:
         self._batch_bytes += len(line)
         self._bytes_numbered += len(line)
 
+    def require_live(self) -> None:
+        """Raise `Ended` where the handler may send no more."""
+        self._move(Event.APPEND)
+
     def _move(self, event: Event) -> Outcome:
         try:
             return TRANSITIONS[self.outcome][event]
@@ -256,7 +262,10 @@ class StreamState:
         self.committed(run.last)  # it came from the journal, which may be ahead of its own report
         if run.last <= self.written:
             return False
-        self._bytes_written += len(run.after(self.written).body)
+        news = run.after(self.written)
+        self._bytes_written += len(news.body)
+        if self.written < self._restored:
+            self._bytes_numbered += len(news.until(self._restored).body)
         self.written = run.last
         marks = self._marks
         if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:

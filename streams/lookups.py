@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from streams.journal import Grant, Record
+    from streams.grants import Grant
+    from streams.journal import Record
 
 
 class Totals(msgspec.Struct, frozen=True):

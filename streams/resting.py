@@ -16,7 +16,8 @@ import trio
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal
-from streams.journal import Grant, Journal, Outcome, Record, Rest
+from streams.grants import Grant
+from streams.journal import Journal, Outcome, Record, Rest
 from streams.keys import Keyring
 from streams.lifecycle import StreamState
 from streams.limits import Limits

@@ -22,7 +22,7 @@ from streams.clock import wall
 from streams.committer import Committer
 from streams.delivery import Delivery, Granted
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
-from streams.journal import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
+from streams.grants import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
 from streams.keys import Keyring, hashed, new_id, new_request_id
 from streams.limits import Limits
 from streams.messages import RequestId

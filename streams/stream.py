@@ -1,20 +1,24 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import trio
 
 from streams import messages
-from streams.binding import call_digest
+from streams.asking import Answer
+from streams.binding import call_digest, owner_of
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal, refusal
 from streams.journal import Ack, Append, Close, Forget, Record
-from streams.keys import Keyring
+from streams.keys import Keyring, new_request_id
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
 from streams.messages import Message, RequestId, Run
+from streams.repeating import diverged
+from streams.rerun import Rerun
+from streams.session import LEVELS
 
 if TYPE_CHECKING:
     from streams.delivery import Delivery
@@ -26,29 +30,6 @@ Overflow = Literal["block", "fail"]
 # A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
 # last. This much later nothing is expected any more.
 ACK_WAIT_S: Final = 10.0
-
-
-class Answer:
-    """Where a handler waits for the client's answer to one request."""
-
-    __slots__ = ("_is_here", "_message", "asked", "stream")
-
-    def __init__(self, stream: "Stream") -> None:
-        self.stream = stream
-        self.asked: set[Session] = set()  # whom the request went to
-        self._is_here = trio.Event()
-        self._message: Message | None = None
-
-    def give(self, message: Message) -> None:
-        """Hand over the client's answer."""
-        self._message = message
-        self._is_here.set()
-
-    async def wait(self) -> Message:
-        """The client's answer, when it is here."""
-        await self._is_here.wait()
-        assert self._message is not None
-        return self._message
 
 
 class Stream:
@@ -75,6 +56,7 @@ class Stream:
         "overflow",
         "record",
         "request_id",
+        "rerun",
         "scope",
         "state",
         "witness",
@@ -98,12 +80,13 @@ class Stream:
         self.request_id = origin.id
         # What the tokens of its pages are bound to.
         is_paged = self.state.is_paged
-        self.digest = call_digest(origin.params, owner_of(record)) if is_paged else b""
+        self.digest = call_digest(origin.params, owner_of(record.principal)) if is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
         # Lets out what must come first, where the tool gives pages.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
+        self.rerun: Rerun | None = None  # where the call is run again when its server has died
         self.delivery: Delivery | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
@@ -143,15 +126,18 @@ class Stream:
 
     # For the handler
 
-    async def send(self, line: bytes) -> None:
+    async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
         """Send a notification: returns when it is accepted in order, waits while there is no room.
 
-        Raises `Refusal` where it is too large, or there is no room and the stream fails of that.
+        `is_droppable` is one that may be sent at one time and not at another. Raises `Refusal`
+        where it is too large, or there is no room and the stream fails of that, or of another one
+        that was sent in its place before the server died.
         """
         self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
-        await self._offer(lambda: self.state.add(line))
+        if self.rerun is None or not await self.rerun.swallow(line, is_droppable=is_droppable):
+            await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
         """Send a response that is not the last one. As for `send`."""
@@ -163,21 +149,29 @@ class Stream:
         self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
+        if self.rerun is not None and await self.rerun.swallow(line, is_droppable=True):
+            return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
             await self._accepted(size)
         else:
             await trio.lowlevel.checkpoint()
 
-    async def ask(self, request_id: RequestId, line: bytes) -> Message:
+    async def ask(self, method: str, params: Any) -> Message:
         """Send a request to the client and wait for the answer, over however many connections."""
-        self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
-        answer = self._answers[request_id] = Answer(self)
-        is_forced = self.overflow == "fail"
+        before = None if self.rerun is None else await self.rerun.asked(method, params)
+        request_id, answer = before or (new_request_id(), Answer(self))
         try:
-            await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
+            if before is None:
+                line = messages.request(request_id, method, params)
+                self._check_size(line)
+                self._answers[request_id] = answer
+                is_forced = self.overflow == "fail"
+                await self._offer(
+                    lambda: self.state.add_request(request_id, line, is_forced=is_forced)
+                )
             return await answer.wait()
         finally:
             self._answers.pop(request_id, None)
@@ -196,6 +190,21 @@ class Stream:
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
         self._progress_token = token
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the handler still sends what was sent before its server died."""
+        return self.rerun is not None and not self.rerun.repetition.is_over
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its call goes on when the server is back."""
+        return self.rerun is not None and self.rerun.is_suspended
+
+    @property
+    def level(self) -> str:
+        """The least severe log messages that its client wants."""
+        return LEVELS[0] if self._reader is None else self._reader.level
 
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
@@ -243,6 +252,8 @@ class Stream:
         """Send the final response, a result; `is_error` tells whether it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
             self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
+        elif self.is_repeating and not is_error:
+            self.fail(diverged("it is done, and has not sent all of that again"))
         else:
             self._end(line, Event.END, is_error=is_error)
 
@@ -273,6 +284,13 @@ class Stream:
         if any(news):
             self._delivered()
         self._make_use_of_room()
+
+    def answered(self, answer: Answer, seq: int, message: Message) -> None:
+        """The client has answered the request at `seq`."""
+        if self.rerun is None:
+            answer.give(message)
+        else:
+            self.rerun.keep(answer, seq, message)
 
     def note_asked(self, session: "Session", seq: int) -> None:
         """The unanswered requests up to `seq` went to this client: it may answer them."""
@@ -379,11 +397,3 @@ class Stream:
         if self.state.release_held():
             self._mark(size)
         self.notify()
-
-
-def owner_of(record: Record) -> str:
-    """Who alone may ask for its pages: a principal that somebody has vouched for, else nobody.
-
-    An anonymous connection is not the same one after a reconnect: there the token is the authority.
-    """
-    return record.principal if record.principal.startswith(("os(", "bearer(")) else ""

@@ -6,16 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streams.journal import (
-    STORED_BYTES_MAX,
-    Append,
-    Change,
-    Grant,
-    Journal,
-    Outcome,
-    Record,
-    SessionRecord,
-)
+from streams.grants import Grant, SessionRecord
+from streams.journal import STORED_BYTES_MAX, Append, Change, Journal, Outcome, Record
 from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 from streams.sqlite import open_sqlite_journal

@@ -14,23 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal import (
-    Ack,
-    Append,
-    Change,
-    Close,
-    Create,
-    DropGrant,
-    DropSession,
-    Forget,
-    Outcome,
-    Record,
-    Rest,
-    SaveGrant,
-    SaveSession,
-    SessionChange,
-    apply,
-)
+from streams.grants import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
+from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record, Rest, apply
 from streams.memory import MemoryJournal
 from streams.sqlite import SQLiteStore
 from streams.sqlite.tails import Budget

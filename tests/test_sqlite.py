@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal import Ack, Change, Create, Forget, SaveGrant, SaveSession
+from streams.grants import SaveGrant, SaveSession
+from streams.journal import Ack, Change, Create, Forget
 from streams.limits import MIB
 from streams.sqlite import (
     APPLICATION_ID,

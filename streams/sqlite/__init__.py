@@ -41,7 +41,8 @@ from typing import Final, TypeVar
 import trio
 
 from streams.errors import JournalError, JournalUnusable
-from streams.journal import Change, Grant, Record, SessionRecord
+from streams.grants import Grant, SessionRecord
+from streams.journal import Change, Record
 from streams.lookups import Totals
 from streams.messages import Run
 from streams.sqlite.file import APPLICATION_ID, SCHEMA_VERSION, Durability

@@ -118,7 +118,13 @@ def log(db: Database) -> None:
     db.table("log").create({"id": int, "body": bytes}, pk="id", not_null={"body"})
 
 
-SCHEMA_VERSION: Final = 5  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def restart(db: Database) -> None:
+    """Schema 6. Of what there is, nothing is run again."""
+    db.table("progress").add_column("restart", bytes)
+
+
+SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
 
 
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:

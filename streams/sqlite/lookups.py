@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 
-from streams.journal import Grant, Record
+from streams.grants import Grant
+from streams.journal import Record
 from streams.lookups import Totals
 from streams.sqlite.file import translated
 from streams.sqlite.records import RECORD, record_of

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streams.journal import Grant, SessionRecord
+from streams.grants import Grant, SessionRecord
 from streams.messages import RequestId
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.grants import Grant, SessionRecord
 from streams.joining import joined
-from streams.journal import Append, Change, Grant, Record, SessionRecord
+from streams.journal import Append, Change, Record
 from streams.limits import MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from streams.journal import STORED_BYTES_MAX, Append, Record, apply
 from streams.limits import MIB
 from streams.messages import Run
-from streams.sqlite.log import LoggedAck, LoggedAppend, LoggedForget, LoggedMarks, decode
+from streams.sqlite.log import LoggedChange, LoggedForget, decode
 
 UNKNOWN: Final = 0
 NO_SEGMENT: Final = 2**63
@@ -82,10 +82,10 @@ class Tail:
         return runs[bisect_right(runs, after, key=_last) :]
 
     def segments(self) -> Iterator[Run]:
-        """All lines that the client has not acked, those of this commit included."""
+        """All lines that are kept, those of this commit included."""
         assert self.now is not None
         runs = [*self.runs, *self.staged]
-        runs = runs[bisect_right(runs, self.now.acked, key=_last) :]
+        runs = runs[bisect_right(runs, self.now.trimmed, key=_last) :]
         start = size = 0
         for n, run in enumerate(runs):
             if size + len(run.body) > STORED_BYTES_MAX and n > start:
@@ -104,8 +104,8 @@ class Tail:
             self.staged.clear()
             self.staged_size = 0
         assert self.record is not None
-        if before is not None and before.acked != self.record.acked:
-            self._drop(self.record.acked)
+        if before is not None and before.trimmed != self.record.trimmed:
+            self._drop(self.record.trimmed)
 
     def written(self) -> None:
         """What there is, is in the tables."""
@@ -118,8 +118,8 @@ class Tail:
         self.staged.clear()
         self.staged_size = 0
 
-    def _drop(self, acked: int) -> None:
-        kept = bisect_right(self.runs, acked, key=_last)
+    def _drop(self, trimmed: int) -> None:
+        kept = bisect_right(self.runs, trimmed, key=_last)
         if kept:
             self.size -= sum(len(run.body) for run in self.runs[:kept])
             self.runs = self.runs[kept:]
@@ -261,7 +261,7 @@ class Tails:
             self.logged(len(body), 0)
             yield row, body
 
-    def _take_up(self, tail: Tail, entry: LoggedAppend | LoggedMarks | LoggedAck, row: int) -> None:
+    def _take_up(self, tail: Tail, entry: LoggedChange, row: int) -> None:
         assert tail.record is not None
         change = entry.change(tail.record.stream, tail.record.fence)
         if isinstance(change, Append):
