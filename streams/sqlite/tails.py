@@ -97,15 +97,16 @@ class Tail:
 
     def publish(self) -> None:
         """What was staged is durable."""
-        before, self.record = self.record, self.now
+        before, now = self.record, self.now
+        assert now is not None
+        self.record = now
         if self.staged:
             self.runs.extend(self.staged)
             self.size += self.staged_size
             self.staged.clear()
             self.staged_size = 0
-        assert self.record is not None
-        if before is not None and before.trimmed != self.record.trimmed:
-            self._drop(self.record.trimmed)
+        if before is not None and (before.acked != now.acked or before.restart is not now.restart):
+            self._drop(now.trimmed)
 
     def written(self) -> None:
         """What there is, is in the tables."""
