@@ -140,8 +140,21 @@ def create_file(path: Path) -> None:
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make sure that the file is a journal of our schema, and make it one where it is empty."""
+    is_new, version = recognized(connection, path)
+    _keep_private(path)
+    if is_new:
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    if version < SCHEMA_VERSION:
+        _migrate(connection)
+
+
+def recognized(connection: sqlite3.Connection, path: Path) -> tuple[bool, int]:
+    """Whether the file is empty, and the schema of the journal that it is; 0 for none yet.
+
+    Raises `JournalUnusable` where it is another program's, or a newer one's.
+    """
     application = _pragma(connection, "application_id")
-    version = _pragma(connection, "user_version")
+    version: int = _pragma(connection, "user_version")
     is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application != APPLICATION_ID and not (is_new and application == version == 0):
         raise JournalUnusable(f"{path} is another program's SQLite file: name another file.")
@@ -150,11 +163,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer mcp-streams (schema {version}, this one knows "
             f"{SCHEMA_VERSION}): upgrade mcp-streams, or name another file."
         )
-    _keep_private(path)
-    if is_new:
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-    if version < SCHEMA_VERSION:
-        _migrate(connection)
+    return is_new, version
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
