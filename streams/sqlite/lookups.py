@@ -125,7 +125,8 @@ class SQLiteLookups:
         )
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
-        return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
+        with translated(self._path):
+            return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
 
     def _all(self, query: str, *parameters: Any) -> list[Any]:
         """All rows at once: none that is left would end the read transaction."""

@@ -22,8 +22,10 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The record in a row of `RECORD`."""
+    """The record in a row of `RECORD`. Raises `msgspec.DecodeError` where that is none."""
     fields: list[Any] = list(row)
+    if fields[8] not in _OUTCOMES:
+        raise msgspec.DecodeError(f"{fields[8]!r} is no outcome of a stream")
     fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
     if fields[14] is not None:
         fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])

@@ -18,6 +18,7 @@ from streams.ownership import OwnerLock
 from streams.sqlite.batch import Batch
 from streams.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.sqlite.file import (
+    DAMAGED,
     Durability,
     configure,
     configure_copier,
@@ -27,6 +28,7 @@ from streams.sqlite.file import (
     translated,
 )
 from streams.sqlite.lookups import SQLiteLookups, overlaid
+from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.segments import stored
 from streams.sqlite.sessions import SessionTables
@@ -81,6 +83,7 @@ class SQLiteStore:
                 self._recover()
                 copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 configure_copier(copier, durability)
+            self._presence = Presence(path)
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
@@ -95,8 +98,7 @@ class SQLiteStore:
             self._tails.recover(self._writer.execute("SELECT id, body FROM log ORDER BY id"), load)
         except (JournalError, ValueError) as error:
             raise JournalUnusable(
-                f"{self._path}: its log does not fit its tables ({error}): "
-                "restore it from a backup, or move it away."
+                f"{self._path}: its log does not fit its tables ({error}): {DAMAGED}."
             ) from error
 
     def claim(self) -> Sequence[Record]:
@@ -154,6 +156,7 @@ class SQLiteStore:
         except BaseException:
             batch.undo()
             raise
+        self._presence.check()
         batch.publish()
         self._checkpoints.committed()
         return answers

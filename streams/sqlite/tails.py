@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from streams.errors import JournalError
 from streams.journal import STORED_BYTES_MAX, Append, Record, apply
 from streams.limits import MIB
 from streams.messages import Run
@@ -233,11 +234,15 @@ class Tails:
         self._keep_those_ahead()
 
     def recover(
-        self, rows: Iterable[tuple[int, bytes]], load: Callable[[int], Tail | None]
+        self,
+        rows: Iterable[tuple[int, bytes]],
+        load: Callable[[int], Tail | None],
+        misfit: Callable[[Tail, JournalError], None] | None = None,
     ) -> None:
         """Take up what the log says, oldest row first. `load` has a stream as the tables know it.
 
-        Raises a `JournalError` where the log does not go on from the tables.
+        Raises a `JournalError` where the log does not go on from the tables, unless there is a
+        `misfit` to hear of it.
         """
         entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
         forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
@@ -248,8 +253,14 @@ class Tails:
             if entry.id not in by_id:
                 by_id[entry.id] = load(entry.id)
             tail = by_id[entry.id]
-            if tail is not None:
+            if tail is None:
+                continue
+            try:
                 self._take_up(tail, entry, row)
+            except JournalError as error:
+                if misfit is None:
+                    raise
+                misfit(tail, error)
         self._keep_those_ahead()
 
     def _keep_those_ahead(self) -> None:

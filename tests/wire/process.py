@@ -120,6 +120,14 @@ class ServerProcess:
         finally:
             self._reap(process)
 
+    def wait(self, *, within_s: float = DEADLINE_S) -> int:
+        """Wait until it ends by itself; the exit code. As for `stop`."""
+        process = self._running
+        try:
+            return process.wait(within_s)
+        finally:
+            self._reap(process)
+
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         process.kill()
         process.wait()
