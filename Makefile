@@ -8,12 +8,13 @@ READY := $(VENV)/.ready
 SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_calls.py \
 	tests/test_demo.py tests/test_serving.py tests/test_benchmarks.py tests/test_docs.py \
 	tests/test_cli_pages.py tests/test_examples.py tests/test_benching.py tests/test_sqlite_tiers.py \
-	tests/test_transports_conformance.py tests/test_websocket_pings.py tests/test_caretaking.py
+	tests/test_transports_conformance.py tests/test_websocket_pings.py tests/test_caretaking.py \
+	tests/test_crash_points.py
 
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check bench bench-peers lock clean
+.PHONY: demo test check audit bench bench-peers lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -26,7 +27,12 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml streams transports benchmarks
 	$(PYTEST) $(addprefix --ignore=,$(SLOW))
+
+# Known vulnerabilities of what constraints.txt names: 1 where there are any, 2 where nobody said.
+audit: $(READY)
+	$(BIN)/python -m tests.auditing constraints.txt
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -136,7 +136,7 @@ def _stream(stream: str, number: int, run: Run, keyring: Keyring) -> list[Change
 
 
 def _measure(plan: Plan, journal: Path, ids: list[str], each: int, build_s: float) -> Figure:
-    chosen = random.Random(1).sample(ids, min(plan.polls, len(ids)))
+    chosen = random.Random(1).sample(ids, min(plan.polls, len(ids)))  # nosec B311 # a sample, not a secret
     began = time.monotonic()
     with _serving(journal, len(ids)) as asked:
         asked.poll(chosen[:1])
@@ -212,7 +212,7 @@ class _Asked:
 def _serving(journal: Path, streams: int) -> Iterator[_Asked]:
     command = [sys.executable, "-m", "streams.cli", "serve", APP, "--stdio", "--foreground"]
     limits = [f"--limit=streams_per_principal_max={2 * streams}"]
-    with subprocess.Popen(
+    with subprocess.Popen(  # nosec B603 # our own program
         [*command, "--journal", str(journal), *limits],
         cwd=ROOT,
         stdin=subprocess.PIPE,

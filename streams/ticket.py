@@ -39,7 +39,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     def leads_to_same(self, other: "Ticket") -> bool:
         """Whether both are for the same call, wherever they stand and whoever told of it."""
         is_named = self.stream != "" and self.stream == other.stream
-        return is_named or (self.token != "" and self.token == other.token)
+        return is_named or bool(self.token and self.token == other.token)
 
     def named(self, stream: str) -> "Ticket":
         """The same ticket, now that one knows to which stream its token leads."""

@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,9 @@ from streams.sqlite.file import translated
 from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Tail, Tails
+
+_DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
+_LEFTOVER: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
 
 
 class LookupTables:
@@ -54,8 +57,10 @@ class LookupTables:
 
     def forget(self, ids: Sequence[int]) -> None:
         """Streams of which nothing is kept."""
-        for table, key in (("awake", "id"), ("rests", "id"), ("names", "stream")):
-            self._many(f"DELETE FROM {table} WHERE {key} = ?", [(each,) for each in ids])
+        rows = [(each,) for each in ids]
+        self._many("DELETE FROM awake WHERE id = ?", rows)
+        self._many("DELETE FROM rests WHERE id = ?", rows)
+        self._many("DELETE FROM names WHERE stream = ?", rows)
 
 
 def _rest(record: Record) -> tuple[Any, ...]:
@@ -117,12 +122,8 @@ class SQLiteLookups:
         return int(counted)
 
     def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
-        which = "WHERE NOT is_wanted" if only_leftover else ""
-        return self._records(
-            f"WHERE streams.id IN (SELECT id FROM rests {which} ORDER BY due_at LIMIT ?) "
-            "ORDER BY due_at",
-            limit,
-        )
+        ids = _LEFTOVER if only_leftover else _DUE
+        return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
         with translated(self._path):

@@ -76,8 +76,9 @@ class RecordTables:
     def forget(self, ids: Iterable[int]) -> None:
         """Streams of which nothing is kept, nor their lines."""
         rows = [(each,) for each in ids]
-        for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):
-            self._many(f"DELETE FROM {table} WHERE {key} = ?", rows)
+        self._many("DELETE FROM runs WHERE stream = ?", rows)
+        self._many("DELETE FROM progress WHERE id = ?", rows)
+        self._many("DELETE FROM streams WHERE id = ?", rows)
 
 
 def _progress(record: Record) -> tuple[Any, ...]:
