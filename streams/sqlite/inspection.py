@@ -112,11 +112,11 @@ class _Inspection:
             self._check_runs(contents, record)
 
     def _check_runs(self, contents: Contents, record: Record) -> None:
-        number, position = record.number, record.acked
-        for run in contents.runs(number, record.acked):
+        number, position = record.number, record.trimmed
+        for run in contents.runs(number, record.trimmed):
             if run.seq > position + 1:
                 self._complain(number, f"{_lines(position + 1, run.seq - 1)} missing")
-            elif run.seq <= position and position > record.acked:
+            elif run.seq <= position and position > record.trimmed:
                 self._complain(number, f"{_lines(run.seq, position)} there twice")
             if not is_sound(run):
                 self._complain(number, f"{_lines(run.seq, run.last)} damaged")
@@ -145,6 +145,8 @@ def wrong_in(record: Record) -> Iterator[str]:
         yield f"it ends at {record.last} and is confirmed up to {record.acked}"
     if max(record.last_request, record.last_error) > record.last:
         yield "it refers to messages beyond its end"
+    if record.restart is not None and record.restart.seq > record.last:
+        yield f"it ends at {record.last} and would be run again from {record.restart.seq}"
     if record.outcome.is_tombstone and record.acked != record.last:
         yield "it is over, and has messages"
     if record.outcome is Outcome.LIVE and record.due_at is not None:

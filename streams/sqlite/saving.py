@@ -102,7 +102,7 @@ def _export_stream(
         _note(saved, number, "there is no record of it")
     saved.streams += 1
     put(_encoded(_header(number, record, contents.request(number))))
-    after = 0 if record is None else record.acked
+    after = 0 if record is None else record.trimmed
     last = None if record is None else record.last
     for first, until, lines in _pieces(contents.runs(number, after), after, last):
         if lines:
