@@ -15,17 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal import (
-    Ack,
-    Append,
-    Change,
-    Close,
-    Create,
-    Outcome,
-    Rest,
-    SaveGrant,
-    SaveSession,
-)
+from streams.grants import SaveGrant, SaveSession
+from streams.journal import Ack, Append, Change, Close, Create, Outcome, Rest
 from streams.keys import Keyring, hashed
 from streams.messages import Run
 from streams.ownership import key_path
