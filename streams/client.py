@@ -23,6 +23,7 @@ from streams.clientwire import Standing, StatusPage, Tool, ToolPage
 from streams.dialects import DIALECTS
 from streams.errors import ClientError, StreamGone
 from streams.keeper import Keeper
+from streams.keys import new_id
 from streams.link import Calls
 from streams.logs import log
 from streams.messages import Dialer, Message
@@ -163,7 +164,7 @@ class Client:
         Entering raises `CannotConnect`.
         """
         request_id = self._keeper.new_id()
-        params = clientwire.call(name, dict(arguments or {}), request_id)
+        params = clientwire.call(name, dict(arguments or {}), request_id, new_id())
         request = messages.request(request_id, "tools/call", params)
         return RunningCall(self._resumer, request, request_id)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from streams import extension, messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
@@ -19,6 +20,7 @@ from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.framing import Framing
 from streams.holding import Holding
+from streams.idempotency import KeyedCalls
 from streams.journal import Create, Journal, Outcome, Record
 from streams.keys import Keyring, new_id
 from streams.limits import Limits
@@ -61,6 +63,7 @@ class Engine:
             enforce_min=enforce_min,
             on_cancel=self._held.cancel,
         )
+        self.keyed = KeyedCalls(self._held.resting, keyring)
         self._connections: set[Connection] = set()
         self._is_closing = False
         self._running = 0  # handlers
@@ -88,7 +91,8 @@ class Engine:
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
-        is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        mark = extension.mark_of(messages.parse(request).params)
         record = Record(
             stream=new_id(),
             principal=principal,
@@ -97,12 +101,13 @@ class Engine:
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=is_reachable or is_paged,
+            is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.next_number(),
         )
         stream = self._held.hold(record, overflow)
-        stream.is_reachable = is_reachable  # pages are, once their client has a token
+        # Pages are, once their client has a token.
+        stream.is_reachable = is_told or stream.is_open_to_key
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
         preamble = self.access.announcements(stream, dialects)
@@ -128,6 +133,8 @@ class Engine:
         # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
         try:
             with stream.scope:
+                if stream.mark is not None:  # a crash must not make who comes again run it twice
+                    await stream.recorded()
                 final = await handler(stream)
         except Exception:
             log.exception("a handler failed", stream=stream.id[:8])

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 
-from streams import messages
-from streams.binding import call_digest
+from streams import extension, messages
+from streams.binding import call_digest, vouched
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal, refusal
@@ -72,6 +72,7 @@ class Stream:
         "is_at_rest",
         "is_reachable",
         "is_recorded",
+        "mark",
         "overflow",
         "record",
         "request_id",
@@ -96,9 +97,10 @@ class Stream:
         origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        # What the tokens of its pages are bound to.
-        is_paged = self.state.is_paged
-        self.digest = call_digest(origin.params, owner_of(record)) if is_paged else b""
+        self.mark = extension.mark_of(origin.params)  # of its idempotency key
+        # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
+        owner = vouched(record.principal)
+        self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
         # Lets out what must come first, where the tool gives pages.
@@ -141,7 +143,23 @@ class Stream:
         answer = self.state.answer_after(0)
         return answer is not None and answer <= self.state.written
 
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """What it is found by: what its tokens and its idempotency key lead to."""
+        names = self._keyring.names(self.id)
+        return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
+
+    @property
+    def is_open_to_key(self) -> bool:
+        """Whether its idempotency key leads to it from another connection or session too."""
+        return self.mark is not None and not self.mark.is_own
+
     # For the handler
+
+    async def recorded(self) -> None:
+        """Wait until the journal has its record: no crash can make it unknown any more."""
+        while not self.is_recorded:
+            await self._committer.commit_done()
 
     async def send(self, line: bytes) -> None:
         """Send a notification: returns when it is accepted in order, waits while there is no room.
@@ -379,11 +397,3 @@ class Stream:
         if self.state.release_held():
             self._mark(size)
         self.notify()
-
-
-def owner_of(record: Record) -> str:
-    """Who alone may ask for its pages: a principal that somebody has vouched for, else nobody.
-
-    An anonymous connection is not the same one after a reconnect: there the token is the authority.
-    """
-    return record.principal if record.principal.startswith(("os(", "bearer(")) else ""
