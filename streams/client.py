@@ -7,7 +7,8 @@
             result = await call.result()
 
 A server that knows nothing of streams is served as any MCP client would; then a call ends with its
-connection, in `CallLost`.
+connection, in `CallLost`. One of ours is sent a call again where the connection goes before
+anything of it has come, and runs it once all the same: each call has a key of its own.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
