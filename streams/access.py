@@ -14,7 +14,14 @@ import trio
 
 from streams import messages
 from streams.asking import Answer
-from streams.binding import call_digest, owner_of
+from streams.binding import call_digest, vouched
+from streams.checks import (
+    check_answerable,
+    check_cursor,
+    check_ids,
+    check_same_call,
+    check_undelivered,
+)
 from streams.connection import Connection
 from streams.delivery import Delivery
 from streams.errors import INVALID_PARAMS, Refusal, refusal
@@ -56,9 +63,9 @@ class Access:
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
         """What tells a client how to come back, in each dialect that it speaks."""
-        if not speaks:
-            return []  # and a token is not worked out for nobody
         record = stream.record
+        if not (speaks and record.max_s):
+            return []  # and a token is not worked out for nobody
         made = Announcement(
             stream=stream.id,
             token=self._keyring.token(stream.id),
@@ -67,6 +74,20 @@ class Access:
             max_s=record.max_s,
         )
         return [line for dialect in speaks if (line := dialect.announce(made))]
+
+    def _beginning(
+        self,
+        stream: Stream,
+        speaks: tuple[Dialect, ...],
+        after: int,
+        called_as: RequestId | None,
+    ) -> list[bytes]:
+        """What is announced ahead of the messages behind `after`.
+
+        Who made the call again under another id knows nothing of the one that it would be about.
+        """
+        is_known = called_as is None or called_as == stream.request_id
+        return self.announcements(stream, speaks) if after == 0 and is_known else []
 
     def resume(
         self,
@@ -84,15 +105,15 @@ class Access:
         """
         session = connection.session
         given = connection.cursor_of(stream.id) if intent.after is None else intent.after
-        _check_cursor(stream, given)
+        check_cursor(stream, given)
         if not takes_over:
-            _check_ids(stream, reply_id, session)
+            check_ids(stream, reply_id, session)
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if given is not None:
             stream.deliver(given)
         if takes_over:
-            _check_answerable(stream, after)
+            check_answerable(stream, after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
     def turn(
@@ -114,12 +135,30 @@ class Access:
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
         return stream
 
+    def repeat(
+        self, connection: Connection, stream: Stream, params: msgspec.Raw, *, reply_id: RequestId
+    ) -> None:
+        """Deliver what is not delivered of a call to who makes it again, under the key that has led
+        here: the newest wins.
+
+        Raises `Refusal` where this is another call, or nothing is left of that one.
+        """
+        check_same_call(stream, params)
+        if stream.state.is_tombstone:
+            raise refusal(stream.state.outcome.value)
+        after = stream.state.delivered
+        check_undelivered(stream, after)
+        self._check_early(stream)
+        speaks = connection.session.settings.dialects
+        self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
+
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
         stream = self._streams.named(name)
         if stream is None or seq not in stream.pages:
             raise refusal("invalid_token")
-        call = call_digest(params, session.principal if owner_of(stream.record.principal) else "")
+        owner = session.principal if vouched(stream.record.principal) else ""
+        call = call_digest(params, owner)
         if not self._keyring.is_page_token_of(stream.id, seq, call, token):
             raise refusal("invalid_token")
         return stream, seq
@@ -138,10 +177,10 @@ class Access:
         if stream.delivery is not None:
             stream.delivery.supersede(connection)
         state = stream.state
-        preamble = self.announcements(stream, speaks) if after == 0 else []
+        preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
         # An answer is still wanted, whatever the cursor says.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.note_asked(connection.session, after)
+        stream.asking.note(connection.session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -166,17 +205,18 @@ class Access:
             raise refusal(stream.state.outcome.value)
         if granted.ended:
             raise refusal(granted.ended)
-        _check_cursor(stream, told.seq)
+        check_cursor(stream, told.seq)
         current = stream.delivery
         if current is not None:
             # The response goes on over here: whoever waits for it must not hear that it failed.
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
+        called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
             stream,
             connection,
             after=told.seq,
-            preamble=self.announcements(stream, speaks) if told.seq == 0 else [],
+            preamble=self._beginning(stream, speaks, told.seq, called_as),
             speaks=speaks,
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
@@ -220,7 +260,7 @@ class Access:
     async def poll(self, session: Session, intent: Poll) -> Report:
         """How a stream stands. Raises `Refusal` as `find` and `resume` do."""
         stream = await self.find(session, intent)
-        _check_cursor(stream, intent.after)
+        check_cursor(stream, intent.after)
         self._check_early(stream)
         return self._stand(stream, intent.after)
 
@@ -297,7 +337,7 @@ class Access:
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
             stream.deliver(question.seq)
-        stream.answered(answer, question.seq, message)
+        stream.asking.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
@@ -335,27 +375,3 @@ def _report(
         has_request=flags.has_request,
         has_error=flags.has_error,
     )
-
-
-def _check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
-    """The response comes under an id of its own, beside the reply."""
-    if session.is_taken(stream.request_id, reply_id) or stream.request_id == reply_id:
-        raise refusal("id_in_use")
-
-
-def _check_answerable(stream: Stream, after: int) -> None:
-    """A client that waits for the response itself cannot be told just that it has it already."""
-    if stream.state.is_finished(after):
-        gone = refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
-        gone.message = "Nothing is left to resume: all of it, the response too, is confirmed."
-        raise gone
-
-
-def _check_cursor(stream: Stream, after: int | None) -> None:
-    """ "after: N": I have processed everything up to N. Never a silent gap."""
-    if after is None:
-        return
-    if after > stream.state.durable:
-        raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-    if after < stream.state.delivered:
-        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)

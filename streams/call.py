@@ -88,7 +88,7 @@ class Call:
         The answer may come after a reconnect, over another transport; there is no timeout but your
         own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        answer = await self._stream.ask(method, {} if params is None else params)
+        answer = await self._stream.asking.ask(method, {} if params is None else params)
         if isinstance(answer.result, msgspec.Raw):
             return messages.decode(answer.result, Any)
         assert isinstance(answer.error, msgspec.Raw)

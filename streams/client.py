@@ -7,7 +7,8 @@
             result = await call.result()
 
 A server that knows nothing of streams is served as any MCP client would; then a call ends with its
-connection, in `CallLost`.
+connection, in `CallLost`. One of ours is sent a call again where the connection goes before
+anything of it has come, and runs it once all the same: each call has a key of its own.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from streams.clientwire import Standing, StatusPage, Tool, ToolPage
 from streams.dialects import DIALECTS
 from streams.errors import ClientError, StreamGone
 from streams.keeper import Keeper
+from streams.keys import new_id
 from streams.link import Calls
 from streams.logs import log
 from streams.messages import Dialer, Message
@@ -163,7 +165,7 @@ class Client:
         Entering raises `CannotConnect`.
         """
         request_id = self._keeper.new_id()
-        params = clientwire.call(name, dict(arguments or {}), request_id)
+        params = clientwire.call(name, dict(arguments or {}), request_id, new_id())
         request = messages.request(request_id, "tools/call", params)
         return RunningCall(self._resumer, request, request_id)
 

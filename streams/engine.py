@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from streams import extension, messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
@@ -20,6 +21,7 @@ from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.framing import Framing
 from streams.holding import Holding
+from streams.idempotency import KeyedCalls
 from streams.journal import Create, Journal, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits
@@ -71,6 +73,7 @@ class Engine:
             enforce_min=enforce_min,
             on_cancel=self._held.cancel,
         )
+        self.keyed = KeyedCalls(self._held.resting, keyring)
         self._connections: set[Connection] = set()
         self._is_closing = False
         self._running = 0  # handlers
@@ -100,7 +103,10 @@ class Engine:
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
-        is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        mark = extension.mark_of(messages.parse(request).params)
+        # Pages are, once their client has a token.
+        is_reachable = is_told or (mark is not None and not mark.is_own)
         record = Record(
             stream=new_id(),
             principal=principal,
@@ -109,13 +115,13 @@ class Engine:
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=is_reachable or is_paged,
+            is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.next_number(),
             restart=Restart() if is_rerun and is_reachable else None,
         )
         stream = self._held.hold(record, overflow)
-        stream.is_reachable = is_reachable  # pages are, once their client has a token
+        stream.is_reachable = is_reachable
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
         preamble = self.access.announcements(stream, dialects)
@@ -145,6 +151,8 @@ class Engine:
         # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
         try:
             with stream.scope:
+                if stream.mark is not None:  # a crash must not make who comes again run it twice
+                    await stream.recorded()
                 final = await handler(stream)
         except Refusal as refused:
             failure = refused

@@ -14,6 +14,7 @@ from streams import messages
 from streams.call import Call, SyncCall
 from streams.engine import Handler
 from streams.errors import StreamsError
+from streams.extension import KEY
 from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.paging import Paging
@@ -28,6 +29,7 @@ PAGING_THREADS_MAX: Final = 1_000
 
 class Meta(msgspec.Struct, rename="camel"):
     progress_token: ProgressToken | None = None
+    key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
 
 
 class CallTool(msgspec.Struct):

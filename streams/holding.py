@@ -6,6 +6,7 @@ into memory when it is asked for.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import trio
 
@@ -145,8 +146,11 @@ class Holding:
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its connection, or its client has all of it."""
-        if stream.delivery is None and not stream.is_reachable:
+        is_lost = stream.delivery is None and not stream.is_reachable
+        if is_lost and stream.mark is None:
             self._drop(stream)
+        elif is_lost and not stream.state.is_ended:
+            self.cancel(stream)  # which its key shall tell
         else:
             if stream.state.is_drained:
                 self.streams.retire(stream)
@@ -205,15 +209,19 @@ class Holding:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self.streams.wanted(session.principal):
-                if not stream.state.is_paged:
+                if not (stream.state.is_paged or stream.is_open_to_key):
                     self._drop(stream)
             self._over.send_nowait(session.principal)
 
     async def _drop_at_rest(self, principal: str) -> None:
-        while streams := await patiently(lambda: self.resting.wanted(principal)):
-            for stream in streams:
-                self._drop(stream)
+        after = 0
+        while streams := await patiently(partial(self.resting.wanted, principal, after)):
+            over = [stream for stream in streams if not stream.is_open_to_key]
+            for stream in over:
+                self._drop(stream)  # unless it is at rest again: then it is found once more
             await self._committer.settled()
+            if not over:
+                after = streams[-1].number
 
     def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
         self._deadlines.forget(stream)

@@ -75,7 +75,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
 
     stream: str
     principal: str
-    origin: bytes  # the originating request, as it came
+    origin: bytes  # the originating request, as it came or as `extension.marked`
     min_s: float
     max_s: float
     created_at: float

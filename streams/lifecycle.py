@@ -119,8 +119,8 @@ class StreamState:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._held: dict[ProgressToken, bytes] = {}
+        self._restored = record.last  # up to where the bytes of what is numbered are not known
         self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
-        self._restored = record.last  # of what was numbered before that, the bytes are not known
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
@@ -218,10 +218,6 @@ class StreamState:
         self._batch_bytes += len(line)
         self._bytes_numbered += len(line)
 
-    def require_live(self) -> None:
-        """Raise `Ended` where the handler may send no more."""
-        self._move(Event.APPEND)
-
     def _move(self, event: Event) -> Outcome:
         try:
             return TRANSITIONS[self.outcome][event]
@@ -290,8 +286,7 @@ class StreamState:
 
     @property
     def _is_undelivered_full(self) -> bool:
-        limit = self._limits.undelivered_bytes_max
-        return self._bytes_written - self._bytes_delivered >= limit
+        return self._bytes_written - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
     def close(self, event: Event, fence: int, *, at: float) -> Close:
         """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
@@ -400,7 +395,5 @@ class StreamState:
         if self._answered_at is not None:
             # "Clients MUST treat resume tokens from completed requests as expired."
             return min(self.idle_since + self._record.max_s, self._answered_at + limits.last_page_s)
-        keep_s = self._record.max_s
-        if self.is_drained:
-            keep_s = min(keep_s, limits.drained_s)
-        return self.idle_since + keep_s
+        max_s = self._record.max_s
+        return self.idle_since + (min(max_s, limits.drained_s) if self.is_drained else max_s)

@@ -178,7 +178,7 @@ class Peer:
         session.capabilities = params.capabilities
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
-        ours = extension.advertisement()
+        ours = extension.advertisement(self._engine.keyed.memory)
         server = self._server
         answer = {
             "protocolVersion": session.revision,
@@ -214,11 +214,34 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
-        assert isinstance(message.id, int | str)
-        token = dialects.page_token(message.params)
+        key, token = extension.key_in(params.meta.key), dialects.page_token(message.params)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
-            return
+        elif key is not None:
+            await self._call_once(message, params, key, connection)
+        else:
+            await self._begin(message, params, line, connection)
+
+    async def _call_once(
+        self, message: Message, params: CallTool, key: str, connection: Connection
+    ) -> None:
+        """Begin a call, or deliver the one that was begun with the same key."""
+        assert isinstance(message.id, int | str)
+        async with self._engine.keyed.looked_up(key, self.session.principal) as called:
+            if called.stream is None:
+                marked = extension.marked(message, called.mark)
+                await self._begin(message, params, marked, connection)
+                return
+            self._check_free(message.id)
+            access, stream = self._engine.access, called.stream
+            access.repeat(connection, stream, message.params, reply_id=message.id)
+            stream.progress_token = params.meta.progress_token
+
+    async def _begin(
+        self, message: Message, params: CallTool, line: bytes, connection: Connection
+    ) -> None:
+        """Begin a call whose request is kept as `line`."""
+        assert isinstance(message.id, int | str)
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")

@@ -9,8 +9,8 @@ import trio
 from streams import messages
 from streams.asking import Answer
 from streams.committer import Committer
-from streams.errors import Refusal, refusal
-from streams.journal import Answered, Checkpoint, Journal, Restart, Restarted
+from streams.errors import Ended, Refusal, refusal
+from streams.journal import Answered, Checkpoint, Journal, Outcome, Restart, Restarted
 from streams.limits import Limits
 from streams.messages import Message, RequestId
 from streams.repeating import Repetition
@@ -105,7 +105,8 @@ class Rerun:
         if len(state) > limit:
             raise ValueError(f"a checkpoint of {len(state)} bytes, of which there may be {limit}")
         stream, record = self._stream, self._record
-        stream.state.require_live()
+        if stream.state.outcome is not Outcome.LIVE:
+            raise Ended(f"a checkpoint: the stream is {stream.state.outcome.value} already")
         # What is yet to come again is behind it.
         seq = stream.state.last if self.repetition.is_over else self.repetition.position
         await self._committer.settled(Checkpoint(record.stream, record.fence, seq, state))

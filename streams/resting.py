@@ -82,7 +82,7 @@ class Resting:
             await loading.wait()
 
     async def named(self, name: bytes) -> Stream | None:
-        """The stream of this name (`keys.name_of`)."""
+        """The stream of this name (`Stream.names`)."""
         stream = self._streams.named(name)
         if stream is None and self._streams.at_rest:
             stream_id = await self._journal.named(name)
@@ -254,7 +254,7 @@ class Resting:
         """What is to be kept of a stream when it leaves; None where it may not."""
         if not self._may_rest(stream):
             return None
-        return self._rest(stream, tuple(self._keyring.names(stream.id)))
+        return self._rest(stream, stream.names)
 
     def _rest(self, stream: Stream, names: tuple[bytes, ...]) -> Rest:
         due = stream.deadline
@@ -319,13 +319,13 @@ class Resting:
             limit += LOOKED_AT_ONCE
         return None
 
-    async def wanted(self, principal: str) -> list[Stream]:
-        """Some of a principal's wanted streams that are at rest, back in memory; none where there
-        are none.
+    async def wanted(self, principal: str, after: int) -> list[Stream]:
+        """Some of a principal's wanted streams that are at rest, back in memory, by their numbers:
+        those above `after`; none where there are none.
         """
         if not self._streams.at_rest:
             return []
-        records = await self._journal.listed(principal, after=0, limit=LOOKED_AT_ONCE)
+        records = await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
         found = [await self.find(r.stream) for r in records if self._is_away(r.stream)]
         return [stream for stream in found if stream is not None]
 

@@ -1,21 +1,21 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 
-from streams import messages
-from streams.asking import Answer
-from streams.binding import call_digest, owner_of
+from streams import extension, messages
+from streams.asking import Answer, Asking
+from streams.binding import call_digest, vouched
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal, refusal
 from streams.journal import Ack, Append, Close, Forget, Record
-from streams.keys import Keyring, new_request_id
+from streams.keys import Keyring
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
-from streams.messages import Message, RequestId, Run
+from streams.messages import RequestId, Run
 from streams.repeating import diverged
 from streams.rerun import Rerun
 from streams.session import LEVELS
@@ -36,7 +36,6 @@ class Stream:
     """Everything that the handler of one originating request sends."""
 
     __slots__ = (
-        "_answers",
         "_changed",
         "_committer",
         "_keyring",
@@ -47,12 +46,14 @@ class Stream:
         "_reader",
         "ahead_of_messages",
         "asked",
+        "asking",
         "delivery",
         "digest",
         "has_rested",
         "is_at_rest",
         "is_reachable",
         "is_recorded",
+        "mark",
         "overflow",
         "record",
         "request_id",
@@ -78,9 +79,10 @@ class Stream:
         origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        # What the tokens of its pages are bound to.
-        is_paged = self.state.is_paged
-        self.digest = call_digest(origin.params, owner_of(record.principal)) if is_paged else b""
+        self.mark = extension.mark_of(origin.params)  # of its idempotency key
+        # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
+        owner = vouched(record.principal)
+        self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
         # Lets out what must come first, where the tool gives pages.
@@ -96,7 +98,7 @@ class Stream:
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
-        self._answers = answers  # of all streams
+        self.asking = Asking(self, answers)
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         self._reader: Session | None = None  # to whom it was last delivered
@@ -124,7 +126,23 @@ class Stream:
         answer = self.state.answer_after(0)
         return answer is not None and answer <= self.state.written
 
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """What it is found by: what its tokens and its idempotency key lead to."""
+        names = self._keyring.names(self.id)
+        return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
+
+    @property
+    def is_open_to_key(self) -> bool:
+        """Whether its idempotency key leads to it from another connection or session too."""
+        return self.mark is not None and not self.mark.is_own
+
     # For the handler
+
+    async def recorded(self) -> None:
+        """Wait until the journal has its record: no crash can make it unknown any more."""
+        while not self.is_recorded:
+            await self._committer.commit_done()
 
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
         """Send a notification: returns when it is accepted in order, waits while there is no room.
@@ -157,25 +175,13 @@ class Stream:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def ask(self, method: str, params: Any) -> Message:
-        """Send a request to the client and wait for the answer, over however many connections."""
+    async def send_request(self, request_id: RequestId, line: bytes) -> None:
+        """Send a request to the client. As for `send`."""
+        self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
-        before = None if self.rerun is None else await self.rerun.asked(method, params)
-        request_id, answer = before or (new_request_id(), Answer(self))
-        try:
-            if before is None:
-                line = messages.request(request_id, method, params)
-                self._check_size(line)
-                self._answers[request_id] = answer
-                is_forced = self.overflow == "fail"
-                await self._offer(
-                    lambda: self.state.add_request(request_id, line, is_forced=is_forced)
-                )
-            return await answer.wait()
-        finally:
-            self._answers.pop(request_id, None)
-            self.state.questions.pop(request_id, None)
+        is_forced = self.overflow == "fail"
+        await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
 
     @property
     def progress_token(self) -> ProgressToken | None:
@@ -284,19 +290,6 @@ class Stream:
         if any(news):
             self._delivered()
         self._make_use_of_room()
-
-    def answered(self, answer: Answer, seq: int, message: Message) -> None:
-        """The client has answered the request at `seq`."""
-        if self.rerun is None:
-            answer.give(message)
-        else:
-            self.rerun.keep(answer, seq, message)
-
-    def note_asked(self, session: "Session", seq: int) -> None:
-        """The unanswered requests up to `seq` went to this client: it may answer them."""
-        for request_id, question in self.state.questions.items():
-            if question.seq <= seq:
-                self._answers[request_id].asked.add(session)
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
