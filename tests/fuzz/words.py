@@ -8,7 +8,7 @@ import msgspec
 from streams import clientwire, messages
 from streams.binding import call_digest
 from streams.dialects import DIALECTS, page_token, questions, resumings
-from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
+from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal
 from streams.extension import ack, settings_of
 from streams.messages import Kind, Message
 from streams.vocabulary import Announcement, Poll, Resume, read_params
@@ -49,7 +49,7 @@ def hear(message: Message) -> None:
     if message.kind is Kind.ERROR:
         body = clientwire.error_of(message)
         assert body.retry_after_s >= 0
-        assert str(clientwire.as_error(body))
+        assert isinstance(clientwire.as_error(body), ClientError)
         return
     assert isinstance(message.result, msgspec.Raw)
     assert messages.is_tool_error(message.result) in (True, False)
@@ -62,7 +62,12 @@ def hear(message: Message) -> None:
 
 
 def read(data: bytes) -> None:
-    """A server makes an intent of params or refuses; what it made, a client can ask for again."""
+    """A server makes an intent of params or refuses; what it made, a client can ask for again.
+
+    Whoever reads params has a message, and so UTF-8.
+    """
+    if not _is_utf8(data):
+        return
     params = msgspec.Raw(data)
     for method, word in (resumings() | questions()).items():
         try:
@@ -90,6 +95,14 @@ def _digest(params: msgspec.Raw) -> None:
 def _settings(params: msgspec.Raw) -> None:
     settings = settings_of(read_params(params, dict[str, Any]))
     assert all(dialect.announcing for dialect in settings.dialects)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _ask_again(intent: object) -> None:
