@@ -33,7 +33,7 @@ from streams.messages import Message, RequestId
 from streams.registry import Registry
 from streams.resting import Resting
 from streams.session import Session
-from streams.sessions import EventId, name_in
+from streams.sessions import EventId, HttpSession, name_in
 from streams.stream import Stream
 from streams.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
@@ -155,11 +155,12 @@ class Access:
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
         stream = self._streams.named(name)
-        if stream is None or seq not in stream.pages:
-            raise refusal("invalid_token")
-        owner = session.principal if vouched(stream.record.principal) else ""
-        call = call_digest(params, owner)
-        if not self._keyring.is_page_token_of(stream.id, seq, call, token):
+        # As much is worked out for a stream that there is not: the time must not tell them apart.
+        stream_id = token if stream is None else stream.id
+        is_bound = stream is None or vouched(stream.record.principal)
+        call = call_digest(params, session.principal if is_bound else "")
+        is_theirs = self._keyring.is_page_token_of(stream_id, seq, call, token)
+        if stream is None or seq not in stream.pages or not is_theirs:
             raise refusal("invalid_token")
         return stream, seq
 
@@ -225,9 +226,15 @@ class Access:
         )
         connection.attach(delivery)
 
-    async def recall(self, event_id: str) -> None:
-        """Have the stream of this event id in memory, if there is one, for what is asked next."""
-        await self._resting.named(name_in(event_id))
+    async def recall(self, session: HttpSession, event_id: str) -> None:
+        """Have the stream of this event id in memory, for what is asked next, if there is one that
+        this session may go on with.
+        """
+        name = name_in(event_id)
+        if name.hex() in session.streams:
+            await self._resting.named(name)
+        else:
+            await self._resting.recall(name, session.principal, session.key)
 
     def has_more(self, session: Session, told: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
@@ -289,26 +296,32 @@ class Access:
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
         """The stream that is meant. Raises `Refusal` where it is not there for this client."""
-        token = intent.token
-        if intent.stream is not None:
-            stream = await self._resting.find(intent.stream)
-        else:
-            stream = None if token is None else await self._resting.named(name_of(token))
-        if stream is None:
-            is_theirs = False
-        elif token is None:
-            is_theirs = stream.record.principal == session.principal
-        else:
-            # "Servers should validate that clients have appropriate permissions to resume streams"
-            is_theirs = self._keyring.is_token_of(stream.id, token)
-        if isinstance(intent, Poll) and intent.request_id is not None and stream is not None:
-            is_theirs &= intent.request_id == stream.request_id
+        stream = await self._theirs(session, intent)
         # What was never announced ends with its own connection: there is nothing to come back to.
-        if stream is None or not is_theirs or not stream.record.is_announced:
+        if stream is None or not stream.record.is_announced:
+            raise refusal("stream_not_found")
+        if isinstance(intent, Poll) and intent.request_id not in (None, stream.request_id):
             raise refusal("stream_not_found")
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         return stream
+
+    async def _theirs(self, session: Session, intent: Resume | Poll) -> Stream | None:
+        """The stream that is meant, if this client may have it.
+
+        "Servers should validate that clients have appropriate permissions to resume streams". Nor
+        may the time that it takes say whether there is one: what differs comes after that.
+        """
+        token = intent.token
+        if intent.stream is None:
+            stream = None if token is None else await self._resting.named(name_of(token))
+            is_theirs = stream and token and self._keyring.is_token_of(stream.id, token)
+            return stream if is_theirs else None
+        if token is None:
+            return await self._resting.owned(intent.stream, session.principal)
+        # A token follows from the id alone, so nothing is looked up for a wrong one.
+        is_theirs = self._keyring.is_token_of(intent.stream, token)
+        return await self._resting.find(intent.stream) if is_theirs else None
 
     def _check_early(self, stream: Stream) -> None:
         early_s = stream.state.is_early(trio.current_time())

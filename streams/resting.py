@@ -81,6 +81,35 @@ class Resting:
                 return await self._load(stream_id)
             await loading.wait()
 
+    async def owned(self, stream_id: str, principal: str) -> Stream | None:
+        """The stream of this id, if it is this principal's.
+
+        One of somebody else is not had back into memory, and takes as long as one that there is
+        not: see `Lookups.find`.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.record.principal == principal:
+            self.note(stream)
+            return stream
+        if not self._streams.at_rest:
+            return None
+        record = await self._journal.find(stream_id)
+        is_theirs = record is not None and record.principal == principal
+        return await self.find(stream_id) if is_theirs else None
+
+    async def recall(self, name: bytes, principal: str, session_key: str) -> None:
+        """Have the stream of this name back in memory, if it is this principal's, or this session
+        was granted a response of it. As long as for any other it takes for one that there is not.
+        """
+        if not self._streams.at_rest:
+            return
+        stream_id = await self._journal.named(name) or ""
+        record = await self._journal.find(stream_id)
+        grants = await self._journal.grants(stream_id)
+        is_granted = any(grant.session == session_key for grant in grants)
+        if record is not None and (is_granted or record.principal == principal):
+            await self.find(stream_id)
+
     async def named(self, name: bytes) -> Stream | None:
         """The stream of this name (`Stream.names`)."""
         stream = self._streams.named(name)

@@ -60,5 +60,10 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
                 padded = word.encode("ascii") + b"=" * (-len(word) % 4)
                 return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=cls)
             return msgspec.json.decode(word, type=cls)
-        except (msgspec.DecodeError, binascii.Error, UnicodeEncodeError) as error:
+        except (
+            msgspec.DecodeError,
+            binascii.Error,
+            UnicodeEncodeError,
+            RecursionError,
+        ) as error:
             raise ValueError(f"This is no ticket: {error}.") from None

@@ -108,7 +108,8 @@ def _any_opening(head: bytes) -> Opening:
         raise Refused(400, "This is no HTTP request.")
     fields = normed_header_dict(request.extra_headers)
     origins = [v.decode("latin-1") for name, v in request.extra_headers if name == b"origin"]
-    return Opening(request.host, origins, request.subprotocols, fields[b"sec-websocket-key"])
+    subprotocols = list(filter(None, request.subprotocols))  # of a list, empty elements are none
+    return Opening(request.host, origins, subprotocols, fields[b"sec-websocket-key"])
 
 
 def _listed(value: str) -> list[str]:
@@ -170,6 +171,6 @@ def _reason(body: bytes) -> str:
     """What the body of a refusal says, be it JSON-RPC's error or text."""
     try:
         said = str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         said = body.decode(errors="replace").strip()
     return f": {said[:200]}" if said else ""

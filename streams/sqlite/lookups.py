@@ -94,14 +94,17 @@ class SQLiteLookups:
 
     def find(self, stream: str) -> Record | None:
         tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
-        found = self._records("WHERE stream = ?", stream)
-        return overlaid(found[0], tail) if found else None
+        # The next one is read for one that there is not, and thrown away.
+        found = self._records("WHERE stream >= ? ORDER BY stream LIMIT 1", stream)
+        return overlaid(found[0], tail) if found and found[0].stream == stream else None
 
     def named(self, name: bytes) -> str | None:
         found = self._all(
-            "SELECT stream FROM streams WHERE id = (SELECT stream FROM names WHERE name = ?)", name
+            "SELECT name, streams.stream FROM names JOIN streams ON streams.id = names.stream "
+            "WHERE name >= ? ORDER BY name LIMIT 1",
+            name,
         )
-        return found[0][0] if found else None
+        return found[0][1] if found and found[0][0] == name else None
 
     def grants(self, stream: str) -> Sequence[Grant]:
         with translated(self._path):
