@@ -197,6 +197,8 @@ class Delivery:
         """Let go of the stream with an error for whoever waits for it."""
         self._close(messages.error(self.waiting_id, refused))
 
+    can_wait = False
+
     def take(self) -> None:
         """For the committer: what this waits for is a change of its own."""
 

@@ -24,6 +24,7 @@ from streams.journal import (
     Record,
     Rest,
     SessionRecord,
+    Shortage,
     StreamChange,
     apply,
     apply_to_sessions,
@@ -37,6 +38,8 @@ _number = attrgetter("number")
 
 class MemoryJournal:
     """`streams.journal.Journal`, in memory."""
+
+    shortage: Shortage | None = None  # of what is no more than memory nobody is told
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}

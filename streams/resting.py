@@ -332,6 +332,8 @@ class Resting:
 class _Leaving:
     """One stream on its way out of memory, as the committer sees it."""
 
+    can_wait = False
+
     __slots__ = ("_delivered", "_outcome", "_rest", "_resting", "_stream")
 
     def __init__(self, resting: Resting, stream: Stream) -> None:
@@ -358,6 +360,8 @@ class _Leaving:
 
 class _Goodbye:
     """A stream that was forgotten, as the committer sees it."""
+
+    can_wait = False
 
     __slots__ = ("_gone", "_stream")
 

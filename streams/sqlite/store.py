@@ -10,7 +10,7 @@ from typing import Final
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.joining import joined
-from streams.journal import Append, Change, Grant, Record, SessionRecord
+from streams.journal import Append, Change, Grant, Record, SessionRecord, Shortage
 from streams.limits import MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
@@ -29,6 +29,7 @@ from streams.sqlite.file import (
 from streams.sqlite.lookups import SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
+from streams.sqlite.room import Room
 from streams.sqlite.segments import stored
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
@@ -65,6 +66,8 @@ class SQLiteStore:
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
+        self._room = Room(path, file_bytes_max)
+        self._is_short = False
         self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
@@ -114,22 +117,38 @@ class SQLiteStore:
         """See `Journal.commit`."""
         if self._failure is not None:
             raise JournalUnusable(self._failure)
+        is_tight = self._is_full or self._is_short
         try:
-            answers = self._commit(changes, is_without_log=self._is_full)
+            answers = self._commit(changes, is_without_log=is_tight)
         except JournalUnusable as error:
             self._failure = str(error)
             raise
         except Full:
             self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
             raise
+        finally:
+            if is_tight or self._is_full:
+                self._checkpoints.empty()
         self._is_full = False
         return answers
+
+    def look_for_room(self) -> Shortage | None:
+        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        with translated(self._path):
+            shortage = self._room.shortage(self._reader)
+        self._is_short = shortage is not None
+        return shortage
 
     def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
         """As `commit`, where that waits neither for a disk nor for another program; else None, and
         nothing has changed.
         """
-        if self._is_synced or _bytes_of(changes) > AT_ONCE_BYTES_MAX or self._checkpoints.are_due:
+        if (
+            self._is_synced
+            or self._is_short
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due
+        ):
             return None
         self._writer.execute("PRAGMA busy_timeout = 0")
         try:
