@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Final, TypeVar, overload
 
 import trio
@@ -115,6 +116,14 @@ class Server:
             journal, keyring, self.limits, enforce_min=self.enforce_min
         ) as engine:
             yield RunningServer(self, engine)
+
+
+def tool_at(frame: FrameType) -> str | None:
+    """The tool that runs in this frame, if it is the one that knows."""
+    if frame.f_code is not RunningServer._result.__code__:
+        return None
+    tool = frame.f_locals["tool"]
+    return tool.name if isinstance(tool, Tool) else None
 
 
 class RunningServer:
