@@ -8,10 +8,11 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.joining import joined
 from streams.journal import Append, Change, Grant, Record, SessionRecord, Shortage
-from streams.limits import MIB
+from streams.limits import DAY_S, MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
 from streams.sqlite.batch import Batch
@@ -26,7 +27,7 @@ from streams.sqlite.file import (
     prepare,
     translated,
 )
-from streams.sqlite.lookups import SQLiteLookups, overlaid
+from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.room import Room
@@ -37,6 +38,8 @@ from streams.sqlite.tails import Budget, Tail, Tails
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
+# Who starts looks at each stream at rest within so long, and puts it off where that is right.
+LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
 _BUDGET: Final = Budget()
 
 
@@ -107,6 +110,8 @@ class SQLiteStore:
         """See `Journal.claim`."""
         with self._transaction():
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
+            # A clock that was years ahead must not keep them for years.
+            LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
             awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
             records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
         self._tails.claim()
