@@ -38,7 +38,7 @@ def verify(file: Path, *, as_json: bool) -> int:
 def _show(file: Path, report: Report) -> None:
     for problem in report.problems:
         print(harmless(str(problem)))
-    what = f"{report.streams:,} streams, {report.messages:,} messages"
+    what = f"{_counted(report.streams, 'stream')}, {_counted(report.messages, 'message')}"
     if not report.is_read:
         what = f"schema {report.schema} is an older one: its streams were not looked at"
     if report.problems:
@@ -91,7 +91,7 @@ def _tell(saved: Saved) -> None:
     if len(saved.damages) > DAMAGES_SAID:
         say(f"… and {len(saved.damages) - DAMAGES_SAID:,} more like these")
     lost = f", {saved.missing:,} are missing" if saved.missing else ""
-    say(f"{saved.streams:,} streams, {saved.messages:,} messages{lost}.")
+    say(f"{_counted(saved.streams, 'stream')}, {_counted(saved.messages, 'message')}{lost}.")
 
 
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
@@ -119,6 +119,10 @@ def _shown() -> Iterator[Progress]:
     with bar() as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _complain(why: object) -> int:

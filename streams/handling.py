@@ -5,6 +5,7 @@ The tool is found again where its server has died: the originating request is al
 
 from collections.abc import Mapping
 from functools import partial
+from types import FrameType
 from typing import Any, Final
 
 import msgspec
@@ -105,3 +106,11 @@ class Handlers:
             else:
                 log.exception("a tool failed", tool=tool.name)
             return error_result(str(error) or type(error).__name__)
+
+
+def tool_at(frame: FrameType) -> str | None:
+    """The tool that runs in this frame, if it is the one that knows."""
+    if frame.f_code is not Handlers._result.__code__:
+        return None
+    tool = frame.f_locals["tool"]
+    return tool.name if isinstance(tool, Tool) else None

@@ -212,11 +212,25 @@ StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Rest
 Change = StreamChange | SessionChange
 
 
+class Shortage(msgspec.Struct, frozen=True):
+    """There is little room left: what is begun may be ended, and nothing new begun."""
+
+    why: str
+    is_severe: bool  # ended at once, and not with a few words more
+
+    def __str__(self) -> str:
+        return self.why
+
+
 class Journal(Lookups, Protocol):
     """Storage for streams and sessions.
 
     All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal).
     """
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What there is not enough of; None while there is."""
 
     async def claim(self) -> Sequence[Record]:
         """Take over every stream: each record is given a new fence, older leases are void.

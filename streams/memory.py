@@ -24,6 +24,7 @@ from streams.journal import (
     Outcome,
     Record,
     Rest,
+    Shortage,
     StreamChange,
     apply,
 )
@@ -36,6 +37,8 @@ _number = attrgetter("number")
 
 class MemoryJournal:
     """`streams.journal.Journal`, in memory."""
+
+    shortage: Shortage | None = None  # of what is no more than memory nobody is told
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}

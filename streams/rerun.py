@@ -38,6 +38,7 @@ class Rerun:
         self._committer = committer
         self._limits = limits
         self._answers: dict[RequestId, Answer] = {}  # to what was asked since the last checkpoint
+        self._saved = 0  # up to where a checkpoint stands for what was sent, durable or about to be
         self.is_suspended = False
         self.repetition = Repetition(journal, record.stream, self._restart.seq, record.last)
 
@@ -45,6 +46,11 @@ class Rerun:
     def state(self) -> bytes | None:
         """That of the last checkpoint before the server died, as JSON; None where there is none."""
         return self._restart.state
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is on its way, with which the lines before it must go."""
+        return self._stream.state.durable < self._saved
 
     async def recall(self, open_answers: dict[RequestId, Answer]) -> None:
         """Open the questions again that have no answer: it may come before the tool asks again."""
@@ -109,6 +115,7 @@ class Rerun:
             raise Ended(f"a checkpoint: the stream is {stream.state.outcome.value} already")
         # What is yet to come again is behind it.
         seq = stream.state.last if self.repetition.is_over else self.repetition.position
+        self._saved = seq
         await self._committer.settled(Checkpoint(record.stream, record.fence, seq, state))
 
     def keep(self, answer: Answer, seq: int, message: Message) -> None:

@@ -7,6 +7,7 @@ leaves memory. It comes back, as after a restart, when somebody asks for it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -232,7 +233,7 @@ class Resting:
         self._idle.pop(stream, None)
         if stream.has_rested:
             self._gone[stream.id] = stream.record
-            self._committer.mark(_Goodbye(self._gone, stream.id), 0)
+            self._committer.when_settled(partial(self._gone.pop, stream.id))
 
     async def run(self) -> None:
         """Put streams to rest, for ever, when there are too many in memory.
@@ -362,6 +363,8 @@ class Resting:
 class _Leaving:
     """One stream on its way out of memory, as the committer sees it."""
 
+    can_wait = False
+
     __slots__ = ("_delivered", "_outcome", "_rest", "_resting", "_stream")
 
     def __init__(self, resting: Resting, stream: Stream) -> None:
@@ -384,19 +387,3 @@ class _Leaving:
             self._resting.leave(stream, rest)
         else:
             self._resting.note(stream)
-
-
-class _Goodbye:
-    """A stream that was forgotten, as the committer sees it."""
-
-    __slots__ = ("_gone", "_stream")
-
-    def __init__(self, gone: dict[str, Record], stream: str) -> None:
-        self._gone = gone
-        self._stream = stream
-
-    def take(self) -> None:
-        """That it is forgotten is a change of its own."""
-
-    def committed(self, seq: int) -> None:
-        del self._gone[self._stream]

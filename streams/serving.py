@@ -20,6 +20,7 @@ import trio
 
 from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable, first_of
+from streams.handling import tool_at
 from streams.journal import Journal
 from streams.keys import Keyring
 from streams.logs import log
@@ -28,6 +29,7 @@ from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.ownership import key_path, socket_path
 from streams.server import RunningServer, Server
 from streams.sqlite import open_sqlite_journal
+from streams.watchdog import watched
 from transports import http, stdio, unix, websocket
 from transports.origins import names_loopback
 
@@ -120,7 +122,7 @@ def run(options: Options) -> None:
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve, server, options, fds, tls)
+        trio.run(_serve_watched, server, options, fds, tls)
     except* (CannotServe, JournalUnusable, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -146,6 +148,11 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 # The process that does the work
+
+
+async def _serve_watched(server: Server, options: Options, *how: Any) -> None:
+    with watched(options.watchdog_s, tool_at):
+        await _serve(server, options, *how)
 
 
 async def _serve(

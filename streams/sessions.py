@@ -55,7 +55,7 @@ class HttpSession(Session):
     def __init__(self, key: str) -> None:
         super().__init__(f"session({key})")
         self.key = key
-        self.seen_at = wall()
+        self.seen_at = 0.0  # wall time; before it is kept, never
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         self.standing: trio.CancelScope | None = None  # of the stream that belongs to no request
 
@@ -119,6 +119,11 @@ class Sessions:
         self._by_principal: dict[str, HttpSession] = {}
         self._saved: dict[str, SessionRecord] = {}
         self._holders: dict[str, set[HttpSession]] = {}  # of event ids of each stream
+        self._wall_ahead_s = wall() - trio.current_time()
+
+    def _now(self) -> float:
+        """Wall time, but for the steps of the clock since the start: they make nobody idle."""
+        return trio.current_time() + self._wall_ahead_s
 
     def restore(
         self,
@@ -129,7 +134,8 @@ class Sessions:
         """Take over what the journal has: of streams, those that are in memory."""
         for record in records:
             session = HttpSession.of(record)
-            self._by_key[session.key], self._saved[session.key] = session, record
+            session.seen_at = min(record.seen_at, self._now())  # the clock may have been ahead
+            self._by_key[session.key], self._saved[session.key] = session, session.record()
             self._by_principal[session.principal] = session
         granted: dict[str, list[Grant]] = {}
         for grant in grants:
@@ -155,7 +161,7 @@ class Sessions:
         found = self._by_key.pop(key, None)
         if found is not None:
             self._by_key[key] = found
-            found.seen_at = wall()
+            found.seen_at = self._now()
             if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
                 self._committer.add(self._save(found))
         return found
@@ -168,6 +174,7 @@ class Sessions:
             if idle is None:
                 raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
             self.end(idle)
+        session.seen_at = self._now()
         self._by_key[session.key] = session
         self._by_principal[session.principal] = session
         await self._committer.settled(self._save(session))
@@ -203,7 +210,7 @@ class Sessions:
         self._on_end(session)
 
     def _idle(self) -> list[HttpSession]:
-        idle, too_old = [], wall() - self._limits.session_idle_s
+        idle, too_old = [], self._now() - self._limits.session_idle_s
         for session in self._by_key.values():
             if session.seen_at >= too_old:
                 break
@@ -246,7 +253,7 @@ class Sessions:
         if len(resumes) > GRANTS_MAX:
             del named.granted[resumes[0]]
             self._committer.add(DropGrant(session.key, resumes[0]))
-        self._committer.mark(delivery, 0)
+        self._committer.when_settled(delivery.allow)
         return granted
 
     def parse(self, session: HttpSession, event_id: str) -> EventId:

@@ -11,7 +11,7 @@ from streams.binding import call_digest, vouched
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal, refusal
-from streams.journal import Ack, Append, Close, Forget, Record
+from streams.journal import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
@@ -271,6 +271,12 @@ class Stream:
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=is_error, at=wall())
         self._mark(size)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether there is more to come, for which there must be room first."""
+        is_saved = self.rerun is not None and self.rerun.is_saving
+        return self.state.outcome is Outcome.LIVE and not is_saved
 
     def take(self) -> Append | None:
         """What is new, for the journal."""

@@ -55,6 +55,10 @@ class LookupTables:
         """Names of streams; those that are known already stay."""
         self._many("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
 
+    def bring_forward(self, due_at: float) -> None:
+        """Those that are due later are due then, to be looked at."""
+        self._many("UPDATE rests SET due_at = ? WHERE due_at > ?", [(due_at, due_at)])
+
     def forget(self, ids: Sequence[int]) -> None:
         """Streams of which nothing is kept."""
         rows = [(each,) for each in ids]

@@ -8,11 +8,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.grants import Grant, SessionRecord
 from streams.joining import joined
-from streams.journal import Append, Change, Record
-from streams.limits import MIB
+from streams.journal import Append, Change, Record, Shortage
+from streams.limits import DAY_S, MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
 from streams.sqlite.batch import Batch
@@ -27,9 +28,10 @@ from streams.sqlite.file import (
     prepare,
     translated,
 )
-from streams.sqlite.lookups import SQLiteLookups, overlaid
+from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
+from streams.sqlite.room import Room
 from streams.sqlite.segments import stored
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
@@ -37,6 +39,8 @@ from streams.sqlite.tails import Budget, Tail, Tails
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
+# Who starts looks at each stream at rest within so long, and puts it off where that is right.
+LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
 _BUDGET: Final = Budget()
 
 
@@ -66,6 +70,8 @@ class SQLiteStore:
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
+        self._room = Room(path, file_bytes_max)
+        self._is_short = False
         self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
@@ -105,6 +111,8 @@ class SQLiteStore:
         """See `Journal.claim`."""
         with self._transaction():
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
+            # A clock that was years ahead must not keep them for years.
+            LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
             awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
             records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
         self._tails.claim()
@@ -115,22 +123,38 @@ class SQLiteStore:
         """See `Journal.commit`."""
         if self._failure is not None:
             raise JournalUnusable(self._failure)
+        is_tight = self._is_full or self._is_short
         try:
-            answers = self._commit(changes, is_without_log=self._is_full)
+            answers = self._commit(changes, is_without_log=is_tight)
         except JournalUnusable as error:
             self._failure = str(error)
             raise
         except Full:
             self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
             raise
+        finally:
+            if is_tight or self._is_full:
+                self._checkpoints.empty()
         self._is_full = False
         return answers
+
+    def look_for_room(self) -> Shortage | None:
+        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        with translated(self._path):
+            shortage = self._room.shortage(self._reader)
+        self._is_short = shortage is not None
+        return shortage
 
     def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
         """As `commit`, where that waits neither for a disk nor for another program; else None, and
         nothing has changed.
         """
-        if self._is_synced or _bytes_of(changes) > AT_ONCE_BYTES_MAX or self._checkpoints.are_due:
+        if (
+            self._is_synced
+            or self._is_short
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due
+        ):
             return None
         self._writer.execute("PRAGMA busy_timeout = 0")
         try:

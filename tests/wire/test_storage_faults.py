@@ -82,10 +82,12 @@ def replaced(path: Path) -> None:
 def test_a_journal_that_is_removed_or_replaced_is_noticed(
     fresh: ServerProcess, gate: Gate, do: Callable[[Path], None], suffix: str
 ) -> None:
-    peer, _, reader = begun(fresh, "ws-streams", gate)
+    peer, started, reader = begun(fresh, "ws-streams", gate)
     with peer:
         do(Path(f"{fresh.journal}{suffix}"))
         said = until_it_ends(fresh, peer, gate, reader)
+    if suffix:  # what was in a WAL that is gone is in the file now
+        is_there_again(fresh, "ws-streams", started, 5)
     assert said.startswith(f"{fresh.journal}{suffix} was removed or replaced while this server")
     assert max(reader.entries.popitem()[1]) == 5, "what follows was not acknowledged"
 
