@@ -13,7 +13,7 @@ SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_c
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check bench bench-peers lock clean
+.PHONY: demo test check simulate bench bench-peers lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -27,6 +27,10 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(PYTEST) $(addprefix --ignore=,$(SLOW))
+
+# A million virtual seconds: about ten minutes of two cores.
+simulate: $(READY)
+	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

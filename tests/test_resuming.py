@@ -301,6 +301,7 @@ async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
             server.cut()
             await trio.sleep(5)
             await client.ping()
+        await client.ping()
         assert call.ticket is not None
         assert server.got("stream/resume") == []  # nobody would read what that brought
         async with client.resume(call.ticket) as again:
