@@ -6,13 +6,13 @@ writes vanish, as long as there is room for them.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
-from streams.messages import ClientChannel
+from streams.messages import ClientChannel, Incoming
 from tests.simulation.weather import FOREVER, Weather
 from tests.simulation.world import World
 from transports.lines import LineChannel
@@ -156,8 +156,16 @@ class End(trio.abc.Stream):
         self.incoming.silence()
 
 
+class Witness(Protocol):
+    """Sees what goes over the server's ends."""
+
+    def heard(self, channel: "FarChannel", received: Sequence[Incoming]) -> None: ...
+
+    def said(self, channel: "FarChannel", written: bytes) -> None: ...
+
+
 class FarChannel(LineChannel):
-    """The server's end; `on_send` sees what is written, and `pings` as a WebSocket does."""
+    """The server's end, with a witness; it `pings` as a WebSocket does, or not at all."""
 
     def __init__(self, end: End, *, principal: str, pings: bool) -> None:
         super().__init__(
@@ -168,11 +176,17 @@ class FarChannel(LineChannel):
         )
         self._end = end
         self._pings = pings
-        self.on_send: Callable[[FarChannel, bytes], None] | None = None
+        self.witness: Witness | None = None
+
+    async def receive(self) -> Sequence[Incoming]:
+        received = await super().receive()
+        if self.witness is not None:
+            self.witness.heard(self, received)
+        return received
 
     async def send(self, *lines: bytes) -> None:
-        if self.on_send is not None:
-            self.on_send(self, b"".join(lines))
+        if self.witness is not None:
+            self.witness.said(self, b"".join(lines))
         await super().send(*lines)
 
     async def ping(self) -> bool:
@@ -277,6 +291,7 @@ class Network:
         """The server has died."""
         self.accept = None
         for cable in list(self.cables):
+            cable.far.witness = None  # what the dead say is of no consequence
             self.cut(cable, self._weather.notice_s(), 0.0, lose=self._weather.is_so(0.5))
 
 

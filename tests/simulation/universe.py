@@ -17,12 +17,13 @@ from streams.errors import first_of
 from streams.journal import Outcome
 from streams.keys import Keyring
 from tests.simulation.callers import Caller, Process
-from tests.simulation.network import Network
+from tests.simulation.network import Cable, Network
 from tests.simulation.plain import PlainCaller
 from tests.simulation.plan import plan_of
 from tests.simulation.storage import MortalJournal, Store
 from tests.simulation.tools import Life, make_server
 from tests.simulation.weather import Weather
+from tests.simulation.witness import Witness
 from tests.simulation.world import World
 
 KEYRING = Keyring([bytes(32)])
@@ -151,6 +152,7 @@ class Servers:
         self._network = network
         self._store = store
         self.ledger = store.ledger
+        self._witness = Witness(world, store.ledger, KEYRING)
 
     async def run(self) -> None:
         """Start, die or stop, and start again."""
@@ -205,7 +207,12 @@ class Servers:
         async with trio.open_nursery() as nursery:
             async with server.open(journal, KEYRING) as running:
                 self._world.note("server", "is up")
-                self._network.accept = lambda cable: nursery.start_soon(running.serve, cable.far)
+
+                def accept(cable: Cable) -> None:
+                    cable.far.witness = self._witness
+                    nursery.start_soon(running.serve, cable.far)
+
+                self._network.accept = accept
                 await life.is_over.wait()
                 self._network.accept = None
             nursery.cancel_scope.cancel()
