@@ -14,7 +14,7 @@ SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_c
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check audit bench bench-peers lock clean
+.PHONY: demo test check audit simulate bench bench-peers lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -33,6 +33,10 @@ check: $(READY)
 # Known vulnerabilities of what constraints.txt names: 1 where there are any, 2 where nobody said.
 audit: $(READY)
 	$(BIN)/python -m tests.auditing constraints.txt
+
+# A million virtual seconds: about ten minutes of two cores.
+simulate: $(READY)
+	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -310,11 +310,13 @@ async def open_engine(
     """
     engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min, again=again)
     async with trio.open_nursery() as nursery:
-        await engine.run(nursery)
         try:
-            yield engine
+            await engine.run(nursery)
+            try:
+                yield engine
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
+                    await engine.shut_down()
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
-                await engine.shut_down()
-            engine.stop()
+            engine.stop()  # also where it is cancelled before it has begun to serve
             nursery.cancel_scope.cancel()

@@ -78,8 +78,9 @@ class Resumer:
         if call.request is None:
             await self._make_way(call, link)
             self._calls.add(call)
-            if self._nursery is not None and self._keeper.link is not None:
-                self._nursery.start_soon(self._resume, call, self._keeper.link)
+            way = self._keeper.link  # the one from before may have gone meanwhile, or be going
+            if self._nursery is not None and way is not None and not way.is_over:
+                self._nursery.start_soon(self._resume, call, way)
             return
         call.attach(link)
         call.key_memory = link.hello.key_memory
@@ -176,7 +177,7 @@ class Resumer:
         else:
             call.resuming.cancel()
             self._calls.remove(call)
-            if call.is_complete and not call.is_confirmed:
+            if call.wants_confirming:
                 # Its connection went before it could be confirmed: a cursor does that too.
                 assert call.ticket is not None
                 link.post(clientwire.resume(call.ticket, self._keeper.new_id(), call.cursor))

@@ -296,9 +296,10 @@ class RunningCall:
         return clientwire.ack(self._ticket.stream, seq)
 
     @property
-    def is_confirmed(self) -> bool:
-        """Whether the server was told of everything that is done with."""
-        return not self.is_numbered or self._acked >= self.confirmed
+    def wants_confirming(self) -> bool:
+        """Whether all of it is here and done with, and the server was not told."""
+        is_read = self.is_complete and self.confirmed == self._received
+        return is_read and self.is_numbered and self._acked < self.confirmed
 
     @property
     def is_running(self) -> bool:
