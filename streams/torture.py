@@ -9,7 +9,7 @@ cut, reset, or fall silent. When the storm is over, every call that was begun is
 import logging
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random, SystemRandom
@@ -32,6 +32,8 @@ TRANSPORTS: Final = ("stdio", "websocket", "http")
 SHOW_EVERY_S: Final = 0.25
 TELL_EVERY_S: Final = 30.0
 
+REPORT: Final = "report.json"
+
 # What nobody was given a ticket for is never fetched, and counts.
 LIMITS: Final = ("--limit", "streams_per_principal_max=1000000")
 
@@ -43,6 +45,7 @@ class Settings(msgspec.Struct, frozen=True):
     seed: int
     durability: Durability = "power"
     app: str = APP
+    transports: Sequence[str] = TRANSPORTS
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -70,11 +73,14 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
     figures = trio.run(_torture, settings, folder.resolve(), as_json)
     is_good = all(one.is_good for one in figures)
     is_kept = keep is not None or not is_good
-    if not is_kept:
-        shutil.rmtree(folder)
     report = Report(settings, is_good, str(folder) if is_kept else None, figures)
+    encoded = msgspec.json.encode(report)
+    if is_kept:
+        (folder / REPORT).write_bytes(encoded)
+    else:
+        shutil.rmtree(folder)
     if as_json:
-        print(msgspec.json.encode(report).decode())
+        print(encoded.decode())
     else:
         _print(report)
     return 0 if is_good else 1
@@ -85,7 +91,7 @@ async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Fig
     async with trio.open_nursery() as nursery:
         fronts = [
             Front(name, _rig(name, settings, folder, nursery), folder, Random(dice.random()))
-            for name in TRANSPORTS
+            for name in settings.transports
         ]
         storm = Storm(fronts, 60 * settings.minutes)
         await nursery.start(storm.heed_signals)
@@ -116,7 +122,7 @@ def _shown(
 ) -> Iterator[Callable[[], Awaitable[None]]]:
     """A task that shows how it goes: on a terminal in one line, else in one now and then."""
     out = Console(stderr=True, quiet=is_quiet, highlight=False)
-    out.print(f"{settings.minutes:g} min, {', '.join(TRANSPORTS)}, --seed {settings.seed}")
+    out.print(f"{settings.minutes:g} min, {', '.join(settings.transports)}, --seed {settings.seed}")
 
     async def tell() -> None:
         while True:

@@ -75,6 +75,9 @@ class Caller:
             except CallLost:
                 pass  # there is no ticket
             except CallFailed as failed:
+                if self._ticket is None:  # a server that is about to end begins nothing
+                    self._ledger.refuse(story)
+                    return
                 story.is_over = True
                 if _reason(failed) == "interrupted":
                     self._see_sign()

@@ -33,6 +33,7 @@ class Figures(msgspec.Struct):
     finished: int = 0
     interrupted: int = 0
     unannounced: int = 0  # whose connection went before there was a ticket
+    refused: int = 0  # by a server that was about to end
     unfinished: int = 0
     acknowledged: int = 0
     delivered: int = 0
@@ -113,6 +114,11 @@ class Ledger:
         """Nobody was given a ticket for the call: it may or may not have run."""
         self.open.remove(story)
         self.figures.unannounced += 1
+
+    def refuse(self, story: Story) -> None:
+        """The call was not begun."""
+        self.open.remove(story)
+        self.figures.refused += 1
 
     def settle(self, story: Story) -> None:
         """The call is over: compare what came of it with what was promised."""
