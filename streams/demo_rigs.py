@@ -69,6 +69,7 @@ class StdioRig:
     def __init__(self, app: str, journal: Path, options: Sequence[str] = ()) -> None:
         self._journal = journal
         self._relays: set[int] = set()
+        self._stopped: set[int] = set()  # of them
         self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
         self._command += ["--journal", str(journal), *options]
 
@@ -83,6 +84,7 @@ class StdioRig:
                 yield channel
         finally:  # it is reaped; until then it may have to be killed, if it was stopped
             self._relays.discard(relay)
+            self._stopped.discard(relay)
 
     async def start(self) -> None:
         """Nothing: whoever connects starts it."""
@@ -98,7 +100,9 @@ class StdioRig:
 
     def cut(self, after_bytes: int = 0) -> int:
         """Kill the processes that clients have spawned."""
-        return self._signal_relays(signal.SIGKILL)
+        # Those that still wait for an owner are no connections: they are let be.
+        has_owner = owner_of(self._journal) is not None
+        return _signal(self._relays if has_owner else self._stopped, signal.SIGKILL)
 
     def reset(self) -> int:
         """The same: a pipe has no other way to end."""
@@ -106,13 +110,10 @@ class StdioRig:
 
     def hush(self) -> int:
         """Stop the processes that clients have spawned."""
-        return self._signal_relays(signal.SIGSTOP)
-
-    def _signal_relays(self, number: signal.Signals) -> int:
-        for relay in self._relays:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(relay, number)
-        return len(self._relays)
+        if owner_of(self._journal) is None:
+            return 0
+        self._stopped |= self._relays
+        return _signal(self._relays, signal.SIGSTOP)
 
     async def kill(self) -> bool:
         """Kill the journal's owner, if there is one."""
@@ -143,6 +144,13 @@ class StdioRig:
         except ProcessLookupError:
             return False  # it has just ended
         return True
+
+
+def _signal(processes: set[int], number: signal.Signals) -> int:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+    return len(processes)
 
 
 class _Log:

@@ -93,8 +93,10 @@ class Front:
         while True:
             await trio.sleep(self._dice.uniform(*PEACE_S))
             way = self._dice.choice(ways)
+            if not way():
+                continue  # nobody was connected
             self._note_fault()
-            self.ledger.figures.cuts += way() > 0
+            self.ledger.figures.cuts += 1
             if way == self._rig.hush:
                 await trio.sleep(self._dice.uniform(*SILENCE_S))
                 self._rig.reset()
