@@ -21,7 +21,10 @@ SAMPLES_MIN: Final = 3  # behind that; fewer tell nothing
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a server uses at one moment, `at_s` seconds after the first client came."""
+    """What a server uses at one moment, `at_s` seconds after the first client came.
+
+    `used_bytes` is the part of the journal's file that is not free to be written to again.
+    """
 
     at_s: float
     resident_bytes: int
@@ -29,13 +32,14 @@ class Sample(msgspec.Struct, frozen=True):
     threads: int
     wal_bytes: int
     file_bytes: int
+    used_bytes: int
     streams: int  # in the journal
     sessions: int
 
     @classmethod
     def taken(cls, at_s: float, pid: int, journal: Path) -> "Sample":
         """Look at a process and its journal. Raises `OSError` where the process has ended."""
-        streams, sessions = _counted(journal)
+        used_bytes, streams, sessions = _counted(journal)
         return cls(
             at_s=at_s,
             resident_bytes=resident_bytes(pid),
@@ -43,24 +47,32 @@ class Sample(msgspec.Struct, frozen=True):
             threads=len(os.listdir(f"/proc/{pid}/task")),
             wal_bytes=journal.with_name(f"{journal.name}-wal").stat().st_size,
             file_bytes=journal.stat().st_size,
+            used_bytes=used_bytes,
             streams=streams,
             sessions=sessions,
         )
 
 
-def _counted(journal: Path) -> tuple[int, int]:
+def _counted(journal: Path) -> tuple[int, int, int]:
+    """Bytes in use, streams and sessions, all at one moment."""
     with closing(sqlite3.connect(f"{journal.as_uri()}?mode=ro", uri=True)) as db:
-        counted = db.execute(
-            "SELECT (SELECT count(*) FROM streams), (SELECT count(*) FROM sessions)"
-        ).fetchone()
-    return counted[0], counted[1]
+        db.execute("BEGIN")
+        words = ("page_size", "page_count", "freelist_count")
+        size, pages, free = (db.execute(f"PRAGMA {word}").fetchone()[0] for word in words)
+        [streams] = db.execute("SELECT count(*) FROM streams").fetchone()
+        [sessions] = db.execute("SELECT count(*) FROM sessions").fetchone()
+    return size * (pages - free), streams, sessions
 
 
 class Bound(NamedTuple):
-    """By how much the last tenth of a series may be above the first: a share of that, and a bit."""
+    """By how much the last tenth of a series may be above the first: a share of that, and a bit.
+
+    `of` names another series, to whose highest value it is compared instead.
+    """
 
     share: float
     slack: float
+    of: str = ""
 
 
 BOUNDS: Final = {
@@ -68,7 +80,10 @@ BOUNDS: Final = {
     "descriptors": Bound(0.25, 16),
     "threads": Bound(0.0, 6),
     "wal_bytes": Bound(0.1, 8 * MIB),
-    "file_bytes": Bound(0.1, 4 * MIB),
+    "used_bytes": Bound(0.15, 12 * MIB),
+    # A file does not shrink: it is as large as what was in use at any time, some of it between
+    # two samples.
+    "file_bytes": Bound(0.25, 8 * MIB, of="used_bytes"),
     "streams": Bound(0.15, 100),
     "sessions": Bound(0.15, 50),
 }
@@ -103,6 +118,7 @@ def _series(name: str, bound: Bound, samples: Sequence[Sample]) -> Series:
     values = [float(getattr(sample, name)) for sample in samples]
     tenth = max(1, len(values) // 10)
     first, last = statistics.median(values[:tenth]), statistics.median(values[-tenth:])
+    base = max(getattr(sample, bound.of) for sample in samples) if bound.of else first
     line = statistics.linear_regression([sample.at_s for sample in samples], values)
     return Series(
         name=name,
@@ -110,5 +126,5 @@ def _series(name: str, bound: Bound, samples: Sequence[Sample]) -> Series:
         last=last,
         highest=max(values),
         per_hour=line.slope * HOUR_S,
-        allowed=(1 + bound.share) * first + bound.slack,
+        allowed=(1 + bound.share) * base + bound.slack,
     )

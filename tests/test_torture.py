@@ -8,6 +8,7 @@ from pathlib import Path
 from streams import torture
 from tests.command import Following, run
 
+PATIENCE_S = 100.0  # the last calls have a minute for themselves
 FAULTY = f"{Path(__file__).parent / 'faulty_torture_server.py'}:server"
 
 # The torture itself, with another server.
@@ -40,7 +41,7 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
         torturing.wait_for(r"\d+ s left: [1-9]\d* kills")
         torturing.interrupt()
         torturing.wait_for("waiting for the last calls")
-        code, out = torturing.end()
+        code, out = torturing.end(within_s=PATIENCE_S)
     assert code == 0, out
     assert "seen twice" in out
     report = json.loads((kept / torture.REPORT).read_bytes())
@@ -60,7 +61,7 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
 
 def test_a_faulty_server_is_found_out(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    done = run(str(kept), FAULTY, command=ELSEWHERE)
+    done = run(str(kept), FAULTY, command=ELSEWHERE, within_s=PATIENCE_S)
     assert done.returncode == 1
     [one] = json.loads(done.stdout)["figures"]
     # Each call that comes to its end has one of each, and the last ones do.
