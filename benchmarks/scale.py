@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from benchmarks.memory import resident_bytes
 from benchmarks.servers import APP, ROOT
 from streams.journal import Append, Change, Create, Outcome, Record, Rest
 from streams.keys import Keyring, new_id
@@ -204,8 +205,7 @@ class _Asked:
 
     def resident_bytes(self) -> int:
         """What the process has in memory."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+        return resident_bytes(self._process.pid)
 
 
 @contextmanager

@@ -123,11 +123,13 @@ class Client:
         try:
             return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            if len(group.exceptions) > 1:
+            # Where the block was cancelled meanwhile, its error is in no need of company.
+            errors = [each for each in group.exceptions if not _is_cancellation(each)]
+            if len(errors) != 1:
                 raise
-            if group.exceptions[0] is error:
+            if errors[0] is error:
                 return False
-            raise group.exceptions[0] from None
+            raise errors[0] from None
 
     def _greeting(self) -> dict[str, Any]:
         return clientwire.hello(self._name, self._version, self._answers.handlers, self._dialects)
@@ -276,6 +278,12 @@ class Client:
     async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
         reply = await self._keeper.ask(method, params)
         return _read(reply, method, lambda result: messages.decode(result, shape))
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_cancellation, error.exceptions))
+    return isinstance(error, trio.Cancelled)
 
 
 def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:

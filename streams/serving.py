@@ -10,7 +10,7 @@ import ssl
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -297,5 +297,6 @@ def _tell_starter() -> None:
     """Tell the relay that started this owner, if one did, that it listens."""
     fd = os.environ.pop(STARTER_VARIABLE, None)
     if fd is not None:
-        with open(int(fd), "w") as starter:
+        # That relay may have been killed; others wait for this owner as well.
+        with suppress(BrokenPipeError), open(int(fd), "w") as starter:
             starter.write(READY)
