@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The first time it is run again at once, then after this, doubled each time up to the maximum: what
 # ends the whole server shall not do so again and again without a pause.
-BACKOFF_FIRST_S: Final = 1.0
+BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
 
 
@@ -86,7 +86,7 @@ class Rerun:
             raise
 
     async def begin(self) -> None:
-        """Wait until it is time to run the call again, which is noted first.
+        """Wait until it is time to run the call again, and note that.
 
         Raises `Refusal` where it got no further too many times.
         """
@@ -94,9 +94,10 @@ class Rerun:
         attempts = restart.attempts + 1 if record.last == restart.reached else 1
         if attempts > attempts_max:
             raise _given_up(attempts_max)
-        await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
         if attempts > 1:
             await trio.sleep(min(BACKOFF_FIRST_S * 2.0 ** (attempts - 2), BACKOFF_MAX_S))
+        # Behind the pause: a server that dies in it has not died of this call.
+        await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
 
     def suspend(self) -> None:
         """The server ends in good order, which is no attempt that has failed."""

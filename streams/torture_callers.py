@@ -14,6 +14,9 @@ from streams.running import RunningCall
 from streams.ticket import Ticket
 from streams.torture_ledger import Ledger, Story
 
+LASTING: Final = "lasting"  # through the death of its server
+TOOLS: Final = ("work", LASTING)
+
 # How long a call takes if nobody interrupts it, and how fast it sends.
 CALL_S: Final = (0.05, 5.0)
 PER_SECOND: Final = (100, 400)
@@ -52,7 +55,7 @@ class Caller:
             self._calls += 1
             per_second = self._dice.uniform(*PER_SECOND)
             count = max(1, int(per_second * self._dice.uniform(*CALL_S)))
-            story = Story(f"{self._name}-{self._calls}", count)
+            story = Story(f"{self._name}-{self._calls}", count, self._dice.choice(TOOLS))
             arguments = {
                 "name": story.name,
                 "count": count,
@@ -79,7 +82,7 @@ class Caller:
                     self._ledger.refuse(story)
                     return
                 story.is_over = True
-                if _reason(failed) == "interrupted":
+                if _reason(failed) == "interrupted" and story.tool != LASTING:
                     self._see_sign()
                 else:
                     self._ledger.fail(f"{story.name}: {failed!r}")
@@ -99,7 +102,7 @@ class Caller:
             async with Client(self._dial, name="torture") as client:
                 stay.deadline = trio.current_time() + stay_s
                 if self._ticket is None:
-                    call = client.call("work", arguments)
+                    call = client.call(story.tool, arguments)
                 else:
                     call = client.resume(Ticket.parse(self._ticket))
                 async with call:

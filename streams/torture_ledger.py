@@ -58,9 +58,10 @@ class Figures(msgspec.Struct):
 class Story:
     """One call, as its user sees it."""
 
-    def __init__(self, name: str, count: int) -> None:
+    def __init__(self, name: str, count: int, tool: str = "work") -> None:
         self.name = name
         self.count = count
+        self.tool = tool
         self.is_over = False
         self.is_finished = False
         self.seen: set[int] = set()

@@ -52,6 +52,21 @@ async def work(
     return Worked(messages=count)
 
 
+@server.tool(restart=True)
+async def lasting(
+    call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
+) -> Worked:
+    """The same, and go on where the server died."""
+    done = call.restored or 0
+    for number in range(done + 1, count + 1):
+        await trio.sleep(1 / per_second)
+        await call.log("info", entry_of(name, number))
+        if number % flush_every == 0:
+            await call.checkpoint(number)
+            await note(Path(notes) / name, number)
+    return Worked(messages=count)
+
+
 async def note(path: Path, number: int) -> None:
     """Say, for whoever asks later, that the messages up to `number` are durable."""
     await trio.to_thread.run_sync(_write_through, path, b"%d\n" % number)

@@ -23,6 +23,7 @@ def numbers_of(count: int) -> list[int]:
     return numbers
 
 
+@server.tool(name="lasting")
 @server.tool
 async def work(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
