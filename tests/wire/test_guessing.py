@@ -26,7 +26,7 @@ from tests.wire.verbs import (
     start,
 )
 
-GUESSES = int(os.environ.get("GUESSES", "2000"))
+GUESSES = int(os.environ.get("GUESSES", "1200"))
 
 Served = tuple[ServerProcess, Theirs]
 
