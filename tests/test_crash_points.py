@@ -29,7 +29,7 @@ from streams.ticket import Ticket
 from tests.crashing import PATIENT_S, Lives, built, open_lives
 from transports import dial
 
-POINTS = os.environ.get("CRASH_POINTS", "14")
+POINTS = os.environ.get("CRASH_POINTS", "10")
 AGAIN_S = 0.01  # between attempts to reach a server that is being started
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.fuzz.mutations import mutated
 from tests.fuzz.targets import CORPUS, TARGETS, corpus_of
 
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "40"))
 
 
 @pytest.fixture(autouse=True)
