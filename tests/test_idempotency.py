@@ -31,6 +31,7 @@ from tests.house import (
 )
 from tests.page_rig import counting
 from tests.troubled import Troubled
+from tests.web import browsing
 
 LONG: Final = "0123456789abcdef0123456789abcdef"
 SHORT: Final = "a key"
@@ -451,6 +452,29 @@ async def test_who_makes_a_call_again_too_early_is_told_so_where_that_is_enforce
         await trio.sleep(4)
         await call(again, 1)
         await again.announced()
+
+
+@pytest.mark.parametrize("resident_max", RESIDENT_MAX)
+async def test_what_a_key_opens_to_anybody_outlives_its_session(
+    autojump_clock: MockClock, resident_max: int
+) -> None:
+    rig = Rig(limits=Limits(resident_max=resident_max))
+    async with open_house(rig.server) as house, browsing(house, PLAIN) as browser:
+        keys = [f"{n}{LONG if n % 2 else SHORT}" for n in range(6)]
+        for n, key in enumerate(keys):
+            meta = {"mcp-streams/idempotencyKey": key}
+            cut = await browser.post(n, "tools/call", name="step", arguments={}, _meta=meta)
+            await cut.hang_up()
+            rig.steps.finish(f"of {n}")
+        await trio.sleep(20)
+        await browser.fetch("DELETE")
+        await trio.sleep(20)
+        streams = house.running.engine._streams
+        assert streams.at_rest + len(list(streams)) == 3
+        other = await house.dial(PLAIN, "conn(x)")
+        for n in (1, 3, 5):
+            assert page_text(await answered(other, n, keys[n])) == f"of {n}"
+    assert rig.runs == 6
 
 
 # At once
