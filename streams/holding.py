@@ -215,13 +215,13 @@ class Holding:
 
     async def _drop_at_rest(self, principal: str) -> None:
         after = 0
-        while streams := await patiently(partial(self.resting.wanted, principal, after)):
-            over = [stream for stream in streams if not stream.is_open_to_key]
-            for stream in over:
-                self._drop(stream)  # unless it is at rest again: then it is found once more
+        while records := await patiently(partial(self.resting.wanted, principal, after)):
+            for record in records:
+                stream = await patiently(partial(self.resting.find, record.stream))
+                if stream is not None and not stream.is_open_to_key:
+                    self._drop(stream)  # at once, before it is at rest again
             await self._committer.settled()
-            if not over:
-                after = streams[-1].number
+            after = records[-1].number
 
     def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
         self._deadlines.forget(stream)

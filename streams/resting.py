@@ -349,15 +349,13 @@ class Resting:
             limit += LOOKED_AT_ONCE
         return None
 
-    async def wanted(self, principal: str, after: int) -> list[Stream]:
-        """Some of a principal's wanted streams that are at rest, back in memory, by their numbers:
-        those above `after`; none where there are none.
+    async def wanted(self, principal: str, after: int) -> Sequence[Record]:
+        """Some of a principal's wanted streams that are at rest, by their numbers: those above
+        `after`; none where there are none.
         """
         if not self._streams.at_rest:
             return []
-        records = await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
-        found = [await self.find(r.stream) for r in records if self._is_away(r.stream)]
-        return [stream for stream in found if stream is not None]
+        return await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
 
 
 class _Leaving:
