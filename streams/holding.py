@@ -185,9 +185,10 @@ class Holding:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self.streams.wanted(session.principal):
-                if not stream.state.is_paged:
+                if session.has_begun(stream) and not stream.state.is_paged:
                     self._drop(stream)
-            self._over.send_nowait(session.principal)
+            if session.is_anonymous:  # what is at rest was its own
+                self._over.send_nowait(session.principal)
 
     async def _drop_at_rest(self, principal: str) -> None:
         while streams := await patiently(lambda: self.resting.wanted(principal)):

@@ -21,7 +21,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     streams_max: int = 1_000_000
     resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
     connections_max: int = 10_000
+    connections_per_principal_max: int = 1_000  # of who has shown who they are; over HTTP, requests
     sessions_max: int = 10_000  # over HTTP
+    sessions_per_principal_max: int = 1_000
     message_bytes_max: int = 4 * MIB
     session_idle_s: float = DAY_S  # after this long a session that nobody uses is ended
     tombstone_s: float = DAY_S  # how long it is remembered that a stream was abandoned or cancelled

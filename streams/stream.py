@@ -55,6 +55,7 @@ class Stream:
     """Everything that the handler of one originating request sends."""
 
     __slots__ = (
+        "__weakref__",
         "_answers",
         "_changed",
         "_committer",
