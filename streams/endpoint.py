@@ -91,6 +91,8 @@ class HttpEndpoint:
             await self._initialize(message, request, responder, accepted)
             return
         session = self._session(request)
+        if is_request:
+            self._check_rate(session.principal, id_of(message))
         peer = self._running.peer(session)
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
@@ -109,6 +111,7 @@ class HttpEndpoint:
         self, message: Message, request: Request, responder: Responder, accepted: str
     ) -> None:
         session_id, session = new_session(_principal(request))
+        self._check_rate(session.principal, id_of(message))
         line = await self._running.peer(session).take(message, request.body)
         assert line is not None
         headers = _content_of_one(accepted)
@@ -158,6 +161,7 @@ class HttpEndpoint:
         if EVENTS not in _acceptable(request):
             raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
         session = self._session(request)
+        self._check_rate(session.principal)
         last_event = request.headers.get(LAST_EVENT)
         if last_event is None:
             await self._stand(session, request, responder)
@@ -208,6 +212,13 @@ class HttpEndpoint:
         await responder.respond(200)
 
     # What they share
+
+    def _check_rate(self, principal: str, request_id: RequestId | None = None) -> None:
+        try:
+            self._engine.rates.check(principal)
+        except Refusal as refused:
+            wait = ("retry-after", f"{(refused.data or {})['retryAfter']}")
+            raise Rejected(429, refused, (wait,), request_id=request_id) from None
 
     def _session(self, request: Request) -> HttpSession:
         session_id = request.headers.get(SESSION)

@@ -149,6 +149,11 @@ class StreamState:
         """Bytes that are numbered and wait for the next commit."""
         return self._batch_bytes
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that were sent since it came into memory, and are not known to be delivered."""
+        return max(0, self._bytes_numbered - self._bytes_delivered)
+
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
         """Number a message; False, and nothing has changed, where there is no room for it.
 
@@ -281,8 +286,7 @@ class StreamState:
 
     @property
     def _is_undelivered_full(self) -> bool:
-        limit = self._limits.undelivered_bytes_max
-        return self._bytes_written - self._bytes_delivered >= limit
+        return self._bytes_written - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
     def close(self, event: Event, fence: int, *, at: float) -> Close:
         """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
@@ -331,9 +335,7 @@ class StreamState:
         if self.is_paged and position < self.delivered:
             return self.delivered  # it was one: nothing else moves the mark of such a stream
         page = next((seq for seq in self.pages if seq > position), None)
-        if page is None and self.is_ended:
-            return self.last
-        return page
+        return self.last if page is None and self.is_ended else page
 
     def flags(self, after: int | None = None) -> Flags:
         """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
@@ -391,7 +393,5 @@ class StreamState:
         if self._answered_at is not None:
             # "Clients MUST treat resume tokens from completed requests as expired."
             return min(self.idle_since + self._record.max_s, self._answered_at + limits.last_page_s)
-        keep_s = self._record.max_s
-        if self.is_drained:
-            keep_s = min(keep_s, limits.drained_s)
-        return self.idle_since + keep_s
+        max_s = self._record.max_s
+        return self.idle_since + (min(max_s, limits.drained_s) if self.is_drained else max_s)
