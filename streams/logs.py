@@ -12,10 +12,14 @@ import structlog
 
 REDACTED: Final = "[redacted]"
 
-# Bearer tokens by their looks, ours and JWTs; and what comes after a name that says what it is, in
-# headers, in JSON, in JSON within JSON, and in Python.
+# Secrets by their looks: bearer tokens, ours and JWTs, and whatever else of ours has 256 random
+# bits (`streams.keys`), of which a part may have been cut off; names are hardly as long, and hashes
+# are not written so. And what comes after a name that says what it is, in headers, in JSON, in JSON
+# within JSON, and in Python.
 _SECRET: Final = re.compile(
-    r"mcps_[A-Za-z0-9_-]+|eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"
+    r"mcps_[A-Za-z0-9_-]+"
+    r"|eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"
+    r"|\b(?=[a-z0-9_-]*[A-Z])(?=[A-Z0-9_-]*[a-z])[A-Za-z0-9_-]{36,}"
 )
 _NAMED_SECRET: Final = re.compile(
     r"(?P<name>(?:authorization|mcp-session-id|resume_?token)[\\\"']*\s*[:=,]\s*b?[\\\"']*"

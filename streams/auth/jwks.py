@@ -5,6 +5,7 @@ once in a while however many such tokens come. Where they cannot be read, the fo
 issuer that is away for an hour turns nobody away. They are read in a thread.
 """
 
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -117,6 +118,10 @@ class _StayThere(urllib.request.HTTPRedirectHandler):
 
 def _download(url: str) -> bytes:
     asked = urllib.request.Request(url, headers={"Accept": "application/json"})
-    with urllib.request.build_opener(_StayThere).open(asked, timeout=FETCH_S) as answer:
-        found: bytes = answer.read(KEYS_BYTES_MAX + 1)
+    try:
+        with urllib.request.build_opener(_StayThere).open(asked, timeout=FETCH_S) as answer:
+            found: bytes = answer.read(KEYS_BYTES_MAX + 1)
+    except urllib.error.HTTPError as error:
+        error.close()  # it is the response as well
+        raise ConnectionError(f"{url}: HTTP {error.code}") from None
     return found
