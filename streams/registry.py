@@ -1,21 +1,17 @@
 """Which streams there are, whose, and how many there may be."""
 
 import itertools
-import math
 from collections.abc import Iterator
 from operator import attrgetter
 from typing import Final
 
 import msgspec
-import trio
 
 from streams.errors import refusal
 from streams.journal import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.stream import Stream
-
-WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
 
 
 class Elsewhere(msgspec.Struct):
@@ -47,7 +43,6 @@ class Registry:
         # Drained, abandoned and cancelled ones, in that order: what goes first where room is
         # needed.
         self._leftover: dict[Stream, None] = {}
-        self._weighed: dict[str, tuple[float, int]] = {}  # when, and how many bytes were kept
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._by_id.values()))
@@ -100,7 +95,6 @@ class Registry:
         wanted = self._wanted.get(principal)
         if wanted is not None and wanted.pop(stream.number, stream) and not wanted:
             del self._wanted[principal]
-            self._weighed.pop(principal, None)
             self._disordered.discard(principal)
 
     def _in_order(self, principal: str) -> dict[int, Stream]:
@@ -133,14 +127,9 @@ class Registry:
         counted_twice = sum(stream.has_rested for stream in wanted.values())
         return len(wanted) + elsewhere.wanted - counted_twice >= limit
 
-    def _kept_bytes(self, principal: str) -> int:
-        """Bytes that wait to be delivered to a principal, as they were a moment ago."""
-        now = trio.current_time()
-        weighed_at, size = self._weighed.get(principal, (-math.inf, 0))
-        if principal in self._wanted and now - weighed_at >= WEIGHED_EVERY_S:
-            size = sum(stream.state.kept_bytes for stream in self._wanted[principal].values())
-            self._weighed[principal] = now, size
-        return size
+    def kept_bytes(self, principal: str) -> int:
+        """Bytes that wait to be delivered to a principal."""
+        return sum(stream.state.kept_bytes for stream in self._wanted.get(principal, {}).values())
 
     @property
     def _is_server_full(self) -> bool:
@@ -153,9 +142,6 @@ class Registry:
 
         Raises `Refusal` where that would be something that is still wanted.
         """
-        bytes_max = self._limits.bytes_per_principal_max
-        if bytes_max and self._kept_bytes(principal) >= bytes_max:
-            raise refusal("too_many_bytes", limit=bytes_max)
         if self._is_principal_full(principal, elsewhere):
             wanted = self._in_order(principal)
             here = next((s for s in wanted.values() if is_probably_read(s)), None)
