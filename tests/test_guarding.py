@@ -19,7 +19,7 @@ from streams.auth.metadata import WELL_KNOWN
 from streams.exchange import Caller, Denied, Head, Request
 from streams.guarding import Guard, guard_for
 from streams.options import Auth, CannotServe, Options
-from tests.test_auth_jwt import AUDIENCE, ISSUER, KEYS, RSA, STRANGER, jwk, signed
+from tests.jwts import AUDIENCE, ISSUER, KEYS, RSA, STRANGER, jwk, signed
 from tests.web import Answer
 
 AFAR, NEAR = "0.0.0.0:0", "127.0.0.1:0"
