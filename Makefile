@@ -6,14 +6,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
 SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_calls.py \
-	tests/test_demo.py tests/test_serving.py tests/test_benchmarks.py tests/test_docs.py \
-	tests/test_cli_pages.py tests/test_examples.py tests/test_benching.py tests/test_sqlite_tiers.py \
-	tests/test_transports_conformance.py tests/test_websocket_pings.py
+	tests/test_demo.py tests/test_torture.py tests/test_serving.py tests/test_benchmarks.py \
+	tests/test_docs.py tests/test_cli_pages.py tests/test_examples.py tests/test_benching.py \
+	tests/test_sqlite_tiers.py tests/test_transports_conformance.py tests/test_websocket_pings.py \
+	tests/test_caretaking.py tests/test_crash_points.py tests/test_soak.py
 
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check bench bench-peers lock clean
+.PHONY: demo test check audit simulate bench bench-peers soak lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -26,7 +27,16 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml streams transports benchmarks
 	$(PYTEST) $(addprefix --ignore=,$(SLOW))
+
+# Known vulnerabilities of what constraints.txt names: 1 where there are any, 2 where nobody said.
+audit: $(READY)
+	$(BIN)/python -m tests.auditing constraints.txt
+
+# A million virtual seconds: about ten minutes of two cores.
+simulate: $(READY)
+	$(BIN)/python -m tests.simulation --seeds 2000 --seconds 500 --jobs 2
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
@@ -34,6 +44,11 @@ bench: $(READY)
 bench-peers: $(READY)
 	PIP=$(BIN)/pip benchmarks/peers/install
 	$(BIN)/python -m benchmarks --peers
+
+# The busiest day, compressed: is what the server uses flat?
+MINUTES ?= 30
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 # Write constraints.txt anew, with the newest of everything that pyproject.toml allows.
 lock:

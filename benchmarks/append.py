@@ -129,7 +129,7 @@ def run(plan: Plan, folder: Path) -> Results:
     """Measure in a process of its own, which is killed, and open what it leaves in `folder`."""
     command = [sys.executable, "-m", "benchmarks.append", str(folder)]
     given = msgspec.json.encode(plan)
-    worker = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, check=False)
+    worker = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, check=False)  # nosec B603 # our own program
     if worker.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the worker ended with {worker.returncode}")
     results = msgspec.json.decode(worker.stdout, type=Results)

@@ -49,9 +49,9 @@ async def slope(kind: Kind, plan: Plan, app: str, journal: Path) -> float:
     with ExitStack() as attached:
         async with kind.serve(app, journal) as served:
             await _attach(kind, served.url, plan.fewer, attached)
-            before = _resident_bytes(served.pid)
+            before = resident_bytes(served.pid)
             await _attach(kind, served.url, plan.more - plan.fewer, attached)
-            after = _resident_bytes(served.pid)
+            after = resident_bytes(served.pid)
             attached.close()
     return (after - before) / (plan.more - plan.fewer)
 
@@ -81,7 +81,8 @@ async def _attach_by_websocket(url: str) -> Socket:
     return socket
 
 
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 

@@ -41,7 +41,7 @@ LIMITS: Final[dict[str, Callable[[int], float]]] = {"tcp": tcp, "pipe": pipe}
 
 def _sender(kind: str, total: int, *rest: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "benchmarks.raw", kind, str(total), *rest]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE)  # nosec B603 # our own program
 
 
 def _rate(read_into: Callable[[bytearray], int], total: int) -> float:

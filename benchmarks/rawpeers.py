@@ -83,7 +83,7 @@ class Child:
     """A process that is spoken with over its standard streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # nosec B603 # our own program
             command,
             cwd=ROOT,
             stdin=subprocess.PIPE,

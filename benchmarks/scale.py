@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
+from benchmarks.memory import resident_bytes
 from benchmarks.servers import APP, ROOT
 from streams.journal import Append, Change, Create, Outcome, Record, Rest
 from streams.keys import Keyring, new_id
@@ -136,7 +137,7 @@ def _stream(stream: str, number: int, run: Run, keyring: Keyring) -> list[Change
 
 
 def _measure(plan: Plan, journal: Path, ids: list[str], each: int, build_s: float) -> Figure:
-    chosen = random.Random(1).sample(ids, min(plan.polls, len(ids)))
+    chosen = random.Random(1).sample(ids, min(plan.polls, len(ids)))  # nosec B311 # a sample, not a secret
     began = time.monotonic()
     with _serving(journal, len(ids)) as asked:
         asked.poll(chosen[:1])
@@ -204,15 +205,14 @@ class _Asked:
 
     def resident_bytes(self) -> int:
         """What the process has in memory."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+        return resident_bytes(self._process.pid)
 
 
 @contextmanager
 def _serving(journal: Path, streams: int) -> Iterator[_Asked]:
     command = [sys.executable, "-m", "streams.cli", "serve", APP, "--stdio", "--foreground"]
     limits = [f"--limit=streams_per_principal_max={2 * streams}"]
-    with subprocess.Popen(
+    with subprocess.Popen(  # nosec B603 # our own program
         [*command, "--journal", str(journal), *limits],
         cwd=ROOT,
         stdin=subprocess.PIPE,

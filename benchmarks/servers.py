@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -86,14 +86,34 @@ def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[S
 
 
 @asynccontextmanager
+async def everywhere(app: str, journal: Path) -> AsyncIterator[Mapping[str, Served]]:
+    """One server that can be reached over every transport, by its name."""
+    command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    relay = stdio_command(app, journal)
+    spawned = partial(stdio.connect, relay, cwd=ROOT, stderr=subprocess.DEVNULL)
+    async with _started(command, 2) as (process, urls):
+        listens = {url.partition(":")[0]: Served(dial(url), url, pid=process.pid) for url in urls}
+        yield {"stdio": Served(spawned, command=relay, pid=process.pid), **listens}
+
+
+@asynccontextmanager
 async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
     """Any server that says in its log where it listens."""
+    async with _started(command, 1) as (process, [url]):
+        yield Served(dial(url), url, pid=process.pid)
+
+
+@asynccontextmanager
+async def _started(
+    command: Sequence[str], count: int
+) -> AsyncIterator[tuple[trio.Process, list[str]]]:
+    """A server that listens at so many addresses, which its log says."""
     with tempfile.TemporaryFile() as log:
         process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=log, stderr=log)
         try:
             with trio.fail_after(START_S):
-                url = await _address(process, log.fileno())
-            yield Served(dial(url), url, pid=process.pid)
+                urls = await _addresses(process, log.fileno(), count)
+            yield process, urls
         finally:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
                 process.terminate()
@@ -105,13 +125,14 @@ def _serve(app: str, journal: Path | None) -> list[str]:
     return command if journal is None else [*command, "--journal", str(journal)]
 
 
-async def _address(process: trio.Process, log: int) -> str:
+async def _addresses(process: trio.Process, log: int, count: int) -> list[str]:
     """Where the server listens, as soon as it says so in its log."""
     while True:
         is_over = process.poll() is not None
         said = os.pread(log, LOG_BYTES_MAX, 0)
-        if found := _ADDRESS.search(said):
-            return found[0].decode()
+        found = [each[0].decode() for each in _ADDRESS.finditer(said)]
+        if len(found) >= count:
+            return found[:count]
         if is_over:
             raise RuntimeError(f"the server did not start:\n{said.decode(errors='replace')}")
         await trio.sleep(LOOK_EVERY_S)

@@ -69,11 +69,15 @@ class Socket:
 
     async def call(self, count: int, size: int) -> Ticket:
         """Call `fill`, read to its response, and confirm nothing; leaves us open."""
-        await self._connection.send(_frame(_request(_CALL_ID, "tools/call", fill(count, size))))
+        await self.begin(count, size)
         await self._until(b'"id":%d,"result"' % _CALL_ID, b"}\n")
         announcement = next(_lines(self.came))
         told = msgspec.json.decode(announcement)["params"]["stream"]
         return Ticket(told["streamId"], told["resumeToken"])
+
+    async def begin(self, count: int, size: int) -> None:
+        """Call `fill`, and read nothing."""
+        await self._connection.send(_frame(_request(_CALL_ID, "tools/call", fill(count, size))))
 
     async def wait(self) -> None:
         """Call `wait` and read its first message."""

@@ -13,7 +13,15 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.binding import call_digest
+from streams.asking import Answer
+from streams.binding import call_digest, vouched
+from streams.checks import (
+    check_answerable,
+    check_cursor,
+    check_ids,
+    check_same_call,
+    check_undelivered,
+)
 from streams.connection import Connection
 from streams.delivery import Delivery
 from streams.errors import INVALID_PARAMS, Refusal, refusal
@@ -25,8 +33,8 @@ from streams.messages import Message, RequestId
 from streams.registry import Registry
 from streams.resting import Resting
 from streams.session import Session
-from streams.sessions import EventId, name_in
-from streams.stream import Answer, Stream, owner_of
+from streams.sessions import EventId, HttpSession, name_in
+from streams.stream import Stream
 from streams.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
@@ -55,9 +63,9 @@ class Access:
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
         """What tells a client how to come back, in each dialect that it speaks."""
-        if not speaks:
-            return []  # and a token is not worked out for nobody
         record = stream.record
+        if not (speaks and record.max_s):
+            return []  # and a token is not worked out for nobody
         made = Announcement(
             stream=stream.id,
             token=self._keyring.token(stream.id),
@@ -66,6 +74,20 @@ class Access:
             max_s=record.max_s,
         )
         return [line for dialect in speaks if (line := dialect.announce(made))]
+
+    def _beginning(
+        self,
+        stream: Stream,
+        speaks: tuple[Dialect, ...],
+        after: int,
+        called_as: RequestId | None,
+    ) -> list[bytes]:
+        """What is announced ahead of the messages behind `after`.
+
+        Who made the call again under another id knows nothing of the one that it would be about.
+        """
+        is_known = called_as is None or called_as == stream.request_id
+        return self.announcements(stream, speaks) if after == 0 and is_known else []
 
     def resume(
         self,
@@ -83,15 +105,15 @@ class Access:
         """
         session = connection.session
         given = connection.cursor_of(stream.id) if intent.after is None else intent.after
-        _check_cursor(stream, given)
+        check_cursor(stream, given)
         if not takes_over:
-            _check_ids(stream, reply_id, session)
+            check_ids(stream, reply_id, session)
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if given is not None:
             stream.deliver(given)
         if takes_over:
-            _check_answerable(stream, after)
+            check_answerable(stream, after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
     def turn(
@@ -113,13 +135,32 @@ class Access:
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
         return stream
 
+    def repeat(
+        self, connection: Connection, stream: Stream, params: msgspec.Raw, *, reply_id: RequestId
+    ) -> None:
+        """Deliver what is not delivered of a call to who makes it again, under the key that has led
+        here: the newest wins.
+
+        Raises `Refusal` where this is another call, or nothing is left of that one.
+        """
+        check_same_call(stream, params)
+        if stream.state.is_tombstone:
+            raise refusal(stream.state.outcome.value)
+        after = stream.state.delivered
+        check_undelivered(stream, after)
+        self._check_early(stream)
+        speaks = connection.session.settings.dialects
+        self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
+
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
         stream = self._streams.named(name)
-        if stream is None or seq not in stream.pages:
-            raise refusal("invalid_token")
-        call = call_digest(params, session.principal if owner_of(stream.record) else "")
-        if not self._keyring.is_page_token_of(stream.id, seq, call, token):
+        # As much is worked out for a stream that there is not: the time must not tell them apart.
+        stream_id = token if stream is None else stream.id
+        is_bound = stream is None or vouched(stream.record.principal)
+        call = call_digest(params, session.principal if is_bound else "")
+        is_theirs = self._keyring.is_page_token_of(stream_id, seq, call, token)
+        if stream is None or seq not in stream.pages or not is_theirs:
             raise refusal("invalid_token")
         return stream, seq
 
@@ -137,10 +178,10 @@ class Access:
         if stream.delivery is not None:
             stream.delivery.supersede(connection)
         state = stream.state
-        preamble = self.announcements(stream, speaks) if after == 0 else []
+        preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
         # An answer is still wanted, whatever the cursor says.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.note_asked(connection.session, after)
+        stream.asking.note(connection.session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -165,17 +206,18 @@ class Access:
             raise refusal(stream.state.outcome.value)
         if granted.ended:
             raise refusal(granted.ended)
-        _check_cursor(stream, told.seq)
+        check_cursor(stream, told.seq)
         current = stream.delivery
         if current is not None:
             # The response goes on over here: whoever waits for it must not hear that it failed.
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
+        called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
             stream,
             connection,
             after=told.seq,
-            preamble=self.announcements(stream, speaks) if told.seq == 0 else [],
+            preamble=self._beginning(stream, speaks, told.seq, called_as),
             speaks=speaks,
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
@@ -184,9 +226,15 @@ class Access:
         )
         connection.attach(delivery)
 
-    async def recall(self, event_id: str) -> None:
-        """Have the stream of this event id in memory, if there is one, for what is asked next."""
-        await self._resting.named(name_in(event_id))
+    async def recall(self, session: HttpSession, event_id: str) -> None:
+        """Have the stream of this event id in memory, for what is asked next, if there is one that
+        this session may go on with.
+        """
+        name = name_in(event_id)
+        if name.hex() in session.streams:
+            await self._resting.named(name)
+        else:
+            await self._resting.recall(name, session.principal, session.key)
 
     def has_more(self, session: Session, told: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
@@ -219,7 +267,7 @@ class Access:
     async def poll(self, session: Session, intent: Poll) -> Report:
         """How a stream stands. Raises `Refusal` as `find` and `resume` do."""
         stream = await self.find(session, intent)
-        _check_cursor(stream, intent.after)
+        check_cursor(stream, intent.after)
         self._check_early(stream)
         return self._stand(stream, intent.after)
 
@@ -248,26 +296,32 @@ class Access:
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
         """The stream that is meant. Raises `Refusal` where it is not there for this client."""
-        token = intent.token
-        if intent.stream is not None:
-            stream = await self._resting.find(intent.stream)
-        else:
-            stream = None if token is None else await self._resting.named(name_of(token))
-        if stream is None:
-            is_theirs = False
-        elif token is None:
-            is_theirs = stream.record.principal == session.principal
-        else:
-            # "Servers should validate that clients have appropriate permissions to resume streams"
-            is_theirs = self._keyring.is_token_of(stream.id, token)
-        if isinstance(intent, Poll) and intent.request_id is not None and stream is not None:
-            is_theirs &= intent.request_id == stream.request_id
+        stream = await self._theirs(session, intent)
         # What was never announced ends with its own connection: there is nothing to come back to.
-        if stream is None or not is_theirs or not stream.record.is_announced:
+        if stream is None or not stream.record.is_announced:
+            raise refusal("stream_not_found")
+        if isinstance(intent, Poll) and intent.request_id not in (None, stream.request_id):
             raise refusal("stream_not_found")
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         return stream
+
+    async def _theirs(self, session: Session, intent: Resume | Poll) -> Stream | None:
+        """The stream that is meant, if this client may have it.
+
+        "Servers should validate that clients have appropriate permissions to resume streams". Nor
+        may the time that it takes say whether there is one: what differs comes after that.
+        """
+        token = intent.token
+        if intent.stream is None:
+            stream = None if token is None else await self._resting.named(name_of(token))
+            is_theirs = stream and token and self._keyring.is_token_of(stream.id, token)
+            return stream if is_theirs else None
+        if token is None:
+            return await self._resting.owned(intent.stream, session.principal)
+        # A token follows from the id alone, so nothing is looked up for a wrong one.
+        is_theirs = self._keyring.is_token_of(intent.stream, token)
+        return await self._resting.find(intent.stream) if is_theirs else None
 
     def _check_early(self, stream: Stream) -> None:
         early_s = stream.state.is_early(trio.current_time())
@@ -296,7 +350,7 @@ class Access:
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
             stream.deliver(question.seq)
-        answer.give(message)
+        stream.asking.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
@@ -334,27 +388,3 @@ def _report(
         has_request=flags.has_request,
         has_error=flags.has_error,
     )
-
-
-def _check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
-    """The response comes under an id of its own, beside the reply."""
-    if session.is_taken(stream.request_id, reply_id) or stream.request_id == reply_id:
-        raise refusal("id_in_use")
-
-
-def _check_answerable(stream: Stream, after: int) -> None:
-    """A client that waits for the response itself cannot be told just that it has it already."""
-    if stream.state.is_finished(after):
-        gone = refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
-        gone.message = "Nothing is left to resume: all of it, the response too, is confirmed."
-        raise gone
-
-
-def _check_cursor(stream: Stream, after: int | None) -> None:
-    """ "after: N": I have processed everything up to N. Never a silent gap."""
-    if after is None:
-        return
-    if after > stream.state.durable:
-        raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-    if after < stream.state.delivered:
-        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)

@@ -1,4 +1,6 @@
-"""What a page's token is bound to: one call, by what it says and not by how that was written."""
+"""What a page's token, or an idempotency key, is bound to: one call, by what it says and not by how
+that was written, and whose it is.
+"""
 
 import hashlib
 import json
@@ -10,6 +12,7 @@ from streams.errors import INVALID_PARAMS, Refusal
 from streams.vocabulary import read_params
 
 _METHOD: Final = "tools/call"
+AUTHORITY_LETTERS: Final = 32  # what nobody guesses: 128 bits, be it in hexadecimal digits
 
 
 class _Call(msgspec.Struct):
@@ -33,6 +36,26 @@ def call_digest(params: msgspec.Raw, principal: str) -> bytes:
             INVALID_PARAMS, "Bad params: arguments nested too deeply, or too long a number."
         ) from None
     return hashlib.sha256(text.encode()).digest()
+
+
+def vouched(principal: str) -> str:
+    """A principal that somebody has vouched for; empty for any other.
+
+    An anonymous connection is not the same one after a reconnect.
+    """
+    return principal if principal.startswith(("os(", "bearer(")) else ""
+
+
+def scope_of(key: str, principal: str) -> str:
+    """Among whose calls an idempotency key is looked up.
+
+    Where nobody has vouched for the principal, a long key is itself the authority, wherever it
+    comes from; a short one leads to this principal's own calls alone, since two strangers may well
+    choose the same.
+    """
+    if len(key) >= AUTHORITY_LETTERS:
+        return vouched(principal)
+    return principal
 
 
 def _number(text: str) -> int | float:

@@ -7,10 +7,10 @@ import trio
 
 from streams import messages
 from streams.errors import CallFailed
-from streams.keys import new_request_id
 from streams.messages import RequestId
-from streams.session import LEVELS, LogLevel, Session
+from streams.session import LEVELS, LogLevel
 from streams.stream import Stream
+from streams.tools import Tool
 
 
 class _ErrorBody(msgspec.Struct):
@@ -30,13 +30,10 @@ class Call:
     def __init__(
         self,
         stream: Stream,
-        *,
-        tool: str,
-        session: Session,
+        tool: Tool,
     ) -> None:
         self._stream = stream
         self._tool = tool
-        self._session = session
 
     @property
     def request_id(self) -> RequestId:
@@ -68,11 +65,14 @@ class Call:
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""
-        if LEVELS.index(level) < LEVELS.index(self._session.level):
+        stream = self._stream
+        is_wanted = LEVELS.index(level) >= LEVELS.index(stream.level)
+        if not (is_wanted or stream.is_repeating):  # it may have been wanted when it was sent first
             await trio.lowlevel.checkpoint()
             return
-        params = {"level": level, "logger": logger or self._tool, "data": data}
-        await self.notify("notifications/message", params)
+        params = {"level": level, "logger": logger or self._tool.name, "data": data}
+        line = messages.notification("notifications/message", params)
+        await stream.send(line, is_droppable=True)
 
     async def notify(self, method: str, params: Any = None) -> None:
         """Send any notification."""
@@ -88,14 +88,40 @@ class Call:
         The answer may come after a reconnect, over another transport; there is no timeout but your
         own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        request_id = new_request_id()
-        line = messages.request(request_id, method, {} if params is None else params)
-        answer = await self._stream.ask(request_id, line)
+        answer = await self._stream.asking.ask(method, {} if params is None else params)
         if isinstance(answer.result, msgspec.Raw):
             return messages.decode(answer.result, Any)
         assert isinstance(answer.error, msgspec.Raw)
         error = messages.decode(answer.error, _ErrorBody)
         raise CallFailed(error.code, error.message, error.data)
+
+    @property
+    def restored(self) -> Any:
+        """The state of the last checkpoint, where this call began before its server died; else
+        None.
+        """
+        rerun = self._stream.rerun
+        return None if rerun is None or rerun.state is None else messages.decode(rerun.state, Any)
+
+    async def checkpoint(self, state: Any) -> None:
+        """Begin here, with this state, should the server die: for a tool with `restart=True`.
+
+        The tool is then run from its beginning, `restored` is the state (any JSON, at most
+        `checkpoint_bytes_max`), and it must do what it did behind this point once more, in the same
+        order: what it had sent is not sent again, what it had asked has its answer. Returns when
+        that is durable; what was done before is not done again from then on. What is done between
+        two checkpoints may be done more than once.
+
+        Raises `TypeError` for what is no JSON, `ValueError` where it is too long, `RuntimeError`
+        where the tool is never run again.
+        """
+        if not self._tool.restart:
+            raise RuntimeError(f"tool {self._tool.name} has no restart=True: nothing is run again")
+        encoded = messages.encode(state)
+        if self._stream.rerun is None:  # nobody could come back
+            await trio.lowlevel.checkpoint()
+        else:
+            await self._stream.rerun.checkpoint(encoded)
 
     async def disconnect(self) -> bool:
         """Let go of the client, once it was given what was sent so far; it comes back when it
@@ -146,6 +172,15 @@ class SyncCall:
     def request(self, method: str, params: Any = None) -> Any:
         """See `Call.request`."""
         return trio.from_thread.run(self._call.request, method, params)
+
+    @property
+    def restored(self) -> Any:
+        """See `Call.restored`."""
+        return self._call.restored
+
+    def checkpoint(self, state: Any) -> None:
+        """See `Call.checkpoint`."""
+        trio.from_thread.run(self._call.checkpoint, state)
 
     def disconnect(self) -> bool:
         """See `Call.disconnect`."""

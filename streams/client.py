@@ -7,7 +7,8 @@
             result = await call.result()
 
 A server that knows nothing of streams is served as any MCP client would; then a call ends with its
-connection, in `CallLost`.
+connection, in `CallLost`. One of ours is sent a call again where the connection goes before
+anything of it has come, and runs it once all the same: each call has a key of its own.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from streams.clientwire import Standing, StatusPage, Tool, ToolPage
 from streams.dialects import DIALECTS
 from streams.errors import ClientError, StreamGone
 from streams.keeper import Keeper
+from streams.keys import new_id
 from streams.link import Calls
 from streams.logs import log
 from streams.messages import Dialer, Message
@@ -121,11 +123,13 @@ class Client:
         try:
             return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            if len(group.exceptions) > 1:
+            # Where the block was cancelled meanwhile, its error is in no need of company.
+            errors = [each for each in group.exceptions if not _is_cancellation(each)]
+            if len(errors) != 1:
                 raise
-            if group.exceptions[0] is error:
+            if errors[0] is error:
                 return False
-            raise group.exceptions[0] from None
+            raise errors[0] from None
 
     def _greeting(self) -> dict[str, Any]:
         return clientwire.hello(self._name, self._version, self._answers.handlers, self._dialects)
@@ -163,7 +167,7 @@ class Client:
         Entering raises `CannotConnect`.
         """
         request_id = self._keeper.new_id()
-        params = clientwire.call(name, dict(arguments or {}), request_id)
+        params = clientwire.call(name, dict(arguments or {}), request_id, new_id())
         request = messages.request(request_id, "tools/call", params)
         return RunningCall(self._resumer, request, request_id)
 
@@ -274,6 +278,12 @@ class Client:
     async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
         reply = await self._keeper.ask(method, params)
         return _read(reply, method, lambda result: messages.decode(result, shape))
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_cancellation, error.exceptions))
+    return isinstance(error, trio.Cancelled)
 
 
 def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:

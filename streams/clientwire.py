@@ -12,7 +12,7 @@ import msgspec
 from streams import messages
 from streams.dialects import DIALECTS, STREAMS, pagings
 from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, StreamGone, Superseded
-from streams.extension import ACK, EXTENSION, POSITION
+from streams.extension import ACK, EXTENSION, KEY, POSITION
 from streams.messages import Message, RequestId
 from streams.ticket import Ticket
 from streams.vocabulary import Announcing, Dialect, Polling, Resuming, Standing
@@ -53,10 +53,19 @@ class Hello(msgspec.Struct, frozen=True, rename="camel"):
     @property
     def has_positions(self) -> bool:
         """Whether this server numbers what it sends, as ours do."""
-        return any(
-            isinstance(place, dict) and isinstance(place.get(EXTENSION), dict)
-            for place in map(self.capabilities.get, ("experimental", "extensions"))
-        )
+        return bool(self._extensions)
+
+    @property
+    def key_memory(self) -> str:
+        """Which memory of idempotency keys this server has; empty where it has none."""
+        memories = (each.get("idempotencyKeys") for each in self._extensions)
+        return next((memory for memory in memories if isinstance(memory, str)), "")
+
+    @property
+    def _extensions(self) -> list[dict[str, Any]]:
+        places = map(self.capabilities.get, ("experimental", "extensions"))
+        said = (place.get(EXTENSION) for place in places if isinstance(place, dict))
+        return [each for each in said if isinstance(each, dict)]
 
 
 class Position(msgspec.Struct, frozen=True, rename="camel"):
@@ -165,22 +174,25 @@ def wants_positions(hello: dict[str, Any]) -> bool:
     return bool(hello["capabilities"]["experimental"][EXTENSION]["positions"])
 
 
-def call(name: str, arguments: dict[str, Any], token: str) -> dict[str, Any]:
-    """The params of `tools/call`; `token` is that of its progress."""
-    return {"name": name, "arguments": arguments, "_meta": {"progressToken": token}}
+def call(name: str, arguments: dict[str, Any], token: str, key: str) -> dict[str, Any]:
+    """The params of `tools/call`; `token` is that of its progress, and `key` stands for the call,
+    however often it is sent.
+    """
+    meta = {"progressToken": token, KEY: key}
+    return {"name": name, "arguments": arguments, "_meta": meta}
 
 
 def page_call(
     name: str, arguments: dict[str, Any], token: str, progress_token: str
 ) -> dict[str, Any]:
     """The params of `tools/call` for the page that `token` leads to."""
-    params = call(name, arguments, progress_token)
-    meta: dict[str, Any] = params["_meta"]
+    params: dict[str, Any] = {"name": name, "arguments": arguments}
+    meta: dict[str, Any] = {"progressToken": progress_token}
     for word in pagings():
         in_params, in_meta = word.ask(token)
         params |= in_params
         meta |= in_meta
-    return params
+    return params | {"_meta": meta}
 
 
 def next_token(result: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Wall time, for what must mean the same after a restart. Intervals are trio's."""
+"""Wall time, for what must mean the same after a restart. Intervals are trio's, save threads."""
 
 import time
 
@@ -6,3 +6,8 @@ import time
 def wall() -> float:
     """Seconds since 1970."""
     return time.time()
+
+
+def steady() -> float:
+    """Seconds since some moment, whatever is done to the clock: for a thread without trio."""
+    return time.monotonic()

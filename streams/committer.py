@@ -5,12 +5,13 @@ batches.
 """
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
-from streams.journal import Ack, Append, Change, Forget, Journal, Rest
+from streams.journal import Ack, Append, Change, Forget, Journal, Rest, Shortage
 from streams.limits import MIB
 from streams.logs import log
 
@@ -24,10 +25,16 @@ SHARED_S: Final = 2.0  # for how long another stream's commit is remembered
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 2.0
+FEW_BYTES: Final = 4 * 1024  # of what has its turn even where there is little room
+SHORTAGE_S: Final = 0.25  # until those that wait for room are looked at again
 
 
 class Source(Protocol):
     """What has something to be made durable, such as a stream, or waits for what was added."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether more will come of it, and it is no end of anything."""
 
     def take(self) -> Append | Rest | None:
         """What is new since the last time."""
@@ -37,14 +44,16 @@ class Source(Protocol):
 
 
 class _Waiter:
-    def __init__(self) -> None:
-        self.is_durable = trio.Event()
+    can_wait = False
+
+    def __init__(self, on_durable: Callable[[], object]) -> None:
+        self._on_durable = on_durable
 
     def take(self) -> None:
         return None
 
     def committed(self, seq: int) -> None:
-        self.is_durable.set()
+        self._on_durable()
 
 
 class Committer:
@@ -54,11 +63,12 @@ class Committer:
         self._journal = journal
         self._changes: list[Change] = []
         self._acks: dict[str, Ack] = {}
-        self._sources: dict[Source, None] = {}
+        self._sources: dict[Source, int] = {}  # bytes
         self._wanted = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
         self._trouble: Unavailable | None = None
+        self._shortage: Shortage | None = None
         self._shared_at = -math.inf
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
@@ -79,7 +89,7 @@ class Committer:
 
     def mark(self, source: Source, size: int) -> None:
         """Commit what `source` has; it has `size` bytes more than when it was last marked."""
-        self._sources[source] = None
+        self._sources[source] = self._sources.get(source, 0) + size
         self.waiting_bytes += size
         self._wanted.set()
         if self.stream_bytes_max != SHARED_BYTES_MAX and len(self._sources) > 1:
@@ -87,17 +97,22 @@ class Committer:
 
     async def settled(self, *changes: Change) -> None:
         """Make changes durable, and wait until they and all that were added before are."""
-        waiter = _Waiter()
+        is_durable = trio.Event()
+        self.when_settled(is_durable.set, *changes)
+        await is_durable.wait()
+
+    def when_settled(self, do: Callable[[], object], *changes: Change) -> None:
+        """Make changes durable, and do this when they and all that were added before are."""
         for change in changes:
             self.add(change)
-        self.mark(waiter, 0)
-        await waiter.is_durable.wait()
+        self.mark(_Waiter(do), 0)
 
     def check(self) -> None:
         """Raise `Refusal` while the journal takes nothing, for who would begin something new."""
-        if self._trouble is not None:
+        trouble = self._trouble or self._journal.shortage
+        if trouble is not None:
             raise Refusal(
-                INTERNAL_ERROR, f"The journal takes nothing now ({self._trouble}): try again later."
+                INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
             )
 
     @property
@@ -123,18 +138,26 @@ class Committer:
                 await self._gather_acks()
             self._wanted = trio.Event()
             await self._commit_once()
+            if self._sources and self._shortage is not None:
+                await self._wait_for_room()
 
     async def _gather_acks(self) -> None:
         self._wanted = trio.Event()
         with trio.move_on_after(ACK_DELAY_S):
             await self._wanted.wait()
 
+    async def _wait_for_room(self) -> None:
+        """Let acks make room, or another program."""
+        with trio.move_on_after(SHORTAGE_S):
+            await self._wanted.wait()
+        self._wanted.set()
+
     async def _commit_once(self) -> None:
+        self._look_for_room()
         changes = [*self._changes, *self._acks.values()]
         self._changes.clear()
         self._acks.clear()
-        sources, self._sources = self._sources, {}
-        self.waiting_bytes = 0
+        sources = list(self._take_sources())
         self._note_sharing(len(sources))
         taken: list[tuple[Source, int]] = []
         for source in sources:
@@ -149,6 +172,25 @@ class Committer:
             source.committed(seq)
         self._done.set()
         self._done = trio.Event()
+
+    def _look_for_room(self) -> None:
+        shortage = self._journal.shortage
+        if shortage is not None and self._shortage is None:
+            log.warning("there is no room for new calls, and running ones wait", why=str(shortage))
+        elif shortage is None and self._shortage is not None:
+            log.info("there is room again")
+        self._shortage = shortage
+
+    def _take_sources(self) -> Iterable[Source]:
+        """Those whose turn it is. Where there is little room, who has much to say waits."""
+        sources, self._sources = self._sources, {}
+        if self._shortage is None:
+            self.waiting_bytes = 0
+            return sources
+        few = 0 if self._shortage.is_severe else FEW_BYTES
+        waiting = {s: size for s, size in sources.items() if s.can_wait and size > few}
+        self._sources, self.waiting_bytes = waiting, sum(waiting.values())
+        return [source for source in sources if source not in waiting]
 
     def _note_sharing(self, sources: int) -> None:
         now = trio.current_time()
@@ -168,6 +210,8 @@ class Committer:
                 self._trouble = trouble
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LAST_S)
+                changes += self._acks.values()  # they make room
+                self._acks.clear()
                 continue
             if self._trouble is not None:
                 log.info("the journal takes messages again")

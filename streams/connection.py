@@ -291,7 +291,8 @@ class Connection:
         stream = delivery.stream
         if delivery.reply_id is None:
             is_told = bool(delivery.dialects) or self.has_event_ids
-            stream.is_reachable = stream.record.is_announced and is_told
+            is_reachable = is_told or stream.is_open_to_key
+            stream.is_reachable = stream.record.is_announced and is_reachable
 
     def _hand_over(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> bytes | None:
         """Put the runs into the write, but for a response at their end that is to be embedded."""
@@ -304,7 +305,7 @@ class Connection:
         delivery.position = last
         # An ack of it may come before the write has returned.
         stream.wrote(runs)
-        stream.note_asked(self.session, last)
+        stream.asking.note(self.session, last)
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from streams import dialects, extension, messages
 from streams.errors import Refusal, refusal
-from streams.journal import Grant
+from streams.grants import Grant
 from streams.messages import RequestId, Run
 from streams.vocabulary import Dialect
 
@@ -197,10 +197,7 @@ class Delivery:
         """Let go of the stream with an error for whoever waits for it."""
         self._close(messages.error(self.waiting_id, refused))
 
-    def take(self) -> None:
-        """For the committer: what this waits for is a change of its own."""
-
-    def committed(self, seq: int) -> None:
+    def allow(self) -> None:
         """The grant is durable: the client may be told of it."""
         self.is_granted = True
         self.connection.wake(self)

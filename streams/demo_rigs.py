@@ -1,4 +1,6 @@
-"""The demo's servers, as real child processes, and the cables to them, which can be cut."""
+"""Servers as real child processes, and the cables to them, which can be cut: for the demo and for
+torture.
+"""
 
 import contextlib
 import os
@@ -6,21 +8,26 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 import trio
 
+from streams.cables import Cables
 from streams.messages import ClientChannel
-from streams.ownership import lock_path, socket_path
+from streams.ownership import log_path, owner_of
 from transports import dial, stdio
 
 APP: Final = f"{Path(__file__).with_name('demo_server.py')}:server"
 
-
 STOP_S: Final = 10.0  # an owner ends within 4 s
+LOOK_EVERY_S: Final = 0.01
+
+
+class NoServer(Exception):
+    """The server has not started, or not ended; the message says why, or is its log."""
 
 
 class Rig(Protocol):
@@ -30,140 +37,227 @@ class Rig(Protocol):
         """Open a new connection."""
 
     async def start(self) -> None:
-        """Start the server, or start it again."""
+        """Start the server, or start it again, if that is not done by who connects."""
 
-    def cut(self) -> None:
-        """Cut every connection, without a word."""
+    async def spawn(self) -> bool:
+        """Begin to start it; whether that is not done by who connects."""
 
-    async def kill(self) -> None:
-        """Kill the server with SIGKILL."""
+    async def up(self) -> None:
+        """Wait until it has started. Raises `NoServer`."""
 
-    async def stop(self) -> None:
-        """End the server in good order, if it runs."""
+    # The connections that there are fail; each says how many those were.
+
+    def cut(self, after_bytes: int = 0) -> int:
+        """Cut them without a word, or let so many bytes come through before, where that can be."""
+
+    def reset(self) -> int:
+        """End them with an error."""
+
+    def hush(self) -> int:
+        """Let nothing through any more, and leave them open."""
+
+    async def kill(self) -> bool:
+        """Kill the server with SIGKILL; whether there was one."""
+
+    async def stop(self) -> bool:
+        """End the server in good order; whether there was one."""
 
 
 class StdioRig:
     """Spawns the server as MCP hosts do; the process is a relay to the journal's owner."""
 
-    def __init__(self, app: str, journal: Path) -> None:
+    def __init__(self, app: str, journal: Path, options: Sequence[str] = ()) -> None:
         self._journal = journal
-        self._pids: list[int] = []
+        self._relays: set[int] = set()
+        self._stopped: set[int] = set()  # of them
         self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
-        self._command += ["--journal", str(journal)]
+        self._command += ["--journal", str(journal), *options]
 
     @asynccontextmanager
     async def dialer(self) -> AsyncIterator[ClientChannel]:
         """Spawn a server and talk to it."""
-        async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
-            self._pids.append(int(re.findall(r"\d+", channel.principal)[0]))
-            yield channel
-            self._pids.clear()
+        relay = 0
+        try:
+            async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
+                relay = int(re.findall(r"\d+", channel.principal)[0])
+                self._relays.add(relay)
+                yield channel
+        finally:  # it is reaped; until then it may have to be killed, if it was stopped
+            self._relays.discard(relay)
+            self._stopped.discard(relay)
 
     async def start(self) -> None:
         """Nothing: whoever connects starts it."""
 
-    def cut(self) -> None:
-        """Kill the process that the client has spawned."""
-        for pid in self._pids:
-            os.kill(pid, signal.SIGKILL)
-        self._pids.clear()
+    async def spawn(self) -> bool:
+        """Nothing, as above."""
+        return False
 
-    async def kill(self) -> None:
-        """Kill the journal's owner, whose process id is in the lock file."""
-        os.kill(self._owner, signal.SIGKILL)
+    async def up(self) -> None:
+        """Wait until somebody has connected, and the owner has begun."""
+        while owner_of(self._journal) is None:
+            await trio.sleep(LOOK_EVERY_S)
 
-    async def stop(self) -> None:
-        """End the journal's owner, which takes its socket away with it."""
-        listening = socket_path(self._journal)
-        if not listening.exists():
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._owner, signal.SIGTERM)
+    def cut(self, after_bytes: int = 0) -> int:
+        """Kill the processes that clients have spawned."""
+        # Those that still wait for an owner are no connections: they are let be.
+        has_owner = owner_of(self._journal) is not None
+        return _signal(self._relays if has_owner else self._stopped, signal.SIGKILL)
+
+    def reset(self) -> int:
+        """The same: a pipe has no other way to end."""
+        return self.cut()
+
+    def hush(self) -> int:
+        """Stop the processes that clients have spawned."""
+        if owner_of(self._journal) is None:
+            return 0
+        self._stopped |= self._relays
+        return _signal(self._relays, signal.SIGSTOP)
+
+    async def kill(self) -> bool:
+        """Kill the journal's owner, if there is one."""
+        owner = owner_of(self._journal)
+        if owner is None or not self._signal_owner(signal.SIGKILL):
+            return False
+        while owner_of(self._journal) == owner:
+            await trio.lowlevel.checkpoint()
+        return True
+
+    async def stop(self) -> bool:
+        """End the journal's owner, if there is one."""
+        owner = owner_of(self._journal)
+        if owner is None or not self._signal_owner(signal.SIGTERM):
+            return False
         with trio.move_on_after(STOP_S):
-            while listening.exists():
-                await trio.sleep(0.05)
+            while owner_of(self._journal) == owner:
+                await trio.sleep(LOOK_EVERY_S)
+            return True
+        raise NoServer(f"the owner did not end within {STOP_S:g} s of SIGTERM")
 
-    @property
-    def _owner(self) -> int:
-        return int(lock_path(self._journal).read_text())
+    def _signal_owner(self, number: signal.Signals) -> bool:
+        owner = owner_of(self._journal)
+        if owner is None:
+            return False
+        try:
+            os.kill(owner, number)
+        except ProcessLookupError:
+            return False  # it has just ended
+        return True
+
+
+def _signal(processes: set[int], number: signal.Signals) -> int:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+    return len(processes)
+
+
+class _Log:
+    """What a server says, and what all those before it have said."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = 0  # of the last server's part
+
+    def begun_anew(self) -> BinaryIO:
+        """The file, to be written to by the next server."""
+        file = self._path.open("ab")
+        self._start = file.seek(0, os.SEEK_END)
+        return file
+
+    def read(self) -> bytes:
+        """What the last server has said up to now."""
+        with self._path.open("rb") as file:
+            file.seek(self._start)
+            return file.read()
 
 
 class ListeningRig:
-    """A server that listens for `ws` or `http`, and a cable to it through this process."""
+    """A server that listens for `ws` or `http`, and cables to it.
 
-    def __init__(self, scheme: str, app: str, journal: Path, nursery: trio.Nursery) -> None:
+    What it says on standard error is kept beside the journal. It has a session of its own, so that
+    the terminal's Ctrl-C is not for it.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        app: str,
+        journal: Path,
+        nursery: trio.Nursery,
+        options: Sequence[str] = (),
+    ) -> None:
         self._scheme = scheme
-        self._app = app
-        self._journal = journal
+        # Each time another port: nobody else can have taken it meanwhile.
+        self._command = [sys.executable, "-m", "streams.cli", "serve", app]
+        self._command += [f"--{scheme}", "127.0.0.1:0", "--journal", str(journal), *options]
+        self._log = _Log(log_path(journal))
         self._nursery = nursery
         self._server: trio.Process | None = None
-        self._port = 0
-        self._cable_port = 0
-        self._cables: set[trio.CancelScope] = set()
+        self._cables = Cables()
 
     def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
-        """Connect through the cable."""
-        return dial(f"{self._scheme}://127.0.0.1:{self._cable_port}")()
+        """Connect through a cable."""
+        return dial(f"{self._scheme}://127.0.0.1:{self._cables.port}")()
 
     async def start(self) -> None:
-        """Start the server, and lay the cable the first time."""
-        command = [sys.executable, "-m", "streams.cli", "serve", self._app]
-        command += [f"--{self._scheme}", f"127.0.0.1:{self._port}", "--journal", str(self._journal)]
-        self._server = await trio.lowlevel.open_process(command, stderr=subprocess.PIPE)
-        assert self._server.stderr is not None
-        said = b""
-        while not (found := re.search(rb"://127\.0\.0\.1:(\d+)", said)):
-            said += await self._server.stderr.receive_some() or _no_server(said)
-        self._nursery.start_soon(_drain, self._server.stderr)
-        if not self._port:
-            listeners = await self._nursery.start(trio.serve_tcp, self._splice, 0)
-            self._cable_port = listeners[0].socket.getsockname()[1]
-        self._port = int(found[1])
+        """Start the server, or start it again."""
+        await self.spawn()
+        await self.up()
 
-    async def _splice(self, near: trio.SocketStream) -> None:
-        async with (
-            await trio.open_tcp_stream("127.0.0.1", self._port) as far,
-            trio.open_nursery() as cable,
-        ):
-            self._cables.add(cable.cancel_scope)
-            cable.start_soon(_copy, near, far, cable.cancel_scope)
-            cable.start_soon(_copy, far, near, cable.cancel_scope)
+    async def spawn(self) -> bool:
+        """Begin to start it; the first time, lay the cables."""
+        if not self._cables.port:
+            await self._nursery.start(self._cables.serve)
+        with self._log.begun_anew() as log:
+            self._server = await trio.lowlevel.open_process(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
+        return True
 
-    def cut(self) -> None:
-        """Cut the cable, wherever in a message it may be."""
-        for cable in self._cables:
-            cable.cancel()
-        self._cables.clear()
-
-    async def kill(self) -> None:
-        """Kill the process."""
+    async def up(self) -> None:
+        """Wait until it listens. Raises `NoServer`."""
         assert self._server is not None
+        while True:
+            is_over = self._server.poll() is not None
+            said = self._log.read()
+            if found := re.search(rb"://127\.0\.0\.1:(\d+)", said):
+                self._cables.lead_to(int(found[1]))
+                return
+            if is_over:
+                raise NoServer(said.decode(errors="replace"))
+            await trio.sleep(LOOK_EVERY_S)
+
+    def cut(self, after_bytes: int = 0) -> int:
+        """Cut the cables, wherever in a message that may be."""
+        return self._cables.cut(after_bytes)
+
+    def reset(self) -> int:
+        """Reset the connections."""
+        return self._cables.reset()
+
+    def hush(self) -> int:
+        """Let nothing through any more."""
+        return self._cables.hush()
+
+    async def kill(self) -> bool:
+        """Kill the process, if it runs."""
+        if self._server is None or self._server.poll() is not None:
+            return False
+        self._cables.lead_to(None)
         self._server.kill()
         await self._server.wait()
+        return True
 
-    async def stop(self) -> None:
-        """End the server in good order."""
-        if self._server is not None and self._server.poll() is None:
-            self._server.terminate()
+    async def stop(self) -> bool:
+        """End the server in good order, if it runs. Raises `NoServer` where it does not end."""
+        if self._server is None or self._server.poll() is not None:
+            return False
+        self._cables.lead_to(None)
+        self._server.terminate()
+        with trio.move_on_after(STOP_S):
             await self._server.wait()
-
-
-def _no_server(said: bytes) -> bytes:
-    raise RuntimeError(f"the demo's server did not start:\n{said.decode(errors='replace')}")
-
-
-async def _drain(stream: trio.abc.ReceiveStream) -> None:
-    async with stream:
-        async for _ in stream:
-            pass
-
-
-async def _copy(
-    source: trio.SocketStream, sink: trio.SocketStream, scope: trio.CancelScope
-) -> None:
-    try:
-        async for data in source:
-            await sink.send_all(data)
-    except trio.BrokenResourceError:
-        pass  # one end is gone: so is the cable
-    scope.cancel()
+            return True
+        await self.kill()
+        raise NoServer(f"the server did not end within {STOP_S:g} s of SIGTERM")

@@ -35,6 +35,19 @@ def say(line: str) -> None:
     print(harmless(line), file=sys.stderr, flush=True)
 
 
+def bar() -> Progress:
+    """A progress bar on standard error, which leaves nothing behind."""
+    what = TextColumn("{task.description}", markup=False)
+    return Progress(
+        what,
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+        transient=True,
+    )
+
+
 class _Progress(msgspec.Struct):
     progress: int | float
     total: int | float | None = None
@@ -49,15 +62,7 @@ class Display:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         if sys.stderr.isatty() and not as_json:
-            what = TextColumn("{task.description}", markup=False)
-            self._bar = Progress(
-                what,
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True, highlight=False, markup=False, emoji=False),
-                transient=True,
-            )
+            self._bar = bar()
 
     def __enter__(self) -> "Display":
         if self._bar is not None:

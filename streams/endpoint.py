@@ -167,7 +167,7 @@ class HttpEndpoint:
             await self._stand(session, request, responder)
             return
         try:
-            await self._engine.access.recall(last_event)
+            await self._engine.access.recall(session, last_event)
             told = self._engine.sessions.parse(session, last_event)
             has_more = self._engine.access.has_more(session, told)
         except Refusal as refused:

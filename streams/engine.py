@@ -7,10 +7,12 @@ intents need.
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import trio
 
+from streams import extension, messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
@@ -19,7 +21,8 @@ from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.framing import Framing
 from streams.holding import Holding
-from streams.journal import Create, Journal, Outcome, Record
+from streams.idempotency import KeyedCalls
+from streams.journal import Create, Journal, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits
 from streams.logs import log
@@ -30,6 +33,8 @@ from streams.stream import Overflow, Stream
 
 # What a handler gives: its final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
+# Finds the handler of a stream whose former one has died; None where there is none.
+Again = Callable[[Stream], Handler | None]
 
 FENCE_FIRST: Final = 1  # a claim gives a record the next one
 RESTORE_S: Final = 5.0  # a journal that takes nothing does not keep the server from starting
@@ -45,9 +50,16 @@ class Engine:
     """Made by `open_engine`."""
 
     def __init__(
-        self, journal: Journal, keyring: Keyring, limits: Limits, *, enforce_min: bool
+        self,
+        journal: Journal,
+        keyring: Keyring,
+        limits: Limits,
+        *,
+        enforce_min: bool,
+        again: Again,
     ) -> None:
         self._journal = journal
+        self._again = again
         self._committer = Committer(journal)
         # Whoever cancels the engine from outside still gets the shutdown that was promised.
         self._committing = trio.CancelScope(shield=True)
@@ -63,6 +75,7 @@ class Engine:
             on_cancel=self._held.cancel,
         )
         self.rates = Rates(limits.requests_per_principal_max)
+        self.keyed = KeyedCalls(self._held.resting, keyring)
         self._connections: set[Connection] = set()
         self._is_closing = False
         self._running = 0  # handlers
@@ -81,16 +94,21 @@ class Engine:
         max_s: float,
         overflow: Overflow = "block",
         is_paged: bool = False,
+        is_rerun: bool = False,
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
+        One that `is_rerun` is begun again when the server has died, if its client can come back.
         There is room for it if nothing was waited for since `make_room`.
         """
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
-        is_reachable = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
+        mark = extension.mark_of(messages.parse(request).params)
+        # Pages are, once their client has a token.
+        is_reachable = is_told or (mark is not None and not mark.is_own)
         record = Record(
             stream=new_id(),
             principal=principal,
@@ -99,21 +117,25 @@ class Engine:
             max_s=max_s,
             created_at=wall(),
             fence=FENCE_FIRST,
-            is_announced=is_reachable or is_paged,
+            is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.next_number(),
+            restart=Restart() if is_rerun and is_reachable else None,
         )
         stream = self._held.hold(record, overflow)
-        stream.is_reachable = is_reachable  # pages are, once their client has a token
+        stream.is_reachable = is_reachable
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
         preamble = self.access.announcements(stream, dialects)
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )
+        self._start(stream, handler)
+        return stream
+
+    def _start(self, stream: Stream, handler: Handler) -> None:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
-        return stream
 
     async def make_room(self, principal: str) -> None:
         """See to it that this principal may have one more stream.
@@ -127,15 +149,20 @@ class Engine:
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
         final: tuple[bytes, bool] | None = None
+        failure = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
         # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
         try:
             with stream.scope:
+                if stream.mark is not None:  # a crash must not make who comes again run it twice
+                    await stream.recorded()
                 final = await handler(stream)
+        except Refusal as refused:
+            failure = refused
         except Exception:
             log.exception("a handler failed", stream=stream.id[:8])
-        if stream.state.outcome is Outcome.LIVE:  # a handler is only cancelled when it is not
+        if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
-                stream.fail(Refusal(INTERNAL_ERROR, "The server failed: see its log."))
+                stream.fail(failure)
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
@@ -210,12 +237,22 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
-        await self._held.restore()
+        for stream in await self._held.restore():
+            handler = self._again(stream)
+            if handler is None:
+                self._held.interrupt(stream)
+            else:
+                self._start(stream, partial(self._rerun, handler))
         nursery.start_soon(self._commit)
         nursery.start_soon(self._held.run)
         # Whoever asks first shall hear how it ended, not that it still runs.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
+
+    async def _rerun(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
+        assert stream.rerun is not None
+        await stream.rerun.begin()
+        return await handler(stream)
 
     async def _commit(self) -> None:
         with self._committing:
@@ -226,7 +263,7 @@ class Engine:
         self._is_closing = True
         for stream in self._streams:
             if stream.state.outcome is Outcome.LIVE:
-                self._held.interrupt(stream)
+                self._held.leave_off(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
         await self._wait_for_connections(DELIVER_S)
@@ -265,19 +302,23 @@ async def open_engine(
     limits: Limits | None = None,
     *,
     enforce_min: bool = False,
+    again: Again = lambda _: None,
 ) -> AsyncIterator[Engine]:
     """An engine on this journal, for the length of a block; leaving it shuts down in good order.
 
-    `enforce_min` refuses who comes back before `min` instead of serving them. Raises
-    `JournalUnusable` when memory and disk have parted for good.
+    `enforce_min` refuses who comes back before `min` instead of serving them. `again` finds
+    the handlers of streams that are to be run again. Raises `JournalUnusable` when memory and disk
+    have parted for good.
     """
-    engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min)
+    engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min, again=again)
     async with trio.open_nursery() as nursery:
-        await engine.run(nursery)
         try:
-            yield engine
+            await engine.run(nursery)
+            try:
+                yield engine
+            finally:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
+                    await engine.shut_down()
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
-                await engine.shut_down()
-            engine.stop()
+            engine.stop()  # also where it is cancelled before it has begun to serve
             nursery.cancel_scope.cancel()

@@ -13,7 +13,8 @@
     └── ClientError          what a caller of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
-        ├── CallLost         the connection went before the server had announced a stream
+        ├── CallLost         the connection went before the server had announced a stream, and to
+        │                    make the call again could be to run it twice
         ├── StreamGone       the stream, or a part of it, is no longer there to be resumed
         └── Superseded       another connection has resumed the stream; this one must not
 
@@ -171,7 +172,9 @@ class CallFailed(ClientError):
 
 
 class CallLost(ClientError):
-    """The connection was lost before a stream was announced: the call may or may not have run."""
+    """The connection was lost before a stream was announced: the call may or may not have run, and
+    the server that is there now cannot tell.
+    """
 
 
 class StreamGone(ClientError):

@@ -1,4 +1,6 @@
-"""Our own extension: what a client opts in to, numbers, acks, and why a delivery is over."""
+"""Our own extension: what a client opts in to, numbers, acks, why a delivery is over, and keys of
+calls that may be made again.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -8,12 +10,14 @@ import msgspec
 from streams import messages
 from streams.dialects import DIALECTS
 from streams.errors import INVALID_PARAMS, Refusal
-from streams.messages import RequestId, Run
+from streams.messages import Message, RequestId, Run
 from streams.vocabulary import Ack, Dialect, read_params
 
 EXTENSION: Final = "mcp-streams/v1"
 POSITION: Final = "notifications/stream/position"
 ACK: Final = "notifications/stream/ack"
+KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
+KEY_LETTERS_MAX: Final = 200
 EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's listing
 
 
@@ -36,6 +40,21 @@ class _Acked(msgspec.Struct, rename="camel"):
     seq: int
 
 
+class Mark(msgspec.Struct, frozen=True, rename="camel"):
+    """What is kept of a call's idempotency key, and stands in its place."""
+
+    name: str  # in hexadecimal digits: what the key leads to
+    is_own: bool  # and only the principal that made the call
+
+
+class _Marks(msgspec.Struct):
+    mark: Mark | None = msgspec.field(name=KEY, default=None)
+
+
+class _Marked(msgspec.Struct):
+    meta: _Marks | None = msgspec.field(name="_meta", default=None)
+
+
 def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
     names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
@@ -56,9 +75,48 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     return Settings(known, positions, replay_response)
 
 
-def advertisement() -> dict[str, Any]:
-    """What the server says of itself, under `extensions` and `experimental`."""
-    return {EXTENSION: {"dialects": list(DIALECTS), "positions": True}}
+def advertisement(memory: str) -> dict[str, Any]:
+    """What the server says of itself, under `extensions` and `experimental`.
+
+    `memory` tells the memory in which it looks up idempotency keys from any other server's.
+    """
+    return {
+        EXTENSION: {"dialects": list(DIALECTS), "positions": True, "idempotencyKeys": memory},
+    }
+
+
+def key_in(given: Any) -> str | None:
+    """An idempotency key as a client sent it, if it did. Raises `Refusal` for what is none."""
+    if given is msgspec.UNSET:
+        return None
+    if isinstance(given, str) and 1 <= len(given) <= KEY_LETTERS_MAX:
+        return given
+    raise Refusal(
+        INVALID_PARAMS,
+        f"Bad params: _meta[{KEY!r}] must be a string of 1 to {KEY_LETTERS_MAX} characters.",
+    )
+
+
+def marked(request: Message, mark: Mark) -> bytes:
+    """A call with an idempotency key as it is to be kept: without the key, which may open the call
+    to anybody.
+    """
+    assert isinstance(request.id, int | str)
+    params: dict[str, Any] = dict(messages.decode(request.params, dict[str, msgspec.Raw]))
+    meta: dict[str, Any] = dict(messages.decode(params["_meta"], dict[str, msgspec.Raw]))
+    kept = params | {"_meta": meta | {KEY: mark}}
+    return messages.request(request.id, str(request.method), kept).rstrip(b"\n")
+
+
+def mark_of(params: msgspec.Raw) -> Mark | None:
+    """What a call was `marked` with; None where it had no key."""
+    if KEY.encode() not in bytes(params):
+        return None
+    try:
+        meta = messages.decode(params, _Marked).meta
+    except ValueError:
+        return None  # it was kept before there were keys
+    return meta.mark if meta else None
 
 
 def resumed(request_id: RequestId, ended: str, response: bytes | None = None) -> bytes:

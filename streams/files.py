@@ -2,25 +2,33 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_whole(path: Path, content: bytes, put: Callable[[str, Path], None]) -> None:
-    """Write a file of mode 0600 beside `path`, and `put` it there, as `os.replace` does.
+@contextmanager
+def whole(path: Path, put: Callable[[str, Path], None]) -> Iterator[Path]:
+    """A file of mode 0600 beside `path` for the block to write; then `put` it there, as
+    `os.replace` does.
 
     Raises `OSError`, also what `put` raises; then nothing is left behind.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(descriptor)
+        yield Path(temporary)
+        os.fsync(descriptor)
         put(temporary, path)
     finally:
+        os.close(descriptor)
         Path(temporary).unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def write_whole(path: Path, content: bytes, put: Callable[[str, Path], None]) -> None:
+    """The same for content that is there already."""
+    with whole(path, put) as file:
+        file.write_bytes(content)
 
 
 def _sync_folder(folder: Path) -> None:

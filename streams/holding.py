@@ -6,24 +6,29 @@ into memory when it is asked for.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 import trio
 
+from streams.asking import Answer
 from streams.committer import Committer
 from streams.deadlines import Deadlines
 from streams.errors import refusal
-from streams.journal import Grant, Journal, Outcome, Record, Rest
+from streams.grants import Grant
+from streams.journal import Journal, Outcome, Record, Rest
 from streams.keys import Keyring
 from streams.lifecycle import Event
 from streams.limits import Limits
 from streams.logs import log
 from streams.messages import RequestId
+from streams.patience import patiently
 from streams.registry import Registry
+from streams.rerun import Rerun
 from streams.resting import Resting
 from streams.sessions import HttpSession, Sessions
-from streams.stream import Answer, Overflow, Stream
-from streams.sweeping import Sweeper, patiently
+from streams.stream import Overflow, Stream
+from streams.sweeping import Sweeper
 
 WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
 
@@ -57,13 +62,19 @@ class Holding:
         # The principals of sessions that have ended, no more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
-    async def restore(self) -> None:
-        """Take over what the journal has."""
+    async def restore(self) -> list[Stream]:
+        """Take over what the journal has; returns those whose calls are to be run again."""
         totals = await self._journal.totals()
         self.streams.last_number, self.streams.at_rest = totals.last_number, totals.at_rest
         for record in await self._journal.claim():
             self._restore(record)
         self.sessions.restore(*await self._journal.sessions(), self.streams)
+        unfinished = []
+        for stream in self.streams:
+            if stream.rerun is not None:
+                await stream.rerun.recall(self.answers)
+                unfinished.append(stream)
+        return unfinished
 
     async def run(self) -> None:
         """Give up what nobody comes for, and put to rest what nobody uses, for ever."""
@@ -78,9 +89,8 @@ class Holding:
         stream = self._known(record, trio.current_time())
         if not record.is_announced:
             self._forget(stream)
-        elif record.outcome is Outcome.LIVE:
+        elif record.outcome is Outcome.LIVE and stream.rerun is None:
             self.interrupt(stream)
-            self.resting.note(stream)
 
     def _revive(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
         stream = self._known(record, idle_since)
@@ -107,6 +117,8 @@ class Holding:
             on_settled=self._settled,
             overflow=overflow,
         )
+        if record.restart is not None:
+            stream.rerun = Rerun(stream, self._journal, self._committer, self._limits)
         self.streams.add(stream)
         return stream
 
@@ -135,6 +147,15 @@ class Holding:
         """The handler dies with the process and may not be run again: its call ends here."""
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
+        self.resting.note(stream)
+
+    def leave_off(self, stream: Stream) -> None:
+        """The process ends: its call ends here, or goes on when it is run again."""
+        if stream.rerun is None:
+            self.interrupt(stream)
+        else:
+            stream.rerun.suspend()
+            stream.scope.cancel()
 
     def cancel(self, stream: Stream) -> None:
         """The client does not want it any more."""
@@ -142,8 +163,11 @@ class Holding:
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its connection, or its client has all of it."""
-        if stream.delivery is None and not stream.is_reachable:
+        is_lost = stream.delivery is None and not stream.is_reachable
+        if is_lost and stream.mark is None:
             self._drop(stream)
+        elif is_lost and not stream.state.is_ended:
+            self.cancel(stream)  # which its key shall tell
         else:
             if stream.state.is_drained:
                 self.streams.retire(stream)
@@ -202,16 +226,21 @@ class Holding:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self.streams.wanted(session.principal):
-                if session.has_begun(stream) and not stream.state.is_paged:
+                is_kept = stream.state.is_paged or stream.is_open_to_key
+                if session.has_begun(stream) and not is_kept:
                     self._drop(stream)
             if session.is_anonymous:  # what is at rest was its own
                 self._over.send_nowait(session.principal)
 
     async def _drop_at_rest(self, principal: str) -> None:
-        while streams := await patiently(lambda: self.resting.wanted(principal)):
-            for stream in streams:
-                self._drop(stream)
+        after = 0
+        while streams := await patiently(partial(self.resting.wanted, principal, after)):
+            over = [stream for stream in streams if not stream.is_open_to_key]
+            for stream in over:
+                self._drop(stream)  # unless it is at rest again: then it is found once more
             await self._committer.settled()
+            if not over:
+                after = streams[-1].number
 
     def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
         self._deadlines.forget(stream)

@@ -1,9 +1,8 @@
 """What the engine needs from storage, and the rules that every storage shares.
 
-A journal keeps a `Record` for each stream and its lines as `Run`s, and for each session over HTTP,
-which outlives connections and the server, a `SessionRecord` and the `Grant`s of the session. All
-writing is one verb, `commit`: many changes in one durable step. What a change does is decided here,
-in `apply` and `apply_to_sessions`, so that no backend repeats it; a backend stores records, bodies
+A journal keeps a `Record` for each stream and its lines as `Run`s, and of sessions what
+`streams.grants` says. All writing is one verb, `commit`: many changes in one durable step. What a
+change does is decided in `apply`, so that no backend repeats it; a backend stores records, bodies
 and grants. Repeating a commit whose outcome is unknown is always safe.
 
 Only the process that holds a stream's lease (its record's `fence`) may change it. Sessions have no
@@ -11,14 +10,15 @@ lease: they belong to the process that owns the journal.
 """
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Final, Protocol
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError
+from streams.grants import Grant, SessionChange, SessionRecord
 from streams.lookups import Lookups
-from streams.messages import RequestId, Run
+from streams.messages import Run
 
 # Runs are stored in pieces of this size: one of them, and the header ahead of it, make one write of
 # 256 KiB, so what is stored goes out without being copied together.
@@ -52,16 +52,30 @@ class Outcome(enum.Enum):
 _LIVE: Final = Outcome.LIVE
 
 
+class Restart(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
+    """What a call goes on from that is run again when its server has died.
+
+    `seq` and `state` are of its last checkpoint: 0 and None before the first. `answers` are those
+    to its requests since then, by the seqs of the requests.
+    """
+
+    seq: int = 0
+    state: bytes | None = None  # JSON
+    answers: dict[int, bytes] = {}
+    attempts: int = 0  # how often it was run again without getting any further
+    reached: int = 0  # the stream's `last` when that was counted
+
+
 class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
     """What is known of one stream, its lines apart.
 
-    Times are wall-clock seconds since 1970. The lines above `acked` are kept; `last` is 0 before
+    Times are wall-clock seconds since 1970. The lines above `trimmed` are kept; `last` is 0 before
     the first.
     """
 
     stream: str
     principal: str
-    origin: bytes  # the originating request, as it came
+    origin: bytes  # the originating request, as it came or as `extension.marked`
     min_s: float
     max_s: float
     created_at: float
@@ -79,38 +93,21 @@ class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cyc
     # Of a stream at rest, as `Rest` says.
     due_at: float | None = None
     is_read: bool = False
+    restart: Restart | None = None  # None where the call is not run again, or has ended
+
+    @property
+    def trimmed(self) -> int:
+        """The lines up to this one are kept no more.
+
+        What was sent since a checkpoint is held against what is sent by who begins there again.
+        """
+        return self.acked if self.restart is None else min(self.acked, self.restart.seq)
 
     @property
     def is_wanted(self) -> bool:
         """Whether it runs, or its client is not known to have all of it."""
         is_drained = self.outcome.is_end and self.acked == self.last
         return not (self.outcome.is_tombstone or is_drained)
-
-
-class SessionRecord(msgspec.Struct, frozen=True):
-    """What is known of one session over HTTP."""
-
-    key: str  # a hash of the session's id, which is a secret and never stored
-    principal: str
-    revision: str  # of MCP
-    capabilities: bytes  # JSON, from the client's `initialize`
-    level: str  # the least severe log messages that the client wants
-    seen_at: float  # wall time, seconds since 1970
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """That a session may continue a delivery of a stream, by the event ids of that delivery.
-
-    `delivery` tells it from the others of its session. It is the response to the resume whose id is
-    `reply_id`, and keeps that id's JSON type: `"1"` is not `1`. It began behind `start`.
-    """
-
-    session: str  # the key of the session's record
-    delivery: str
-    stream: str
-    reply_id: RequestId
-    takes_over: bool = False  # the stream's own response is the answer to that resume
-    start: int = 0
 
 
 class Create(msgspec.Struct, frozen=True):
@@ -139,11 +136,44 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The client has everything up to `acked`: what lies below may be deleted."""
+    """The client has everything up to `acked`: what lies below may be deleted, unless the call may
+    be run again from before that.
+    """
 
     stream: str
     fence: int
     acked: int
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """Who runs the call again begins behind the line `seq`, with this state. That line may come
+    later in the same commit.
+    """
+
+    stream: str
+    fence: int
+    seq: int
+    state: bytes
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """The client's answer to the request at `seq`, for a call that may be run again."""
+
+    stream: str
+    fence: int
+    seq: int
+    line: bytes
+
+
+class Restarted(msgspec.Struct, frozen=True):
+    """The call is about to be run again, the `attempts`th time since it got any further, which was
+    to the line `reached`.
+    """
+
+    stream: str
+    fence: int
+    attempts: int
+    reached: int
 
 
 class Close(msgspec.Struct, frozen=True):
@@ -177,46 +207,19 @@ class Rest(msgspec.Struct, frozen=True):
     names: tuple[bytes, ...] = ()
 
 
-class _OfSession(msgspec.Struct, frozen=True):
-    """What tells changes of sessions from those of streams, at the cost of one look: `isinstance`
-    would slow down every append.
-    """
-
-    stream: ClassVar[None] = None
-
-
-class SaveSession(_OfSession, frozen=True):
-    """A new session, or the record that takes the place of its former one; its grants stay."""
-
-    record: SessionRecord
-
-
-class DropSession(_OfSession, frozen=True):
-    """Nothing of the session is kept, nor are its grants."""
-
-    key: str
-
-
-class SaveGrant(_OfSession, frozen=True):
-    """A new grant, or what takes the place of the session's former grant of that delivery.
-
-    Nothing is kept where the session or the stream is not there: nobody could use it, and nothing
-    would ever drop it. A tombstone is there: who comes for its delivery is told how it ended.
-    """
-
-    grant: Grant
-
-
-class DropGrant(_OfSession, frozen=True):
-    """The session has no such delivery to continue any more."""
-
-    session: str
-    delivery: str
-
-
-StreamChange = Create | Append | Ack | Close | Forget | Rest
-SessionChange = SaveSession | DropSession | SaveGrant | DropGrant
+OfRestart = Checkpoint | Answered | Restarted
+StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Rest
 Change = StreamChange | SessionChange
+
+
+class Shortage(msgspec.Struct, frozen=True):
+    """There is little room left: what is begun may be ended, and nothing new begun."""
+
+    why: str
+    is_severe: bool  # ended at once, and not with a few words more
+
+    def __str__(self) -> str:
+        return self.why
 
 
 class Journal(Lookups, Protocol):
@@ -224,6 +227,10 @@ class Journal(Lookups, Protocol):
 
     All may raise `Unavailable` (repeat it) or `JournalUnusable` (fatal).
     """
+
+    @property
+    def shortage(self) -> Shortage | None:
+        """What there is not enough of; None while there is."""
 
     async def claim(self) -> Sequence[Record]:
         """Take over every stream: each record is given a new fence, older leases are void.
@@ -250,7 +257,7 @@ class Journal(Lookups, Protocol):
 
         At most `bytes_max` bytes, or one line that is longer; less than would fit where that saves
         cutting a stored run. Short runs are joined, to `STORED_BYTES_MAX` at most. `after` must not
-        lie below the record's `acked`.
+        lie below what the record has `trimmed`.
         """
 
     async def aclose(self) -> None:
@@ -284,6 +291,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
                 acked=record.last,
                 ended_at=change.at,
                 pages=record.pages and (),
+                restart=None,
             )
         case Rest():
             if record.outcome is Outcome.LIVE or record.pages is not None:
@@ -291,9 +299,35 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
         case Forget():
             return None
+        case _:
+            return _restarting(record, change)
 
 
-def _owned(record: Record | None, change: Append | Ack | Close | Forget | Rest) -> Record:
+def _restarting(record: Record, change: OfRestart) -> Record:
+    restart = record.restart
+    if restart is None:
+        return record  # it has ended since
+    match change:
+        case Checkpoint():
+            if change.seq < restart.seq:
+                return record
+            later = {seq: line for seq, line in restart.answers.items() if seq > change.seq}
+            restart = Restart(change.seq, change.state, later)
+        case Answered():
+            if change.seq <= restart.seq:
+                return record
+            answers = restart.answers | {change.seq: change.line}
+            restart = msgspec.structs.replace(restart, answers=answers)
+        case Restarted():
+            restart = msgspec.structs.replace(
+                restart, attempts=change.attempts, reached=change.reached
+            )
+    return msgspec.structs.replace(record, restart=restart)
+
+
+def _owned(
+    record: Record | None, change: Append | Ack | OfRestart | Close | Forget | Rest
+) -> Record:
     if record is None:
         raise Gone(f"no stream {change.stream[:8]}… in this journal")
     if change.fence != record.fence:
@@ -321,47 +355,5 @@ def _appended(record: Record, change: Append) -> Record:
         outcome=change.outcome,
         ended_at=change.ended_at,
         pages=record.pages if record.pages is None else record.pages + change.pages,
+        restart=record.restart if change.outcome is _LIVE else None,
     )
-
-
-class SessionRows(Protocol):
-    """Where a backend keeps sessions and grants. It has no rules: they are `apply_to_sessions` and,
-    for a forgotten stream, `drop_grants_of_stream`.
-    """
-
-    def has_session(self, key: str) -> bool: ...
-
-    def put_session(self, record: SessionRecord) -> None:
-        """Put it last; the one of the same key goes."""
-
-    def drop_session(self, key: str) -> None: ...
-
-    def put_grant(self, grant: Grant) -> None:
-        """Put it last; the one of the same session and delivery goes."""
-
-    def drop_grant(self, session: str, delivery: str) -> None: ...
-
-    def drop_grants_of_session(self, key: str) -> None: ...
-
-    def drop_grants_of_stream(self, stream: str) -> None: ...
-
-
-def apply_to_sessions(
-    rows: SessionRows, change: SessionChange, has_stream: Callable[[str], bool]
-) -> None:
-    """Do to `rows` what `change` says. To drop what is not there changes nothing.
-
-    `has_stream` tells whether there is a record of a stream, at this point of the commit.
-    """
-    match change:
-        case SaveSession():
-            rows.put_session(change.record)
-        case DropSession():
-            rows.drop_grants_of_session(change.key)
-            rows.drop_session(change.key)
-        case SaveGrant():
-            grant = change.grant
-            if rows.has_session(grant.session) and has_stream(grant.stream):
-                rows.put_grant(grant)
-        case DropGrant():
-            rows.drop_grant(change.session, change.delivery)

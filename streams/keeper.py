@@ -81,7 +81,7 @@ class Keeper:
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
-            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempt, 10)))
+            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempt, 10)))  # nosec B311 # jitter, not a secret
             if left_s <= 0 or isinstance(error, PermissionError):  # it is not a matter of time
                 self._give_up(error)
                 await self._is_wanted.wait()

@@ -4,6 +4,9 @@ A resume token is a keyed hash of its stream's id, so nothing of it is stored: i
 whenever it is needed. So is the token of a page, which has three parts: where to find the stream,
 the seq that the page begins behind, and a keyed hash of both and of the call.
 
+So is the name under which a call is found by its idempotency key: who has a copy of the journal can
+neither read that key in it nor try one out.
+
 The keys are in a file of their own beside the journal, so that a copy of the journal opens nobody's
 stream. The file has one key a line, url-safe base64 of 256 bits, the newest first: tokens are made
 under the first and honoured under all. To change the key, put a line on top.
@@ -95,6 +98,23 @@ class Keyring:
         128 bits, unrelated to the stream's id for who has no key, and no secret.
         """
         return [name_of(_hash(key, stream_id).decode()) for key in self._keys]
+
+    def call_names(self, scope: str, key: str) -> list[bytes]:
+        """What the call with an idempotency key is found by, under each of the keys here.
+
+        The same key in another scope is another one.
+        """
+        whose = _bytes(scope)
+        what = b"call:%d:" % len(whose) + whose + _bytes(key)
+        return [hmac.digest(each, what, "sha256")[:_NAME_BYTES] for each in self._keys]
+
+    @property
+    def identity(self) -> str:
+        """What tells these keys from any others, and says nothing else of them.
+
+        It stays when a new key is put on top.
+        """
+        return _hash(self._keys[-1], "identity").decode()
 
     def page_token(self, stream_id: str, seq: int, call: bytes) -> str:
         """The token of the page behind `seq`, for who makes the same `call` (32 bytes)."""

@@ -92,6 +92,7 @@ class StreamState:
         "_limits",
         "_marks",
         "_record",
+        "_restored",
         "_was_ended_at",
         "client_confirms",
         "delivered",
@@ -118,6 +119,7 @@ class StreamState:
         self._batch: list[bytes] = []
         self._batch_bytes = 0
         self._held: dict[ProgressToken, bytes] = {}
+        self._restored = record.last  # up to where the bytes of what is numbered are not known
         self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
         self.questions: dict[RequestId, Question] = {}
@@ -139,10 +141,8 @@ class StreamState:
     @property
     def _has_unsent_room(self) -> bool:
         limits = self._limits
-        return (
-            self.last - self.written < limits.unsent_entries_max
-            and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
-        )
+        has_place = self.last - self.written < limits.unsent_entries_max
+        return has_place and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
 
     @property
     def batch_bytes(self) -> int:
@@ -261,7 +261,10 @@ class StreamState:
         self.committed(run.last)  # it came from the journal, which may be ahead of its own report
         if run.last <= self.written:
             return False
-        self._bytes_written += len(run.after(self.written).body)
+        news = run.after(self.written)
+        self._bytes_written += len(news.body)
+        if self.written < self._restored:
+            self._bytes_numbered += len(news.until(self._restored).body)
         self.written = run.last
         marks = self._marks
         if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:

@@ -28,6 +28,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sessions_max: int = 10_000  # over HTTP
     sessions_per_principal_max: int = 1_000
     message_bytes_max: int = 4 * MIB
+    checkpoint_bytes_max: int = 64 * 1024
+    restarts_max: int = 10  # how often a call is run again without getting any further
     session_idle_s: float = DAY_S  # after this long a session that nobody uses is ended
     tombstone_s: float = DAY_S  # how long it is remembered that a stream was abandoned or cancelled
     drained_s: float = DAY_S  # how long a completed and delivered stream keeps its status

@@ -83,12 +83,10 @@ class Reply:
         self._is_here = trio.Event()
 
     def give(self, message: Message | None) -> None:
-        """End the wait."""
         self.message = message
         self._is_here.set()
 
     async def wait(self) -> Message | None:
-        """The response, when it is here."""
         await self._is_here.wait()
         return self.message
 
@@ -128,6 +126,7 @@ class Link:
         self._turns_pages = False
         self._run_left = 0  # lines of the current run that have not come
         self._run_seq = 0
+        self._run_stream = ""
         self._run_call: RunningCall | None = None
         self._is_held_up = False
         self._heard_at = trio.current_time()
@@ -285,9 +284,10 @@ class Link:
         if call is not None:
             self.was_useful = True
             call.take_run(seq, batch)
-        else:
+        elif self._run_stream not in self._calls.by_stream:
             for line in batch.lines:  # of a stream that we know nothing of, but perhaps of its call
                 self._take_line(line)
+        # Else its call has come since the run began: what that asked for comes from its beginning.
         return call
 
     def _take_line(self, line: Incoming) -> RunningCall | None:
@@ -360,7 +360,7 @@ class Link:
 
     def _begin_run(self, position: clientwire.Position) -> None:
         self._run_left, self._run_seq = position.count, position.seq
-        stream = position.stream_id
+        stream = self._run_stream = position.stream_id
         if stream not in self._calls.by_stream and not self._turns_pages:
             # A token alone may have led here. What is of a page is nobody's.
             tickets = [call.ticket for call in self._calls if call.way is self]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 if TYPE_CHECKING:
-    from streams.journal import Grant, Record
+    from streams.grants import Grant
+    from streams.journal import Record
 
 
 class Totals(msgspec.Struct, frozen=True):
@@ -31,7 +32,11 @@ class Lookups(Protocol):
         """How much there is."""
 
     async def find(self, stream: str) -> "Record | None":
-        """The record of a stream, at rest or not."""
+        """The record of a stream, at rest or not.
+
+        This, and `named`, should take as long for what there is as for what there is not: the
+        next one after it can be read instead.
+        """
 
     async def named(self, name: bytes) -> str | None:
         """The id of the stream at rest that was given this name."""

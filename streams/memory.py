@@ -14,19 +14,19 @@ import msgspec
 import trio
 
 from streams.errors import JournalError
+from streams.grants import Grant, SessionRecord, apply_to_sessions
 from streams.joining import joined
 from streams.journal import (
     STORED_BYTES_MAX,
     Append,
     Change,
     Create,
-    Grant,
+    Outcome,
     Record,
     Rest,
-    SessionRecord,
+    Shortage,
     StreamChange,
     apply,
-    apply_to_sessions,
 )
 from streams.lookups import Totals
 from streams.messages import Run
@@ -37,6 +37,8 @@ _number = attrgetter("number")
 
 class MemoryJournal:
     """`streams.journal.Journal`, in memory."""
+
+    shortage: Shortage | None = None  # of what is no more than memory nobody is told
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}
@@ -146,8 +148,8 @@ class MemoryJournal:
         runs = self._runs[change.stream]
         if isinstance(change, Append):
             runs.extend(change.run.split(STORED_BYTES_MAX))
-        else:
-            del runs[: bisect_right(runs, record.acked, key=_last)]
+        if record.outcome is not Outcome.LIVE or not isinstance(change, Append):
+            del runs[: bisect_right(runs, record.trimmed, key=_last)]
 
 
 class _AtRest:

@@ -244,6 +244,11 @@ def is_tool_error(result: msgspec.Raw) -> bool:
         return False  # a result of another shape is no tool's
 
 
+def encode(value: Any) -> bytes:
+    """Any value as JSON. Raises `TypeError` for what is none."""
+    return _encode(value)
+
+
 def request(id: RequestId, method: str, params: Any) -> bytes:
     """A request, as a line."""
     return _line({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
@@ -269,12 +274,16 @@ def error(id: RequestId | None, refused: Refusal) -> bytes:
     return _line({"jsonrpc": "2.0", "id": id, "error": body})
 
 
+def answer(response: Message) -> bytes:
+    """A response that was parsed, as a line again."""
+    if response.result is msgspec.UNSET:
+        return _line({"jsonrpc": "2.0", "id": response.id, "error": response.error})
+    return _line({"jsonrpc": "2.0", "id": response.id, "result": response.result})
+
+
 def readdressed(response: bytes, id: RequestId) -> bytes:
     """A response as the answer to another request; what it says is left as it is."""
-    message = _decode_message(response)
-    if message.result is msgspec.UNSET:
-        return _line({"jsonrpc": "2.0", "id": id, "error": message.error})
-    return _line({"jsonrpc": "2.0", "id": id, "result": message.result})
+    return answer(msgspec.structs.replace(_decode_message(response), id=id))
 
 
 def _line(message: dict[str, Any]) -> bytes:

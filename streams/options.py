@@ -74,6 +74,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     linger_s: float = 5.0
+    watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
     insecure_anonymous: bool = False
     auth: Auth = Auth()

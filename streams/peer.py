@@ -22,6 +22,7 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
+from streams.handling import CallTool
 from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
-MakeHandler = Callable[[Tool, Mapping[str, Any], Session], Handler]
+MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -53,16 +54,6 @@ class _SetLevel(msgspec.Struct):
 
 class _Cancelled(msgspec.Struct, rename="camel"):
     request_id: RequestId
-
-
-class _Meta(msgspec.Struct, rename="camel"):
-    progress_token: ProgressToken | None = None
-
-
-class _CallTool(msgspec.Struct):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    meta: _Meta = msgspec.field(default_factory=_Meta, name="_meta")
 
 
 class Peer:
@@ -192,7 +183,7 @@ class Peer:
         session.capabilities = params.capabilities
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
-        ours = extension.advertisement()
+        ours = extension.advertisement(self._engine.keyed.memory)
         server = self._server
         answer = {
             "protocolVersion": session.revision,
@@ -227,17 +218,44 @@ class Peer:
         return {}
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
-        params = _params(message, _CallTool)
-        assert isinstance(message.id, int | str)
-        token = dialects.page_token(message.params)
+        params = _params(message, CallTool)
+        key, token = extension.key_in(params.meta.key), dialects.page_token(message.params)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
-            return
+        elif key is not None:
+            await self._call_once(message, params, key, connection)
+        else:
+            await self._begin(message, params, line, connection)
+
+    async def _call_once(
+        self, message: Message, params: CallTool, key: str, connection: Connection
+    ) -> None:
+        """Begin a call, or deliver the one that was begun with the same key."""
+        assert isinstance(message.id, int | str)
+        async with self._engine.keyed.looked_up(key, self.session.principal) as called:
+            if called.stream is None:
+                marked = extension.marked(message, called.mark)
+                await self._begin(message, params, marked, connection)
+                return
+            self._check_free(message.id)
+            access, stream = self._engine.access, called.stream
+            access.repeat(connection, stream, message.params, reply_id=message.id)
+            stream.progress_token = params.meta.progress_token
+
+    async def _begin(
+        self, message: Message, params: CallTool, line: bytes, connection: Connection
+    ) -> None:
+        """Begin a call whose request is kept as `line`."""
+        assert isinstance(message.id, int | str)
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
         try:
-            arguments = tool.bind(_object(params.arguments))
+            given = params.given
+        except ValueError as error:
+            raise Refusal(INVALID_PARAMS, f"Bad params: {error}.") from None
+        try:
+            arguments = tool.bind(given)
         except ValueError as error:
             # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
             result = error_result(f"Bad arguments for {tool.name}: {error}")
@@ -251,11 +269,12 @@ class Peer:
         stream = self._engine.begin(
             connection,
             line,
-            self._handler(tool, arguments, self.session),
+            self._handler(tool, arguments),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
+            is_rerun=tool.restart,
         )
         stream.progress_token = params.meta.progress_token
 
@@ -313,15 +332,6 @@ def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
     """The error that answers a request."""
     log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
-
-
-def _object(arguments: msgspec.Raw) -> bytes:
-    given = bytes(arguments).strip()
-    if given == b"null":
-        return b"{}"
-    if not given.startswith(b"{"):
-        raise Refusal(INVALID_PARAMS, "Bad params: arguments must be an object.")
-    return given
 
 
 def _params(message: Message, shape: type[Any]) -> Any:

@@ -35,7 +35,7 @@ class Registry:
         self.last_number = 0  # that was given to a stream
         self.at_rest = 0  # streams of the journal that are not here
         self._by_id: dict[str, Stream] = {}
-        self._by_name: dict[bytes, Stream] = {}  # those that may be asked for by a token alone
+        self._by_name: dict[bytes, Stream] = {}  # those that a token or a key alone may lead to
         # Running or not known to be delivered, of each principal, by their numbers, and in their
         # order, except where some came back from rest.
         self._wanted: dict[str, dict[int, Stream]] = {}
@@ -57,14 +57,14 @@ class Registry:
         return self._by_id.get(stream_id)
 
     def named(self, name: bytes) -> Stream | None:
-        """The stream of this name, which is what its tokens lead to (`keys.name_of`)."""
+        """The stream of this name, which is what its tokens or its key lead to."""
         return self._by_name.get(name)
 
     def add(self, stream: Stream) -> None:
         """Hold a stream that runs or is not delivered."""
         self._by_id[stream.id] = stream
         if stream.record.is_announced:
-            self._by_name |= dict.fromkeys(self._keyring.names(stream.id), stream)
+            self._by_name |= dict.fromkeys(stream.names, stream)
         principal = stream.record.principal
         wanted = self._wanted.setdefault(principal, {})
         if wanted and stream.number < next(reversed(wanted)):
@@ -85,7 +85,7 @@ class Registry:
         """Forget a stream."""
         self._by_id.pop(stream.id, None)
         if stream.record.is_announced:
-            for name in self._keyring.names(stream.id):
+            for name in stream.names:
                 self._by_name.pop(name, None)
         self._leftover.pop(stream, None)
         self._unwant(stream)

@@ -70,7 +70,7 @@ def _start_owner(options: Options) -> None:
     read_fd, write_fd = os.pipe()
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
         try:
-            subprocess.Popen(
+            subprocess.Popen(  # nosec B603 # our own program
                 [sys.executable, "-m", "streams.owner", options.of_owner()],
                 stdin=subprocess.DEVNULL,
                 stdout=log_stream,

@@ -7,6 +7,7 @@ leaves memory. It comes back, as after a restart, when somebody asks for it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -16,7 +17,8 @@ import trio
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal
-from streams.journal import Grant, Journal, Outcome, Record, Rest
+from streams.grants import Grant
+from streams.journal import Journal, Outcome, Record, Rest
 from streams.keys import Keyring
 from streams.lifecycle import StreamState
 from streams.limits import Limits
@@ -80,8 +82,37 @@ class Resting:
                 return await self._load(stream_id)
             await loading.wait()
 
+    async def owned(self, stream_id: str, principal: str) -> Stream | None:
+        """The stream of this id, if it is this principal's.
+
+        One of somebody else is not had back into memory, and takes as long as one that there is
+        not: see `Lookups.find`.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.record.principal == principal:
+            self.note(stream)
+            return stream
+        if not self._streams.at_rest:
+            return None
+        record = await self._journal.find(stream_id)
+        is_theirs = record is not None and record.principal == principal
+        return await self.find(stream_id) if is_theirs else None
+
+    async def recall(self, name: bytes, principal: str, session_key: str) -> None:
+        """Have the stream of this name back in memory, if it is this principal's, or this session
+        was granted a response of it. As long as for any other it takes for one that there is not.
+        """
+        if not self._streams.at_rest:
+            return
+        stream_id = await self._journal.named(name) or ""
+        record = await self._journal.find(stream_id)
+        grants = await self._journal.grants(stream_id)
+        is_granted = any(grant.session == session_key for grant in grants)
+        if record is not None and (is_granted or record.principal == principal):
+            await self.find(stream_id)
+
     async def named(self, name: bytes) -> Stream | None:
-        """The stream of this name (`keys.name_of`)."""
+        """The stream of this name (`Stream.names`)."""
         stream = self._streams.named(name)
         if stream is None and self._streams.at_rest:
             stream_id = await self._journal.named(name)
@@ -202,7 +233,7 @@ class Resting:
         self._idle.pop(stream, None)
         if stream.has_rested:
             self._gone[stream.id] = stream.record
-            self._committer.mark(_Goodbye(self._gone, stream.id), 0)
+            self._committer.when_settled(partial(self._gone.pop, stream.id))
 
     async def run(self) -> None:
         """Put streams to rest, for ever, when there are too many in memory.
@@ -253,7 +284,7 @@ class Resting:
         """What is to be kept of a stream when it leaves; None where it may not."""
         if not self._may_rest(stream):
             return None
-        return self._rest(stream, tuple(self._keyring.names(stream.id)))
+        return self._rest(stream, stream.names)
 
     def _rest(self, stream: Stream, names: tuple[bytes, ...]) -> Rest:
         due = stream.deadline
@@ -318,19 +349,21 @@ class Resting:
             limit += LOOKED_AT_ONCE
         return None
 
-    async def wanted(self, principal: str) -> list[Stream]:
-        """Some of a principal's wanted streams that are at rest, back in memory; none where there
-        are none.
+    async def wanted(self, principal: str, after: int) -> list[Stream]:
+        """Some of a principal's wanted streams that are at rest, back in memory, by their numbers:
+        those above `after`; none where there are none.
         """
         if not self._streams.at_rest:
             return []
-        records = await self._journal.listed(principal, after=0, limit=LOOKED_AT_ONCE)
+        records = await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
         found = [await self.find(r.stream) for r in records if self._is_away(r.stream)]
         return [stream for stream in found if stream is not None]
 
 
 class _Leaving:
     """One stream on its way out of memory, as the committer sees it."""
+
+    can_wait = False
 
     __slots__ = ("_delivered", "_outcome", "_rest", "_resting", "_stream")
 
@@ -354,19 +387,3 @@ class _Leaving:
             self._resting.leave(stream, rest)
         else:
             self._resting.note(stream)
-
-
-class _Goodbye:
-    """A stream that was forgotten, as the committer sees it."""
-
-    __slots__ = ("_gone", "_stream")
-
-    def __init__(self, gone: dict[str, Record], stream: str) -> None:
-        self._gone = gone
-        self._stream = stream
-
-    def take(self) -> None:
-        """That it is forgotten is a change of its own."""
-
-    def committed(self, seq: int) -> None:
-        del self._gone[self._stream]

@@ -1,8 +1,10 @@
 """What becomes of running calls when connections come and go: `running.Home` for a client.
 
 A call belongs to one connection at a time (`call.way`). The original request attaches it to the one
-that it is sent over; on every later one a resume does. Its response comes last: it says how that
-delivery ended, or, where the resume took over from the original request, is the call's own.
+that it is sent over; on every later one a resume does, or, where nothing has come that tells how to
+resume, the same request again, for which the server finds the call by its key. Its response comes
+last: it says how that delivery ended, or, where the resume took over from the original request, is
+the call's own.
 """
 
 from typing import Final
@@ -47,13 +49,12 @@ class Resumer:
     def _down(self, link: Link) -> None:
         self._nursery = None
         for call in self._calls:
-            ticket = call.ticket
-            if ticket is None:
-                call.fail(CallLost("The connection was lost: the call may or may not have run."))
-            if ticket is None or not call.is_running:
+            if call.ticket is None and not (call.is_unheard and call.key_memory):
+                call.fail(_lost())
+            if not call.is_running:
                 self._calls.remove(call)
             elif call.way is link:
-                call.not_before = trio.current_time() + ticket.min_s
+                call.not_before = trio.current_time() + _min_s(call)
 
     def _surrender(self, error: CannotConnect) -> None:
         for call in self._calls:
@@ -77,10 +78,12 @@ class Resumer:
         if call.request is None:
             await self._make_way(call, link)
             self._calls.add(call)
-            if self._nursery is not None and self._keeper.link is not None:
-                self._nursery.start_soon(self._resume, call, self._keeper.link)
+            way = self._keeper.link  # the one from before may have gone meanwhile, or be going
+            if self._nursery is not None and way is not None and not way.is_over:
+                self._nursery.start_soon(self._resume, call, way)
             return
         call.attach(link)
+        call.key_memory = link.hello.key_memory
         self._calls.add(call)
         try:
             await link.send(call.request)
@@ -111,6 +114,8 @@ class Resumer:
 
     async def _resume(self, call: RunningCall, link: Link) -> None:
         """Have a call's messages come over this connection, until either ends."""
+        if call.ticket is None and call.key_memory != link.hello.key_memory:
+            call.fail(_lost())  # sent again, it might run twice
         with trio.CancelScope() as call.resuming:
             await trio.sleep_until(call.not_before)
             give_up_at = trio.current_time() + self._patience_s
@@ -131,13 +136,16 @@ class Resumer:
 
     async def _deliver(self, call: RunningCall, link: Link) -> Message | None:
         ticket = call.ticket
-        assert ticket is not None  # without one, a call does not outlive its connection
         # What takes over a request has its id, and cannot be told from it any more.
-        takes_over = clientwire.resuming(ticket).takes_over
+        takes_over = ticket is None or clientwire.resuming(ticket).takes_over
         request_id = call.request_id if takes_over else self._keeper.new_id()
         resume_id = None if takes_over else request_id
         call.attach(link, resume_id)
-        await link.send(clientwire.resume(ticket, request_id, call.cursor))
+        if ticket is not None:
+            await link.send(clientwire.resume(ticket, request_id, call.cursor))
+        else:
+            assert call.request is not None  # who begins with a ticket keeps it
+            await link.send(call.request)
         self._keeper.stir()
         try:
             return await link.reply_to(request_id)
@@ -147,14 +155,13 @@ class Resumer:
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
         """What the end of a delivery means: seconds until the next try, or None for no more."""
-        ticket = call.ticket
-        assert ticket is not None
+        pause_s = max(_min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = clientwire.error_of(reply)
             if error.reason in clientwire.RETRIED:
-                return error.retry_after_s or max(ticket.min_s, RETRY_S)
+                return error.retry_after_s or pause_s
         elif clientwire.how_it_ended(reply) == "released":
-            return max(ticket.min_s, RETRY_S)
+            return pause_s
         call.fail(_as_error(reply))  # which changes nothing where the final response is here
         return None
 
@@ -170,7 +177,7 @@ class Resumer:
         else:
             call.resuming.cancel()
             self._calls.remove(call)
-            if call.is_complete and not call.is_confirmed:
+            if call.wants_confirming:
                 # Its connection went before it could be confirmed: a cursor does that too.
                 assert call.ticket is not None
                 link.post(clientwire.resume(call.ticket, self._keeper.new_id(), call.cursor))
@@ -220,6 +227,15 @@ class Resumer:
         """The final response is here: what asked for it may be answered by that alone."""
         call.resuming.cancel()
         self._calls.remove(call)
+
+
+def _lost() -> CallLost:
+    return CallLost("The connection was lost: the call may or may not have run.")
+
+
+def _min_s(call: RunningCall) -> float:
+    """For how long the server wants the call to be left alone when its connection is lost."""
+    return 0.0 if call.ticket is None else call.ticket.min_s
 
 
 def _as_error(reply: Message) -> ClientError:

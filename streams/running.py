@@ -47,7 +47,9 @@ class RunningCall:
     def __init__(self, home: Home, request: bytes | None, request_id: RequestId) -> None:
         self.request = request  # None where the call was begun elsewhere
         self.request_id = request_id
+        self.key_memory = ""  # where the request can be found by its key; empty for nowhere
         self.is_left = False
+        self.is_unheard = True  # nothing of it has come
         self.is_complete = False  # the final response is here, though perhaps not read
         self.is_numbered = False
         self.way: object = None  # the connection that it is attached to
@@ -294,9 +296,10 @@ class RunningCall:
         return clientwire.ack(self._ticket.stream, seq)
 
     @property
-    def is_confirmed(self) -> bool:
-        """Whether the server was told of everything that is done with."""
-        return not self.is_numbered or self._acked >= self.confirmed
+    def wants_confirming(self) -> bool:
+        """Whether all of it is here and done with, and the server was not told."""
+        is_read = self.is_complete and self.confirmed == self._received
+        return is_read and self.is_numbered and self._acked < self.confirmed
 
     @property
     def is_running(self) -> bool:
@@ -364,6 +367,7 @@ class RunningCall:
         self._keep(Batch.of(line))
 
     def _keep(self, batch: Batch) -> None:
+        self.is_unheard = False
         # Nothing follows the final response.
         last = None if batch.is_plain else try_look(batch.last)
         if last and last.method is UNSET and last.id is not UNSET:

@@ -3,29 +3,20 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-import trio
-
-from streams import messages
-from streams.call import Call, SyncCall
-from streams.engine import Engine, Handler, open_engine
-from streams.errors import JournalUnusable, StreamsError
+from streams.engine import Engine, open_engine
+from streams.errors import JournalUnusable
+from streams.handling import Handlers
 from streams.journal import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.messages import Channel
-from streams.paging import Paging
 from streams.peer import Peer
 from streams.session import Session
-from streams.stream import Overflow, Stream
-from streams.tools import Tool, ToolAnnotations, Tools, error_result, make_tool, to_result
-
-# Sync tools run in threads: what they may have at once, apart from everything else's threads.
-THREADS_MAX: Final = 40
-# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
-PAGING_THREADS_MAX: Final = 1_000
+from streams.stream import Overflow
+from streams.tools import ToolAnnotations, Tools, make_tool
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -84,6 +75,7 @@ class Server:
         pages_ahead: int = 1,
         page_wait_s: float = 10.0,
         expected_s: float | None = None,
+        restart: bool = False,
     ) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
@@ -93,7 +85,9 @@ class Server:
         behind, instead of making the tool wait. `expected_s` tells clients how many seconds a call
         is likely to take. With `pages` the function is a generator, and each call gets one of the
         results that it yields, with a token for the next one: they are made `pages_ahead` of the
-        calls, and an empty one is given where there is none within `page_wait_s` seconds.
+        calls, and an empty one is given where there is none within `page_wait_s` seconds. With
+        `restart` a call is run again when its server has died: `Call.checkpoint` says what the
+        function must see to.
 
         Raises `TypeError` or `ValueError` for what cannot be a tool.
         """
@@ -111,20 +105,20 @@ class Server:
 
         Leaving it shuts down in good order, within 4 s.
         """
+        handlers = Handlers(self.tools)
         async with open_engine(
-            journal, keyring, self.limits, enforce_min=self.enforce_min
+            journal, keyring, self.limits, enforce_min=self.enforce_min, again=handlers.again
         ) as engine:
-            yield RunningServer(self, engine)
+            yield RunningServer(self, engine, handlers)
 
 
 class RunningServer:
     """A server at work. Hand `serve` to a transport."""
 
-    def __init__(self, server: Server, engine: Engine) -> None:
+    def __init__(self, server: Server, engine: Engine, handlers: Handlers) -> None:
         self.server = server
         self.engine = engine
-        self._limiter = trio.CapacityLimiter(THREADS_MAX)
-        self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
+        self._handlers = handlers
 
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it is over."""
@@ -139,41 +133,4 @@ class RunningServer:
 
     def peer(self, session: Session) -> Peer:
         """What talks to one client."""
-        return Peer(self.server, self.engine, session, self._handler)
-
-    def _handler(
-        self,
-        tool: Tool,
-        arguments: Mapping[str, Any],
-        session: Session,
-    ) -> Handler:
-
-        async def handle(stream: Stream) -> tuple[bytes, bool]:
-            call = Call(stream, tool=tool.name, session=session)
-            result = await self._result(tool, arguments, call, stream)
-            return messages.result(stream.request_id, result), bool(result.get("isError"))
-
-        return handle
-
-    async def _result(
-        self, tool: Tool, arguments: Mapping[str, Any], call: Call, stream: Stream
-    ) -> dict[str, Any]:
-        """The tool's result; its exception becomes one too, and its traceback goes to the log."""
-        first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
-        work = partial(tool.function, *first, **arguments)
-        try:
-            if tool.paged is not None:
-                paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
-                return await paging.run(work(), self._paging_limiter)
-            if tool.is_async:
-                return to_result(await work(), tool)
-            value = await trio.to_thread.run_sync(
-                work, abandon_on_cancel=True, limiter=self._limiter
-            )
-            return to_result(value, tool)
-        except Exception as error:
-            if isinstance(error, StreamsError):
-                log.warning("a tool gave up", tool=tool.name, why=str(error))
-            else:
-                log.exception("a tool failed", tool=tool.name)
-            return error_result(str(error) or type(error).__name__)
+        return Peer(self.server, self.engine, session, self._handlers.handler)

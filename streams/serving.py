@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ import trio
 from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable, first_of
 from streams.guarding import Guard, guard_for, parse_address
+from streams.handling import tool_at
 from streams.journal import Journal
 from streams.keys import Keyring
 from streams.logs import log
@@ -28,6 +29,7 @@ from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.ownership import key_path, socket_path
 from streams.server import RunningServer, Server
 from streams.sqlite import open_sqlite_journal
+from streams.watchdog import watched
 from transports import http, stdio, unix, websocket
 
 # Threads of the journal and of tools come and go in less than the interpreter's 5 ms, for which
@@ -99,7 +101,7 @@ def run(options: Options) -> None:
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve, server, options, fds, guard)
+        trio.run(_serve_watched, server, options, fds, guard)
     except* (CannotServe, JournalUnusable, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -125,6 +127,11 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 # The process that does the work
+
+
+async def _serve_watched(server: Server, options: Options, *how: Any) -> None:
+    with watched(options.watchdog_s, tool_at):
+        await _serve(server, options, *how)
 
 
 async def _serve(
@@ -261,5 +268,6 @@ def _tell_starter() -> None:
     """Tell the relay that started this owner, if one did, that it listens."""
     fd = os.environ.pop(STARTER_VARIABLE, None)
     if fd is not None:
-        with open(int(fd), "w") as starter:
+        # That relay may have been killed; others wait for this owner as well.
+        with suppress(BrokenPipeError), open(int(fd), "w") as starter:
             starter.write(READY)

@@ -24,7 +24,7 @@ from streams.clock import wall
 from streams.committer import Committer
 from streams.delivery import Delivery, Granted
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
-from streams.journal import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
+from streams.grants import DropGrant, DropSession, Grant, SaveGrant, SaveSession, SessionRecord
 from streams.keys import Keyring, hashed, new_id, new_request_id
 from streams.limits import Limits
 from streams.messages import RequestId
@@ -61,7 +61,7 @@ class HttpSession(Session):
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
         self.key = key
-        self.seen_at = wall()
+        self.seen_at = 0.0  # wall time; before it is kept, never
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
         self.standing: trio.CancelScope | None = None  # of the stream that belongs to no request
 
@@ -142,6 +142,11 @@ class Sessions:
         # Streams from the journal whose principal may have several sessions: which of them had the
         # response is not known. By the keys of their event ids, which one session was told.
         self._unclaimed: dict[str, Stream] = {}
+        self._wall_ahead_s = wall() - trio.current_time()
+
+    def _now(self) -> float:
+        """Wall time, but for the steps of the clock since the start: they make nobody idle."""
+        return trio.current_time() + self._wall_ahead_s
 
     def restore(
         self,
@@ -152,7 +157,8 @@ class Sessions:
         """Take over what the journal has: of streams, those that are in memory."""
         for record in records:
             session = HttpSession.of(record)
-            self._saved[session.key] = record
+            session.seen_at = min(record.seen_at, self._now())  # the clock may have been ahead
+            self._saved[session.key] = session.record()
             self._hold(session)
         granted: dict[str, list[Grant]] = {}
         for grant in grants:
@@ -186,7 +192,7 @@ class Sessions:
         if found is None or not found.is_of(caller):
             return None
         self._by_key[key] = self._by_key.pop(key)
-        found.seen_at = wall()
+        found.seen_at = self._now()
         if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
             self._committer.add(self._save(found))
         return found
@@ -200,6 +206,7 @@ class Sessions:
             self._end_idle(theirs)
         elif len(self._by_key) >= self._limits.sessions_max:
             self._end_idle(self._by_key)
+        session.seen_at = self._now()
         self._hold(session)
         await self._committer.settled(self._save(session))
 
@@ -247,7 +254,7 @@ class Sessions:
         self._on_end(session)
 
     def _idle(self) -> list[HttpSession]:
-        idle, too_old = [], wall() - self._limits.session_idle_s
+        idle, too_old = [], self._now() - self._limits.session_idle_s
         for session in self._by_key.values():
             if session.seen_at >= too_old:
                 break
@@ -290,7 +297,7 @@ class Sessions:
         if len(resumes) > GRANTS_MAX:
             del named.granted[resumes[0]]
             self._committer.add(DropGrant(session.key, resumes[0]))
-        self._committer.mark(delivery, 0)
+        self._committer.when_settled(delivery.allow)
         return granted
 
     def parse(self, session: HttpSession, event_id: str) -> EventId:

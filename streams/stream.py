@@ -5,16 +5,20 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import trio
 
-from streams import messages
-from streams.binding import call_digest
+from streams import extension, messages
+from streams.asking import Answer, Asking
+from streams.binding import call_digest, vouched
 from streams.clock import wall
 from streams.committer import Committer
 from streams.errors import Refusal, refusal
-from streams.journal import Ack, Append, Close, Forget, Record
+from streams.journal import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
-from streams.messages import Message, RequestId, Run
+from streams.messages import RequestId, Run
+from streams.repeating import diverged
+from streams.rerun import Rerun
+from streams.session import LEVELS
 
 if TYPE_CHECKING:
     from streams.delivery import Delivery
@@ -28,35 +32,11 @@ Overflow = Literal["block", "fail"]
 ACK_WAIT_S: Final = 10.0
 
 
-class Answer:
-    """Where a handler waits for the client's answer to one request."""
-
-    __slots__ = ("_is_here", "_message", "asked", "stream")
-
-    def __init__(self, stream: "Stream") -> None:
-        self.stream = stream
-        self.asked: set[Session] = set()  # whom the request went to
-        self._is_here = trio.Event()
-        self._message: Message | None = None
-
-    def give(self, message: Message) -> None:
-        """Hand over the client's answer."""
-        self._message = message
-        self._is_here.set()
-
-    async def wait(self) -> Message:
-        """The client's answer, when it is here."""
-        await self._is_here.wait()
-        assert self._message is not None
-        return self._message
-
-
 class Stream:
     """Everything that the handler of one originating request sends."""
 
     __slots__ = (
         "__weakref__",
-        "_answers",
         "_changed",
         "_committer",
         "_keyring",
@@ -67,15 +47,18 @@ class Stream:
         "_reader",
         "ahead_of_messages",
         "asked",
+        "asking",
         "delivery",
         "digest",
         "has_rested",
         "is_at_rest",
         "is_reachable",
         "is_recorded",
+        "mark",
         "overflow",
         "record",
         "request_id",
+        "rerun",
         "scope",
         "state",
         "witness",
@@ -97,14 +80,16 @@ class Stream:
         origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        # What the tokens of its pages are bound to.
-        is_paged = self.state.is_paged
-        self.digest = call_digest(origin.params, owner_of(record)) if is_paged else b""
+        self.mark = extension.mark_of(origin.params)  # of its idempotency key
+        # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
+        owner = vouched(record.principal)
+        self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
         # Lets out what must come first, where the tool gives pages.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
+        self.rerun: Rerun | None = None  # where the call is run again when its server has died
         self.delivery: Delivery | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
@@ -114,7 +99,7 @@ class Stream:
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
-        self._answers = answers  # of all streams
+        self.asking = Asking(self, answers)
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         self._reader: Session | None = None  # to whom it was last delivered
@@ -142,17 +127,36 @@ class Stream:
         answer = self.state.answer_after(0)
         return answer is not None and answer <= self.state.written
 
+    @property
+    def names(self) -> tuple[bytes, ...]:
+        """What it is found by: what its tokens and its idempotency key lead to."""
+        names = self._keyring.names(self.id)
+        return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
+
+    @property
+    def is_open_to_key(self) -> bool:
+        """Whether its idempotency key leads to it from another connection or session too."""
+        return self.mark is not None and not self.mark.is_own
+
     # For the handler
 
-    async def send(self, line: bytes) -> None:
+    async def recorded(self) -> None:
+        """Wait until the journal has its record: no crash can make it unknown any more."""
+        while not self.is_recorded:
+            await self._committer.commit_done()
+
+    async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
         """Send a notification: returns when it is accepted in order, waits while there is no room.
 
-        Raises `Refusal` where it is too large, or there is no room and the stream fails of that.
+        `is_droppable` is one that may be sent at one time and not at another. Raises `Refusal`
+        where it is too large, or there is no room and the stream fails of that, or of another one
+        that was sent in its place before the server died.
         """
         self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
-        await self._offer(lambda: self.state.add(line))
+        if self.rerun is None or not await self.rerun.swallow(line, is_droppable=is_droppable):
+            await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
         """Send a response that is not the last one. As for `send`."""
@@ -164,25 +168,21 @@ class Stream:
         self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
+        if self.rerun is not None and await self.rerun.swallow(line, is_droppable=True):
+            return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
             await self._accepted(size)
         else:
             await trio.lowlevel.checkpoint()
 
-    async def ask(self, request_id: RequestId, line: bytes) -> Message:
-        """Send a request to the client and wait for the answer, over however many connections."""
+    async def send_request(self, request_id: RequestId, line: bytes) -> None:
+        """Send a request to the client. As for `send`."""
         self._check_size(line)
         if self.ahead_of_messages is not None:
             await self.ahead_of_messages()
-        answer = self._answers[request_id] = Answer(self)
         is_forced = self.overflow == "fail"
-        try:
-            await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
-            return await answer.wait()
-        finally:
-            self._answers.pop(request_id, None)
-            self.state.questions.pop(request_id, None)
+        await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
 
     @property
     def progress_token(self) -> ProgressToken | None:
@@ -197,6 +197,21 @@ class Stream:
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
         self._progress_token = token
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether the handler still sends what was sent before its server died."""
+        return self.rerun is not None and not self.rerun.repetition.is_over
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its call goes on when the server is back."""
+        return self.rerun is not None and self.rerun.is_suspended
+
+    @property
+    def level(self) -> str:
+        """The least severe log messages that its client wants."""
+        return LEVELS[0] if self._reader is None else self._reader.level
 
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
@@ -244,6 +259,8 @@ class Stream:
         """Send the final response, a result; `is_error` tells whether it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
             self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
+        elif self.is_repeating and not is_error:
+            self.fail(diverged("it is done, and has not sent all of that again"))
         else:
             self._end(line, Event.END, is_error=is_error)
 
@@ -255,6 +272,12 @@ class Stream:
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=is_error, at=wall())
         self._mark(size)
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether there is more to come, for which there must be room first."""
+        is_saved = self.rerun is not None and self.rerun.is_saving
+        return self.state.outcome is Outcome.LIVE and not is_saved
 
     def take(self) -> Append | None:
         """What is new, for the journal."""
@@ -274,12 +297,6 @@ class Stream:
         if any(news):
             self._delivered()
         self._make_use_of_room()
-
-    def note_asked(self, session: "Session", seq: int) -> None:
-        """The unanswered requests up to `seq` went to this client: it may answer them."""
-        for request_id, question in self.state.questions.items():
-            if question.seq <= seq:
-                self._answers[request_id].asked.add(session)
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
@@ -380,11 +397,3 @@ class Stream:
         if self.state.release_held():
             self._mark(size)
         self.notify()
-
-
-def owner_of(record: Record) -> str:
-    """Who alone may ask for its pages: a principal that somebody has vouched for, else nobody.
-
-    An anonymous connection is not the same one after a reconnect: there the token is the authority.
-    """
-    return record.principal if record.principal.startswith(("os(", "bearer(")) else ""

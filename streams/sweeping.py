@@ -7,24 +7,20 @@ again. So it is looked at, and either put back further down or given up.
 """
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from collections.abc import Callable
+from typing import Final
 
 import trio
 
 from streams.committer import Committer
-from streams.errors import Unavailable
 from streams.journal import Journal, Record, Rest
-from streams.logs import log
+from streams.patience import patiently
 from streams.registry import Registry
 from streams.resting import Resting
 from streams.stream import Stream
 
 SWEPT_AT_ONCE: Final = 500  # then others have their turn
 PAUSE_S: Final = 0.05
-BUSY_S: Final = 0.5  # until a journal that could not be read is asked again
-
-_T = TypeVar("_T")
 
 
 class Sweeper:
@@ -93,13 +89,3 @@ class Sweeper:
         stream = await patiently(lambda: self._resting.find(record.stream))
         if stream is not None and stream.record.due_at == record.due_at:
             self._on_due(stream)
-
-
-async def patiently(ask: Callable[[], Awaitable[_T]]) -> _T:
-    """What the journal answers, however long it takes until it does."""
-    while True:
-        try:
-            return await ask()
-        except Unavailable as trouble:
-            log.info("the journal cannot be read; trying again", why=str(trouble))
-        await trio.sleep(BUSY_S)

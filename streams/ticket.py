@@ -39,7 +39,7 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
     def leads_to_same(self, other: "Ticket") -> bool:
         """Whether both are for the same call, wherever they stand and whoever told of it."""
         is_named = self.stream != "" and self.stream == other.stream
-        return is_named or (self.token != "" and self.token == other.token)
+        return is_named or bool(self.token and self.token == other.token)
 
     def named(self, stream: str) -> "Ticket":
         """The same ticket, now that one knows to which stream its token leads."""
@@ -60,5 +60,10 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
                 padded = word.encode("ascii") + b"=" * (-len(word) % 4)
                 return msgspec.json.decode(base64.b64decode(padded, b"-_", validate=True), type=cls)
             return msgspec.json.decode(word, type=cls)
-        except (msgspec.DecodeError, binascii.Error, UnicodeEncodeError) as error:
+        except (
+            msgspec.DecodeError,
+            binascii.Error,
+            UnicodeEncodeError,
+            RecursionError,
+        ) as error:
             raise ValueError(f"This is no ticket: {error}.") from None

@@ -83,6 +83,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     overflow: Overflow
     paged: Paged | None
     expected_s: float | None
+    restart: bool
     binder: Binder
     output_check: OutputCheck | None
 
@@ -110,6 +111,7 @@ def make_tool(
     pages_ahead: int = 1,
     page_wait_s: float = 10.0,
     expected_s: float | None = None,
+    restart: bool = False,
 ) -> Tool:
     """Look at a function once; everything that can be wrong with it is told here.
 
@@ -123,6 +125,8 @@ def make_tool(
     what = f"tool {tool_name}"
     _require_settings(resume_min_s, resume_max_s, overflow, what)
     _require_page_settings(pages_ahead, page_wait_s, expected_s, what)
+    if restart:
+        _require_repeatable(resume_max_s, pages, what)
     if pages:
         _require_pageable(resume_max_s, output_schema, what)
     accepted = Signature.of(function, what, pages=pages)
@@ -144,6 +148,7 @@ def make_tool(
         overflow=overflow,
         paged=Paged(pages_ahead, page_wait_s) if pages else None,
         expected_s=expected_s,
+        restart=restart,
         binder=binder,
         output_check=output_check,
     )
@@ -185,6 +190,15 @@ def _require_pageable(
         raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
     if output_schema is not None:
         raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
+
+
+def _require_repeatable(max_s: float | None, pages: bool, what: str) -> None:
+    if max_s == 0:
+        raise ValueError(
+            f"{what}: nobody could come back after a restart: resume_max_s must be > 0"
+        )
+    if pages:
+        raise ValueError(f"{what}: a tool that gives pages cannot be run again: drop restart")
 
 
 def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnotations | None:

@@ -27,14 +27,19 @@ class Done(subprocess.CompletedProcess[str]):
         return self.stderr.splitlines()
 
 
-def run(*words: str, command: tuple[str, ...] = CLI, cwd: Path | None = None) -> Done:
+def run(
+    *words: str,
+    command: tuple[str, ...] = CLI,
+    cwd: Path | None = None,
+    within_s: float = DEADLINE_S,
+) -> Done:
     """Run the command to its end, off a terminal."""
     ended = subprocess.run(
         [*command, *words],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=within_s,
         check=False,
         cwd=cwd,
     )
@@ -97,9 +102,9 @@ class Following:
         self.process.kill()
         self.process.wait()
 
-    def end(self) -> tuple[int, str]:
+    def end(self, *, within_s: float = DEADLINE_S) -> tuple[int, str]:
         """Wait for the end; the exit code, and what is on standard output."""
-        out, _ = self.process.communicate(timeout=DEADLINE_S)
+        out, _ = self.process.communicate(timeout=within_s)
         while self._hear():
             pass
         assert "Traceback" not in self.said, self.said

@@ -6,16 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streams.journal import (
-    STORED_BYTES_MAX,
-    Append,
-    Change,
-    Grant,
-    Journal,
-    Outcome,
-    Record,
-    SessionRecord,
-)
+from streams.grants import Grant, SessionRecord
+from streams.journal import STORED_BYTES_MAX, Append, Change, Journal, Outcome, Record, Restart
 from streams.memory import MemoryJournal
 from streams.messages import RequestId, Run
 from streams.sqlite import open_sqlite_journal
@@ -27,7 +19,11 @@ Stored = tuple[list[SessionRecord], list[Grant]]
 
 
 def record(
-    stream: str = "s", fence: int = 1, pages: tuple[int, ...] | None = None, number: int = 0
+    stream: str = "s",
+    fence: int = 1,
+    pages: tuple[int, ...] | None = None,
+    number: int = 0,
+    restart: Restart | None = None,
 ) -> Record:
     """A record. Unless a number is given, the streams are in the order of the alphabet."""
     return Record(
@@ -41,6 +37,7 @@ def record(
         is_announced=True,
         pages=pages,
         number=number or int.from_bytes(stream.encode().ljust(7)[:7]),
+        restart=restart,
     )
 
 

@@ -151,11 +151,13 @@ class Scripted:
         is_numbering: bool = True,
         min_s: float = 0.0,
         announces: tuple[str, ...] | None = None,
+        key_memory: str = "",
     ) -> None:
         self.memory = MemoryServer()
         self.is_numbering = is_numbering
         self.announces = ((CREATE,) if is_numbering else ()) if announces is None else announces
         self.min_s = min_s
+        self.key_memory = key_memory  # though it looks at no key
         self.run_lines_max = 1_000
         self.skips_on: set[int] = set()  # connections where the numbers leave a gap
         self.tools: dict[str, Tool] = {}
@@ -274,7 +276,8 @@ class Scripted:
                 raise Refusal(-32601, f"There is no {method} here.")
 
     def _hello(self) -> Params:
-        extension = {"experimental": {"mcp-streams/v1": {"positions": True}}}
+        settings = {"positions": True, "idempotencyKeys": self.key_memory}
+        extension = {"experimental": {"mcp-streams/v1": settings}}
         return {
             "protocolVersion": self.protocol_version,
             "capabilities": {"tools": {}} | (extension if self.is_numbering else {}),

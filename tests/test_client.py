@@ -132,6 +132,18 @@ async def test_errors_of_the_body_come_out_as_they_were_raised() -> None:
                 _ = 1 / 0
 
 
+async def test_errors_of_the_body_come_out_alone_where_it_was_cancelled_too() -> None:
+    def fail(scope: trio.CancelScope) -> None:
+        scope.cancel()
+        raise ZeroDivisionError
+
+    server = counting()
+    async with server.serving():
+        with trio.CancelScope() as scope, pytest.raises(ZeroDivisionError):
+            async with Client(server.memory.connect):
+                fail(scope)
+
+
 async def test_a_client_can_be_cancelled_at_any_moment() -> None:
     server = Scripted()
     Stepping(server)

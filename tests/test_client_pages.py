@@ -78,6 +78,14 @@ async def hanging_up(call: Call) -> AsyncIterator[str]:
         yield f"page {number}"
 
 
+@server.tool(pages=True)
+async def announcing(call: Call) -> AsyncIterator[str]:
+    """Say something, and have no page for long."""
+    await call.log("info", "it begins")
+    await trio.sleep(300)
+    yield "page 1"
+
+
 @server.tool
 async def lone(call: Call) -> str:
     return "page 1"
@@ -260,14 +268,30 @@ async def test_what_the_server_lets_go_of_is_asked_for_again(
         assert await texts(client.pages("hanging_up")) == up_to(3)
 
 
-async def test_nobody_comes_back_for_a_first_page_without_a_dialect(
+@pytest.mark.parametrize("dialects", [(), BOTH, REQUESTS], ids=["none", "both", "requests"])
+async def test_a_first_page_of_which_nothing_has_come_is_asked_for_again(
+    dialects: tuple[str, ...], autojump_clock: MockClock
+) -> None:
+    async with at_home(server) as memory, Client(memory.connect, dialects=dialects) as client:
+        first = memory.cables[-1]
+        first.cut_after(to_near=1)
+        assert await texts(client.pages("slow")) == up_to(2)
+        assert memory.cables[-1] is not first
+
+
+async def test_nobody_comes_back_for_a_first_page_without_a_dialect_once_it_was_begun(
     autojump_clock: MockClock,
 ) -> None:
-    async with at_home(server) as memory, Client(memory.connect, dialects=()) as client:
-        memory.cables[-1].cut_after(to_near=1)
-        with pytest.raises(CallLost):
-            await anext(client.pages("slow"))
-        assert await texts(client.pages("rows", {"n": 2})) == up_to(2)
+    async with at_home(server) as memory:
+
+        def cut(message: Message) -> None:
+            assert said(message) == "it begins"
+            memory.cables[-1].cut()
+
+        async with Client(memory.connect, dialects=(), on_notification=cut) as client:
+            with pytest.raises(CallLost):
+                await anext(client.pages("announcing"))
+            assert text(await anext(client.pages("lone"))) == "page 1"
 
 
 # Tokens that lead nowhere, and servers of another make

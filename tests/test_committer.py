@@ -11,11 +11,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams.committer import (
     ALONE_BYTES_MAX,
     BATCH_BYTES_MAX,
+    FEW_BYTES,
     SHARED_BYTES_MAX,
+    SHORTAGE_S,
     Committer,
 )
 from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
-from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record
+from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record, Shortage
 from streams.memory import MemoryJournal
 from streams.messages import Run
 from tests.troubled import Troubled
@@ -41,6 +43,7 @@ class Source:
         self.id = stream
         self.durable = -1
         self.asked = 0  # how often it was asked for what it has
+        self.can_wait = True
         self._committer = committer
         self._last = 0
         self._lines: list[bytes] = []
@@ -183,6 +186,66 @@ async def test_what_waits_for_a_commit_is_bounded() -> None:
         assert committer.is_full
         await committer.settle()
         assert not committer.is_full
+
+
+async def test_where_room_is_short_who_has_much_to_say_waits(autojump_clock: MockClock) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        much, little, last = (Source(committer, name) for name in ("much", "little", "last"))
+        for source in (much, little, last):
+            committer.add(Create(record(source.id)))
+        await committer.settle()
+        journal.shortage = Shortage("little is left", is_severe=False)
+        last.can_wait = False
+        much.say("x" * FEW_BYTES)
+        little.say("x")
+        last.say("x" * FEW_BYTES)
+        await trio.sleep(100)
+        assert [source.durable for source in (much, little, last)] == [-1, 1, 1]
+        with pytest.raises(Refusal, match=r"\(little is left\): try again later"):
+            committer.check()
+        much.can_wait = False  # it has ended
+        much.say("the end")
+        await committer.commit_done()
+        assert much.durable == 2
+
+
+async def test_where_hardly_any_room_is_left_only_ends_are_committed(
+    autojump_clock: MockClock,
+) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        going, ending = Source(committer, "going"), Source(committer, "ending")
+        ending.can_wait = False
+        committer.add(Create(record("going")))
+        committer.add(Create(record("ending")))
+        journal.shortage = Shortage("little is left", is_severe=True)
+        going.say("x")
+        ending.say("x")
+        await trio.sleep(100)
+        assert (going.durable, ending.durable) == (-1, 1)
+        assert len(journal.commits) < 2 * 100 / SHORTAGE_S
+        journal.shortage = None
+        committer.check()
+        await trio.sleep(SHORTAGE_S)
+        assert going.durable == 1
+
+
+async def test_an_ack_joins_a_commit_that_finds_no_room(autojump_clock: MockClock) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        source.say("a", "b")
+        await committer.settle()
+        journal.trouble = Full("the disk is full")
+        source.say("c")
+        await trio.sleep(10)
+        committer.ack(Ack("s", 1, 2))
+        await trio.sleep(10)
+        journal.trouble = None
+        await committer.commit_done()
+    assert [type(change) for change in journal.commits[-1]] == [Append, Ack]
 
 
 async def end(changes: list[Change], journal: Troubled) -> Exception:

@@ -1,7 +1,5 @@
 """Sessions over HTTP, where time passes as it is told to: what they keep, and how they end."""
 
-from collections.abc import Callable
-
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -11,8 +9,6 @@ from streams.keys import Keyring
 from streams.limits import DAY_S, Limits
 from tests.house import PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
 from tests.web import EVENTS, Browser, browsing, logged
-
-PassTime = Callable[[float], None]
 
 
 @pytest.fixture(params=RESIDENT_MAX)
@@ -28,19 +24,6 @@ def server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture
 def steps(server: Server) -> Steps:
     return Steps(server)
-
-
-@pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> PassTime:
-    """Move on the wall clock that sessions look at, by seconds."""
-    now = 1_000_000.0
-
-    def pass_time(seconds: float) -> None:
-        nonlocal now
-        now += seconds
-
-    monkeypatch.setattr("streams.sessions.wall", lambda: now)
-    return pass_time
 
 
 async def test_a_session_and_its_responses_survive_a_crash(
@@ -154,34 +137,35 @@ async def test_there_is_no_room_where_all_sessions_are_at_work(
 
 
 async def test_a_session_ends_a_day_after_it_was_used_last(
-    server: Server, pass_time: PassTime, autojump_clock: MockClock
+    server: Server, autojump_clock: MockClock
 ) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
-        pass_time(DAY_S - 1)
+        await trio.sleep(DAY_S - 1)
         assert (await browser.post(1, "ping")).status == 200
-        pass_time(DAY_S + 1)
+        await trio.sleep(DAY_S + 1)
         assert (await browser.post(2, "ping")).status == 404
 
 
-async def test_what_an_idle_session_had_begun_ends_with_it(
-    server: Server, steps: Steps, pass_time: PassTime, autojump_clock: MockClock
-) -> None:
+async def test_what_an_idle_session_had_begun_ends_with_it(autojump_clock: MockClock) -> None:
+    server = Server("tested", resume_max_s=2 * DAY_S)
+    steps = Steps(server)
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         await (await browser.call(1, "step")).hang_up()
-        pass_time(DAY_S + 1)
+        await trio.sleep(DAY_S + 1)
+        assert not steps.was_cancelled
         assert (await browser.post(2, "ping")).status == 404
         assert steps.was_cancelled
 
 
 async def test_a_session_whose_client_stands_by_is_not_idle(
-    server: Server, pass_time: PassTime, autojump_clock: MockClock
+    server: Server, autojump_clock: MockClock
 ) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         standing = await browser.fetch("GET", accept=EVENTS)
-        pass_time(DAY_S + 1)
+        await trio.sleep(DAY_S + 1)
         assert (await browser.post(1, "ping")).status == 200
         await standing.hang_up()
-        pass_time(DAY_S + 1)
+        await trio.sleep(DAY_S + 1)
         assert (await browser.post(2, "ping")).status == 404
 
 

@@ -57,6 +57,24 @@ async def test_a_shutdown_ends_calls_as_interrupted(
     assert reason(heard[1]["error"]) == "interrupted"
 
 
+async def test_who_is_told_to_stop_before_having_started_does(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    """The journal takes nothing, and has a call that the last process left behind."""
+    journal = Troubled()
+    async with open_house(server, journal=journal) as house:
+        talker = await house.dial()
+        await talker.begin(1, "step")
+        left = Troubled()
+        left.__dict__.update(house.as_after_a_crash().__dict__)
+    left.hold()
+    with trio.fail_after(SHUTDOWN_S + 1):
+        with trio.move_on_after(0.5) as patience:
+            async with open_house(server, journal=left):
+                raise AssertionError("it waits for the journal first")
+    assert patience.cancelled_caught
+
+
 async def test_a_shutdown_takes_no_new_calls(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:

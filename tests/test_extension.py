@@ -82,10 +82,11 @@ def test_settings_that_do_not_fit_are_refused(bad: Any) -> None:
 
 
 def test_the_server_says_what_it_speaks() -> None:
-    assert extension.advertisement() == {
+    assert extension.advertisement("a memory") == {
         EXTENSION: {
             "dialects": ["streams", "resumableRequests", "resumeTokens"],
             "positions": True,
+            "idempotencyKeys": "a memory",
         }
     }
 

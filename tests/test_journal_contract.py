@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
+from streams.grants import DropGrant, DropSession, SaveGrant, SaveSession
 from streams.joining import joined
 from streams.journal import (
     STORED_BYTES_MAX,
@@ -15,15 +16,11 @@ from streams.journal import (
     Change,
     Close,
     Create,
-    DropGrant,
-    DropSession,
     Forget,
     Journal,
     Outcome,
     Record,
     Rest,
-    SaveGrant,
-    SaveSession,
 )
 from streams.messages import RequestId, Run
 from tests.journals import (

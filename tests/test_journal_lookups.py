@@ -7,20 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Fenced, Gone
-from streams.journal import (
-    Ack,
-    Change,
-    Close,
-    Create,
-    DropSession,
-    Forget,
-    Journal,
-    Outcome,
-    Record,
-    Rest,
-    SaveGrant,
-    SaveSession,
-)
+from streams.grants import DropSession, SaveGrant, SaveSession
+from streams.journal import Ack, Change, Close, Create, Forget, Journal, Outcome, Record, Rest
 from streams.lookups import Totals
 from tests.journals import (
     OpenJournal,

@@ -5,16 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from streams.journal import (
-    Ack,
-    Append,
-    Close,
-    Create,
-    Outcome,
-    Record,
-    SaveGrant,
-    SaveSession,
-)
+from streams.grants import SaveGrant, SaveSession
+from streams.journal import Ack, Append, Close, Create, Outcome, Record
 from tests.journals import (
     OpenJournal,
     append,

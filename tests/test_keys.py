@@ -45,6 +45,30 @@ def test_a_token_is_the_keyed_hash_of_the_stream_id() -> None:
     assert keyring.token("stream") == "ySf-owzd7WalpUDQqWdk16pucpvKJC0vBCDKPVPGci8"
 
 
+def test_the_name_of_a_call_is_a_keyed_hash_of_its_key_and_scope() -> None:
+    # Worked out with `openssl dgst -sha256 -hmac` from `call:5:os(0)a key`.
+    assert Keyring([b"k" * 32]).call_names("os(0)", "a key") == [
+        bytes.fromhex("383b54d0dc51f5538cf3ba494281139f")
+    ]
+
+
+def test_a_call_has_another_name_in_another_scope_and_under_another_key() -> None:
+    keyring = Keyring([b"n" * 32, b"o" * 32])
+    names = [
+        name
+        for scope, key in (("", "ab"), ("a", "b"), ("ab", ""), ("", "ab2"), ("1:a", "b"))
+        for name in keyring.call_names(scope, key)
+    ]
+    assert len(set(names)) == 10
+    assert keyring.call_names("", "ab")[1:] == Keyring([b"o" * 32]).call_names("", "ab")
+
+
+def test_keys_are_known_by_the_oldest_of_them() -> None:
+    old, new = b"o" * 32, b"n" * 32
+    assert Keyring([new, old]).identity == Keyring([old]).identity != Keyring([new]).identity
+    assert len(Keyring.load(None).identity) == 43
+
+
 def test_tokens_and_ids_are_256_bits_url_safe() -> None:
     for text in (Keyring.load(None).token("x"), new_id()):
         assert len(base64.urlsafe_b64decode(text + "=")) == 32

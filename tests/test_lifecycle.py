@@ -143,6 +143,17 @@ def test_bytes_that_were_never_written_count() -> None:
     assert state.add(line(1))
 
 
+def test_what_a_former_process_had_numbered_makes_no_room_when_it_is_written() -> None:
+    state = a_state(Limits(unsent_bytes_max=20), last=3)
+    assert not state.wrote(Run(1, 2, b"x" * 50))
+    assert state.add(b"y" * 19 + b"\n")
+    assert not state.add(line(5))
+    assert not state.wrote(Run(3, 1, b"x" * 25))
+    assert not state.add(line(5))
+    write(state)
+    assert state.add(line(5))
+
+
 def test_what_was_written_once_is_not_unsent_again() -> None:
     state = a_state(Limits(unsent_entries_max=2))
     state.add(line(1))

@@ -16,6 +16,7 @@ from streams.ownership import (
     key_path,
     lock_path,
     log_path,
+    owner_of,
     socket_path,
 )
 
@@ -104,6 +105,18 @@ def test_the_locks_end_with_the_process(journal: Path) -> None:
         other.wait()
         assert can_own(journal)
         assert StarterLock(journal).acquire()
+
+
+def test_others_can_see_who_owns_it_and_are_in_nobodys_way(journal: Path) -> None:
+    assert owner_of(journal) is None
+    with another_process(journal, "starter"):
+        assert owner_of(journal) is None, "a starter is no owner"
+    with another_process(journal, "owner") as other:
+        assert owner_of(journal) == other.pid
+        assert not can_own(journal)
+        other.kill()
+        other.wait()
+        assert owner_of(journal) is None, "though its name is still in the file"
 
 
 def test_a_refused_owner_does_not_drop_what_its_process_holds(journal: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from streams import clientwire
 from streams.client import Client
 from streams.errors import (
     StreamGone,
@@ -285,3 +286,48 @@ async def test_leaving_a_resumed_call_only_detaches(autojump_clock: MockClock) -
         assert server.got("notifications/cancelled") == [{"requestId": resume_id}]
         assert not stream.is_cancelled
         assert stream.acked == 2
+
+
+async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
+    autojump_clock: MockClock,
+) -> None:
+    """Over another connection: the one that brought it is gone."""
+    server = counting()
+    async with connected(server) as client:
+        async with client.call("count", {"n": 900}) as call:
+            first = [said(await anext(call)) for _ in range(35)]
+            await trio.sleep(5)
+            assert call.is_complete
+            server.cut()
+            await trio.sleep(5)
+            await client.ping()
+        await client.ping()
+        assert call.ticket is not None
+        assert server.got("stream/resume") == []  # nobody would read what that brought
+        async with client.resume(call.ticket) as again:
+            assert first + await rest_of(again) == [str(n) for n in range(1, 901)]
+
+
+async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
+    autojump_clock: MockClock,
+) -> None:
+    """Somebody else asked for that run, over the same connection."""
+    server = counting()
+    server.run_lines_max = 10_000
+    async with connected(server) as client:
+        async with client.call("count", {"n": 900}) as call:
+            first = [said(await anext(call)) for _ in range(35)]
+            await trio.sleep(5)
+            server.cut()
+            await trio.sleep(5)
+            await client.ping()
+        ticket = call.ticket
+        assert ticket is not None
+        assert client._keeper.link is not None
+        client._keeper.link.post(clientwire.resume(ticket, "somebody-else", ticket.after))
+        stray = server.memory.cables[-1]
+        while not client._keeper.link._run_left:
+            await trio.lowlevel.checkpoint()
+        assert stray is server.memory.cables[-1]
+        async with client.resume(ticket) as again:
+            assert first + await rest_of(again) == [str(n) for n in range(1, 901)]

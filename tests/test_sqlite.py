@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal import Ack, Change, Create, Forget, SaveGrant, SaveSession
+from streams.grants import SaveGrant, SaveSession
+from streams.journal import Ack, Change, Create, Forget
 from streams.limits import MIB
 from streams.sqlite import (
     APPLICATION_ID,
@@ -104,6 +105,20 @@ def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> No
         assert opened.commit([acked, replace(waiting, fence=2)]) == [None, None]
         run = as_one(opened.read("s", last, bytes_max=PLENTY))
         assert run == waiting.run
+
+
+def test_a_file_that_may_not_grow_has_room_again_when_lines_are_acked(path: Path) -> None:
+    with closing(SQLiteStore(path, file_bytes_max=8 * MIB)) as opened:
+        opened.commit([Create(record())])
+        assert opened.look_for_room() is None
+        last = 0
+        while (shortage := opened.look_for_room()) is None:
+            opened.commit([append(last + 1, last + 1000, line=b"x" * 99)])
+            last += 1000
+        assert str(shortage) == "less than 1 MiB are left of what its file may take"
+        assert path.stat().st_size + Path(f"{path}-wal").stat().st_size > 6 * MIB
+        opened.commit([Ack("s", 1, last)])
+        assert opened.look_for_room() is None
 
 
 FAILING = """

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import JournalUnusable
-from streams.journal import Create, Outcome, SaveGrant, SaveSession
+from streams.grants import SaveGrant, SaveSession
+from streams.journal import Create, Outcome
 from streams.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.journals import as_one, grant, session
 from tests.sqlite_rig import PLENTY, append, last_of, make_journal_of_schema, record

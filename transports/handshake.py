@@ -119,7 +119,7 @@ def _any_opening(head: bytes) -> Opening:
     return Opening(
         Head("GET", request.target.partition("?")[0], told),
         fields.get("origin", ()),
-        request.subprotocols,
+        list(filter(None, request.subprotocols)),  # of a list, empty elements are none
         told["sec-websocket-key"].encode(),
     )
 
@@ -186,6 +186,6 @@ def _reason(body: bytes) -> str:
     """What the body of a refusal says, be it JSON-RPC's error or text."""
     try:
         said = str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         said = body.decode(errors="replace").strip()
     return f": {said[:200]}" if said else ""

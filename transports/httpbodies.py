@@ -163,14 +163,20 @@ class JsonBody:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._text = bytearray()
+        self._is_too_large = False
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
-        # No longer than twice the limit before it is compacted, and not at all beyond that.
-        if len(self._text) <= 2 * self._limit:
+        # No longer than twice the limit before it is compacted: what is cut off is not the rest.
+        if self._is_too_large or len(self._text) + len(data) > 2 * self._limit:
+            self._is_too_large = True
+            self._text.clear()
+        else:
             self._text += data
         return []
 
     def end(self) -> list[Block | TooLarge]:
+        if self._is_too_large:
+            return [TooLarge(self._limit)]
         return in_blocks(_message(bytes(self._text), self._limit))
 
     def held(self) -> list[Block | TooLarge]:

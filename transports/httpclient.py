@@ -29,7 +29,7 @@ from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, r
 from transports.httpinbox import Inbox
 from transports.httpwire import Connection, Connections, Head
 from transports.lines import CLOSE_S, in_blocks, lines_of
-from transports.tasks import tasks_until
+from transports.tasks import begin_or_leave, tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
 # that begins its response when it has all of it may take long: after this time the line has arrived
@@ -92,6 +92,7 @@ class HttpChannel:
         Shielded, since to be cancelled is no reason to be impolite; `aclose` is their end in any
         case.
         """
+        await begin_or_leave()
         with self._tasks:
             async with trio.open_nursery() as self._nursery:
                 task_status.started()

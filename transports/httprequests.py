@@ -147,8 +147,8 @@ class Requests:
         self._fields = {}
         for name, value in head.headers:
             self._fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
-        self._check_framing(head)
         self._check_origins(head)
+        self._check_framing(head)
         self._head = head
 
     def _check_framing(self, head: h11.Request) -> None:

@@ -68,7 +68,7 @@ def relay(
                 connection.connect(address)
             socket.send_fds(connection, [json.dumps(hello).encode() + b"\n"], list(fds))
             answer = _read_answer(connection)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise NobodyListens(f"nobody took over at {os.fspath(path)}: {error}") from error
         if "error" in answer:
             raise Refused(str(answer["error"]))

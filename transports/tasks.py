@@ -25,3 +25,12 @@ async def tasks_until(aclose: Callable[[], Awaitable[object]]) -> AsyncIterator[
             raise failure
         finally:
             del failure  # it refers to this frame, and would keep it alive
+
+
+async def begin_or_leave() -> None:
+    """Ahead of a shielded scope of a task that `nursery.start` begins: leave if that was cancelled.
+
+    Whoever calls `started` too late is not taken over by the nursery: `start` waits for it to be
+    cancelled, and that nothing behind a shield ever is.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()

@@ -19,6 +19,7 @@ import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.lines import LineChannel, open_fds
+from transports.listening import serve_listeners
 from transports.relay import socket_address
 
 # A relay sends its hello at once, and it is short; so many file descriptors at most are taken in
@@ -57,12 +58,12 @@ async def serve(
     """
     listener = _listen(path)
 
-    async def welcome(stream: trio.SocketStream) -> None:
+    async def welcome(_: trio.Nursery, stream: trio.SocketStream) -> None:
         await _welcome(stream, handler, hello_check, message_bytes_max)
 
     try:
         task_status.started()
-        await trio.serve_listeners(welcome, [listener])
+        await serve_listeners(welcome, [listener])
     finally:
         with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
             os.unlink(path)

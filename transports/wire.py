@@ -26,7 +26,7 @@ from wsproto.utilities import ProtocolError
 
 from transports.listening import linger
 from transports.sieve import Piece, Sieve, Slot, until_left
-from transports.tasks import tasks_until
+from transports.tasks import begin_or_leave, tasks_until
 from transports.vectored import send_pieces
 
 # What is kept of the answer to a client's handshake, for its error message.
@@ -75,6 +75,7 @@ class Wire(trio.abc.Stream):
         Shielded, since a farewell needs both; `hang_up` is their end in any case.
         """
         try:
+            await begin_or_leave()
             with self._tasks:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write_control)

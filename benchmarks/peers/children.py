@@ -33,7 +33,7 @@ def executable(name: str, comes_with: str) -> str:
 
 def said_by(*command: str) -> str:
     """The first line that a command prints."""
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=START_S)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=START_S)  # nosec B603 # what the benchmark names
     return done.stdout.partition("\n")[0]
 
 
@@ -63,7 +63,7 @@ def running(command: Sequence[str], port: int) -> Iterator[None]:
     """A server, from when it takes connections to the end of the block. Raises `Missing`."""
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process,
+        subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process,  # nosec B603 # what the benchmark names
     ):
         try:
             _wait(process, port, log.fileno())

@@ -27,6 +27,7 @@ def serve(
     tls_key: Path | None = None,
     journal: Path | None = None,
     linger: float = 5.0,
+    watchdog: float = 1.0,
     durability: Durability = "power",
     max_message_bytes: int | None = None,
     limit: tuple[str, ...] = (),
@@ -64,6 +65,8 @@ def serve(
         The SQLite file that streams are kept in. Without it they live as long as the process.
     linger
         Seconds for which an owner that has nothing to do waits for the next client, 0.5 at least.
+    watchdog
+        Seconds after which the log tells of a tool that keeps everybody waiting; 0 for never.
     durability
         "power" survives a power cut, "process" (faster) the end of the process only.
     max_message_bytes
@@ -87,6 +90,8 @@ def serve(
         return complain(f"--limit: {error}.")
     if not linger >= 0:
         return complain("--linger: write seconds, 0 or more.")
+    if not watchdog >= 0:
+        return complain("--watchdog: write seconds, 0 or more.")
     if not http_path.startswith("/"):
         return complain("--http-path: begin it with a slash.")
     if tls_key is not None and tls_cert is None:
@@ -102,6 +107,7 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
         linger_s=linger,
+        watchdog_s=watchdog,
         durability=durability,
         insecure_anonymous=insecure_anonymous,
         auth=auth,

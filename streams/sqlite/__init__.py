@@ -41,7 +41,8 @@ from typing import Final, TypeVar
 import trio
 
 from streams.errors import JournalError, JournalUnusable
-from streams.journal import Change, Grant, Record, SessionRecord
+from streams.grants import Grant, SessionRecord
+from streams.journal import Change, Record, Shortage
 from streams.lookups import Totals
 from streams.messages import Run
 from streams.sqlite.file import APPLICATION_ID, SCHEMA_VERSION, Durability
@@ -70,6 +71,10 @@ class SQLiteJournal:
         self._thread = thread
         self._is_closed = False
         self._runs_read = 0
+
+    @property
+    def shortage(self) -> Shortage | None:
+        return None if self._is_closed else self._store.look_for_room()
 
     async def claim(self) -> Sequence[Record]:
         self._check_open()

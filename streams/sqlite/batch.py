@@ -10,18 +10,16 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal import (
-    Ack,
-    Append,
-    Change,
-    Create,
-    Forget,
-    Record,
-    Rest,
-    apply,
-    apply_to_sessions,
+from streams.grants import apply_to_sessions
+from streams.journal import Ack, Append, Change, Create, Forget, OfRestart, Record, Rest, apply
+from streams.sqlite.log import (
+    Logged,
+    LoggedAck,
+    LoggedForget,
+    encode,
+    logged_append,
+    logged_restart,
 )
-from streams.sqlite.log import Logged, LoggedAck, LoggedForget, encode, logged_append
 from streams.sqlite.lookups import LookupTables
 from streams.sqlite.records import RECORD, RecordTables, record_of
 from streams.sqlite.sessions import SessionTables
@@ -74,6 +72,10 @@ class Batch:
                 self._touched.append(tail)
             if isinstance(change, Append):
                 self._append(tail, change)
+                if before is not None and before.restart is not None:
+                    self._trim(tail)  # the last line lets go of what was kept for a restart
+            elif isinstance(change, OfRestart):
+                self._restart(tail, change)
             else:
                 self._kinds.get(type(change), self._settle)(tail)
                 if isinstance(change, Rest):
@@ -95,11 +97,22 @@ class Batch:
             self._chosen[tail] = None  # what finds those at rest is in tables
         else:
             self._logged.append(LoggedAck(tail.id, tail.now.acked))
+        self._trim(tail)
+
+    def _restart(self, tail: Tail, change: OfRestart) -> None:
+        if self._is_without_log:
+            self._chosen[tail] = None
+        else:
+            self._logged.append(logged_restart(tail.id, change))
+        self._trim(tail)
+
+    def _trim(self, tail: Tail) -> None:
+        assert tail.now is not None
         if tail.oldest == UNKNOWN:
             first = "SELECT last FROM runs WHERE stream = ? ORDER BY last LIMIT 1"
             found = self._connection.execute(first, (tail.id,)).fetchone()
             tail.oldest = found[0] if found else NO_SEGMENT
-        if tail.oldest <= tail.now.acked:
+        if tail.oldest <= tail.now.trimmed:
             self._trimmed[tail] = None
 
     def _create(self, tail: Tail) -> None:
@@ -165,7 +178,7 @@ class Batch:
             LookupTables(self._connection).forget(forgotten)
         self._connection.executemany(
             "DELETE FROM runs WHERE stream = ? AND last <= ?",
-            [(tail.id, tail.now.acked) for tail in self._trimmed if tail.now is not None],
+            [(tail.id, tail.now.trimmed) for tail in self._trimmed if tail.now is not None],
         )
         if self._tails.has_rows_before(self._first_row):
             self._connection.execute("DELETE FROM log WHERE id < ?", (self._first_row,))

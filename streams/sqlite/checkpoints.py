@@ -112,6 +112,14 @@ class Checkpoints:
         if self._has_enough():
             self._wanted.set()
 
+    def empty(self) -> None:
+        """Give what the WAL takes of the disk back, as far as that can be had now."""
+        with (
+            self._copying,
+            suppress(sqlite3.Error),
+        ):  # a commit will find what is wrong, if it lasts
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
     def close(self) -> None:
         """Wait for what is being copied, and copy no more."""
         self._is_closed = True

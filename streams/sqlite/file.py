@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
 from sqlite_utils import Database, Migrations
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
@@ -24,9 +25,13 @@ _PAGE_BYTES: Final = 16 * 1024
 _WAL_BYTES_KEPT: Final = 64 * 1024 * 1024  # one huge commit must not leave a huge file for ever
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"power": "FULL", "process": "NORMAL"}
 
+DAMAGED: Final = (
+    "it is damaged: restore it from a backup, or save what `mcp-streams export` can read of it and "
+    "move it away"
+)
 _ADVICE: Final = {
     sqlite3.SQLITE_NOTADB: "it is no SQLite file: name another file, or move this one away",
-    sqlite3.SQLITE_CORRUPT: "it is damaged: restore it from a backup, or move it away",
+    sqlite3.SQLITE_CORRUPT: DAMAGED,
     sqlite3.SQLITE_READONLY: "it is read-only: allow writing to the file and to its directory",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: allow reading and writing to it and its side "
     "files (-wal, -shm)",
@@ -118,7 +123,13 @@ def log(db: Database) -> None:
     db.table("log").create({"id": int, "body": bytes}, pk="id", not_null={"body"})
 
 
-SCHEMA_VERSION: Final = 5  # the number of migrations; in the header of the file as `user_version`
+@migrations()
+def restart(db: Database) -> None:
+    """Schema 6. Of what there is, nothing is run again."""
+    db.table("progress").add_column("restart", bytes)
+
+
+SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
 
 
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
@@ -140,8 +151,21 @@ def create_file(path: Path) -> None:
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Make sure that the file is a journal of our schema, and make it one where it is empty."""
+    is_new, version = recognized(connection, path)
+    _keep_private(path)
+    if is_new:
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    if version < SCHEMA_VERSION:
+        _migrate(connection)
+
+
+def recognized(connection: sqlite3.Connection, path: Path) -> tuple[bool, int]:
+    """Whether the file is empty, and the schema of the journal that it is; 0 for none yet.
+
+    Raises `JournalUnusable` where it is another program's, or a newer one's.
+    """
     application = _pragma(connection, "application_id")
-    version = _pragma(connection, "user_version")
+    version: int = _pragma(connection, "user_version")
     is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application != APPLICATION_ID and not (is_new and application == version == 0):
         raise JournalUnusable(f"{path} is another program's SQLite file: name another file.")
@@ -150,11 +174,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} was written by a newer mcp-streams (schema {version}, this one knows "
             f"{SCHEMA_VERSION}): upgrade mcp-streams, or name another file."
         )
-    _keep_private(path)
-    if is_new:
-        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-    if version < SCHEMA_VERSION:
-        _migrate(connection)
+    return is_new, version
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
@@ -224,13 +244,15 @@ def _pragma(connection: sqlite3.Connection, text: str) -> Any:
 def translated(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise _journal_error(path, error) from error
 
 
-def _journal_error(path: Path, error: sqlite3.Error) -> JournalError:
-    """What an error of SQLite means to who uses a journal."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)  # none if Python says no
+def _journal_error(path: Path, error: Exception) -> JournalError:
+    """What an error of SQLite means to who uses a journal; one of Python's tells of text that is
+    none.
+    """
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
     kind = code & 0xFF  # the rest tells variants apart
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return Unavailable(f"{path} is held by another program.")

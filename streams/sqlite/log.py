@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from streams.journal import Ack, Append, Outcome
+from streams.journal import Ack, Answered, Append, Checkpoint, OfRestart, Outcome, Restarted
 from streams.messages import Run
 
 
@@ -67,8 +67,37 @@ class LoggedForget(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False
     id: int
 
 
+class LoggedCheckpoint(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
+    id: int
+    seq: int
+    state: bytes
+
+    def change(self, stream: str, fence: int) -> Checkpoint:
+        return Checkpoint(stream, fence, self.seq, self.state)
+
+
+class LoggedAnswer(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
+    id: int
+    seq: int
+    line: bytes
+
+    def change(self, stream: str, fence: int) -> Answered:
+        return Answered(stream, fence, self.seq, self.line)
+
+
+class LoggedRestart(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    id: int
+    attempts: int
+    reached: int
+
+    def change(self, stream: str, fence: int) -> Restarted:
+        return Restarted(stream, fence, self.attempts, self.reached)
+
+
 _LIVE: Final = Outcome.LIVE
-Logged = LoggedAppend | LoggedMarks | LoggedAck | LoggedForget
+LoggedOfRestart = LoggedCheckpoint | LoggedAnswer | LoggedRestart
+LoggedChange = LoggedAppend | LoggedMarks | LoggedAck | LoggedOfRestart
+Logged = LoggedChange | LoggedForget
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(list[Logged]).decode
@@ -92,3 +121,14 @@ def logged_append(id: int, change: Append) -> LoggedAppend | LoggedMarks:
         change.ended_at,
         change.pages,
     )
+
+
+def logged_restart(id: int, change: OfRestart) -> LoggedOfRestart:
+    """What a row says of a call that may be run again."""
+    match change:
+        case Checkpoint():
+            return LoggedCheckpoint(id, change.seq, change.state)
+        case Answered():
+            return LoggedAnswer(id, change.seq, change.line)
+        case Restarted():
+            return LoggedRestart(id, change.attempts, change.reached)

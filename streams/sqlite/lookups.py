@@ -10,16 +10,20 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from streams.journal import Grant, Record
+from streams.grants import Grant
+from streams.journal import Record
 from streams.lookups import Totals
 from streams.sqlite.file import translated
 from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Tail, Tails
+
+_DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
+_LEFTOVER: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
 
 
 class LookupTables:
@@ -51,10 +55,16 @@ class LookupTables:
         """Names of streams; those that are known already stay."""
         self._many("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
 
+    def bring_forward(self, due_at: float) -> None:
+        """Those that are due later are due then, to be looked at."""
+        self._many("UPDATE rests SET due_at = ? WHERE due_at > ?", [(due_at, due_at)])
+
     def forget(self, ids: Sequence[int]) -> None:
         """Streams of which nothing is kept."""
-        for table, key in (("awake", "id"), ("rests", "id"), ("names", "stream")):
-            self._many(f"DELETE FROM {table} WHERE {key} = ?", [(each,) for each in ids])
+        rows = [(each,) for each in ids]
+        self._many("DELETE FROM awake WHERE id = ?", rows)
+        self._many("DELETE FROM rests WHERE id = ?", rows)
+        self._many("DELETE FROM names WHERE stream = ?", rows)
 
 
 def _rest(record: Record) -> tuple[Any, ...]:
@@ -88,14 +98,17 @@ class SQLiteLookups:
 
     def find(self, stream: str) -> Record | None:
         tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
-        found = self._records("WHERE stream = ?", stream)
-        return overlaid(found[0], tail) if found else None
+        # The next one is read for one that there is not, and thrown away.
+        found = self._records("WHERE stream >= ? ORDER BY stream LIMIT 1", stream)
+        return overlaid(found[0], tail) if found and found[0].stream == stream else None
 
     def named(self, name: bytes) -> str | None:
         found = self._all(
-            "SELECT stream FROM streams WHERE id = (SELECT stream FROM names WHERE name = ?)", name
+            "SELECT name, streams.stream FROM names JOIN streams ON streams.id = names.stream "
+            "WHERE name >= ? ORDER BY name LIMIT 1",
+            name,
         )
-        return found[0][0] if found else None
+        return found[0][1] if found and found[0][0] == name else None
 
     def grants(self, stream: str) -> Sequence[Grant]:
         with translated(self._path):
@@ -116,15 +129,12 @@ class SQLiteLookups:
         return int(counted)
 
     def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
-        which = "WHERE NOT is_wanted" if only_leftover else ""
-        return self._records(
-            f"WHERE streams.id IN (SELECT id FROM rests {which} ORDER BY due_at LIMIT ?) "
-            "ORDER BY due_at",
-            limit,
-        )
+        ids = _LEFTOVER if only_leftover else _DUE
+        return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:
-        return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
+        with translated(self._path):
+            return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
 
     def _all(self, query: str, *parameters: Any) -> list[Any]:
         """All rows at once: none that is left would end the read transaction."""

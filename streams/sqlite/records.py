@@ -6,25 +6,32 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.journal import Outcome, Record
+from streams.journal import Outcome, Record, Restart
 
 # A record as it is stored, its columns in the order of the fields. The number of claims is added to
 # the fence: a claim changes one row, and not those of a million streams.
 RECORD: Final = (
     "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
-    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read "
+    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read, "
+    "restart "
     "FROM streams JOIN progress USING (id) LEFT JOIN rests USING (id), ownership"
 )
+_encode_restart: Final = msgspec.msgpack.Encoder().encode
+_decode_restart: Final = msgspec.msgpack.Decoder(Restart).decode
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The record in a row of `RECORD`."""
+    """The record in a row of `RECORD`. Raises `msgspec.DecodeError` where that is none."""
     fields: list[Any] = list(row)
+    if fields[8] not in _OUTCOMES:
+        raise msgspec.DecodeError(f"{fields[8]!r} is no outcome of a stream")
     fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
     if fields[14] is not None:
         fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
     fields[17] = bool(fields[17])
+    if fields[18] is not None:
+        fields[18] = _decode_restart(fields[18])
     return Record(*fields)
 
 
@@ -54,23 +61,24 @@ class RecordTables:
         )
         self._many(
             "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, pages, id) "
-            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?)",
+            "ended_at, pages, restart, id) "
+            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [(record.fence, *_progress(record)) for record in records],
         )
 
     def update(self, records: Iterable[Record]) -> None:
         self._many(
             "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
-            "last_error = ?, ended_at = ?, pages = ? WHERE id = ?",
+            "last_error = ?, ended_at = ?, pages = ?, restart = ? WHERE id = ?",
             map(_progress, records),
         )
 
     def forget(self, ids: Iterable[int]) -> None:
         """Streams of which nothing is kept, nor their lines."""
         rows = [(each,) for each in ids]
-        for table, key in (("runs", "stream"), ("progress", "id"), ("streams", "id")):
-            self._many(f"DELETE FROM {table} WHERE {key} = ?", rows)
+        self._many("DELETE FROM runs WHERE stream = ?", rows)
+        self._many("DELETE FROM progress WHERE id = ?", rows)
+        self._many("DELETE FROM streams WHERE id = ?", rows)
 
 
 def _progress(record: Record) -> tuple[Any, ...]:
@@ -82,5 +90,6 @@ def _progress(record: Record) -> tuple[Any, ...]:
         record.last_error,
         record.ended_at,
         None if record.pages is None else msgspec.json.encode(record.pages).decode(),
+        None if record.restart is None else _encode_restart(record.restart),
         record.number,
     )

@@ -2,11 +2,14 @@
 
 import sqlite3
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from streams.journal import Grant, SessionRecord
+from streams.grants import Grant, SessionRecord
 from streams.messages import RequestId
+
+_GRANTS: Final = "SELECT session, delivery, stream, reply_id, takes_over, start FROM grants"
 
 
 class SessionTables:
@@ -35,8 +38,7 @@ class SessionTables:
         return self._grants("WHERE stream = ? ORDER BY rowid", stream)
 
     def _grants(self, which: str, *parameters: str) -> Sequence[Grant]:
-        columns = "session, delivery, stream, reply_id, takes_over, start"
-        rows = self._execute(f"SELECT {columns} FROM grants {which}", parameters)
+        rows = self._execute(f"{_GRANTS} {which}", parameters)
         return [_grant(*row) for row in rows]
 
     def has_session(self, key: str) -> bool:

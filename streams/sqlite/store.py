@@ -8,15 +8,18 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.grants import Grant, SessionRecord
 from streams.joining import joined
-from streams.journal import Append, Change, Grant, Record, SessionRecord
-from streams.limits import MIB
+from streams.journal import Append, Change, Record, Shortage
+from streams.limits import DAY_S, MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
 from streams.sqlite.batch import Batch
 from streams.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.sqlite.file import (
+    DAMAGED,
     Durability,
     configure,
     configure_copier,
@@ -25,8 +28,10 @@ from streams.sqlite.file import (
     prepare,
     translated,
 )
-from streams.sqlite.lookups import SQLiteLookups, overlaid
+from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
+from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
+from streams.sqlite.room import Room
 from streams.sqlite.segments import stored
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
@@ -34,6 +39,8 @@ from streams.sqlite.tails import Budget, Tail, Tails
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
+# Who starts looks at each stream at rest within so long, and puts it off where that is right.
+LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
 _BUDGET: Final = Budget()
 
 
@@ -63,6 +70,8 @@ class SQLiteStore:
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
+        self._room = Room(path, file_bytes_max)
+        self._is_short = False
         self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
@@ -80,6 +89,7 @@ class SQLiteStore:
                 self._recover()
                 copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 configure_copier(copier, durability)
+            self._presence = Presence(path)
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
@@ -94,14 +104,15 @@ class SQLiteStore:
             self._tails.recover(self._writer.execute("SELECT id, body FROM log ORDER BY id"), load)
         except (JournalError, ValueError) as error:
             raise JournalUnusable(
-                f"{self._path}: its log does not fit its tables ({error}): "
-                "restore it from a backup, or move it away."
+                f"{self._path}: its log does not fit its tables ({error}): {DAMAGED}."
             ) from error
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
         with self._transaction():
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
+            # A clock that was years ahead must not keep them for years.
+            LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
             awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
             records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
         self._tails.claim()
@@ -112,22 +123,38 @@ class SQLiteStore:
         """See `Journal.commit`."""
         if self._failure is not None:
             raise JournalUnusable(self._failure)
+        is_tight = self._is_full or self._is_short
         try:
-            answers = self._commit(changes, is_without_log=self._is_full)
+            answers = self._commit(changes, is_without_log=is_tight)
         except JournalUnusable as error:
             self._failure = str(error)
             raise
         except Full:
             self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
             raise
+        finally:
+            if is_tight or self._is_full:
+                self._checkpoints.empty()
         self._is_full = False
         return answers
+
+    def look_for_room(self) -> Shortage | None:
+        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        with translated(self._path):
+            shortage = self._room.shortage(self._reader)
+        self._is_short = shortage is not None
+        return shortage
 
     def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
         """As `commit`, where that waits neither for a disk nor for another program; else None, and
         nothing has changed.
         """
-        if self._is_synced or _bytes_of(changes) > AT_ONCE_BYTES_MAX or self._checkpoints.are_due:
+        if (
+            self._is_synced
+            or self._is_short
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due
+        ):
             return None
         self._writer.execute("PRAGMA busy_timeout = 0")
         try:
@@ -153,6 +180,7 @@ class SQLiteStore:
         except BaseException:
             batch.undo()
             raise
+        self._presence.check()
         batch.publish()
         self._checkpoints.committed()
         return answers

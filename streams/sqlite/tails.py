@@ -13,10 +13,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from streams.errors import JournalError
 from streams.journal import STORED_BYTES_MAX, Append, Record, apply
 from streams.limits import MIB
 from streams.messages import Run
-from streams.sqlite.log import LoggedAck, LoggedAppend, LoggedForget, LoggedMarks, decode
+from streams.sqlite.log import LoggedChange, LoggedForget, decode
 
 UNKNOWN: Final = 0
 NO_SEGMENT: Final = 2**63
@@ -82,10 +83,10 @@ class Tail:
         return runs[bisect_right(runs, after, key=_last) :]
 
     def segments(self) -> Iterator[Run]:
-        """All lines that the client has not acked, those of this commit included."""
+        """All lines that are kept, those of this commit included."""
         assert self.now is not None
         runs = [*self.runs, *self.staged]
-        runs = runs[bisect_right(runs, self.now.acked, key=_last) :]
+        runs = runs[bisect_right(runs, self.now.trimmed, key=_last) :]
         start = size = 0
         for n, run in enumerate(runs):
             if size + len(run.body) > STORED_BYTES_MAX and n > start:
@@ -97,15 +98,16 @@ class Tail:
 
     def publish(self) -> None:
         """What was staged is durable."""
-        before, self.record = self.record, self.now
+        before, now = self.record, self.now
+        assert now is not None
+        self.record = now
         if self.staged:
             self.runs.extend(self.staged)
             self.size += self.staged_size
             self.staged.clear()
             self.staged_size = 0
-        assert self.record is not None
-        if before is not None and before.acked != self.record.acked:
-            self._drop(self.record.acked)
+        if before is not None and (before.acked != now.acked or before.restart is not now.restart):
+            self._drop(now.trimmed)
 
     def written(self) -> None:
         """What there is, is in the tables."""
@@ -118,8 +120,8 @@ class Tail:
         self.staged.clear()
         self.staged_size = 0
 
-    def _drop(self, acked: int) -> None:
-        kept = bisect_right(self.runs, acked, key=_last)
+    def _drop(self, trimmed: int) -> None:
+        kept = bisect_right(self.runs, trimmed, key=_last)
         if kept:
             self.size -= sum(len(run.body) for run in self.runs[:kept])
             self.runs = self.runs[kept:]
@@ -232,11 +234,15 @@ class Tails:
         self._keep_those_ahead()
 
     def recover(
-        self, rows: Iterable[tuple[int, bytes]], load: Callable[[int], Tail | None]
+        self,
+        rows: Iterable[tuple[int, bytes]],
+        load: Callable[[int], Tail | None],
+        misfit: Callable[[Tail, JournalError], None] | None = None,
     ) -> None:
         """Take up what the log says, oldest row first. `load` has a stream as the tables know it.
 
-        Raises a `JournalError` where the log does not go on from the tables.
+        Raises a `JournalError` where the log does not go on from the tables, unless there is a
+        `misfit` to hear of it.
         """
         entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
         forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
@@ -247,8 +253,14 @@ class Tails:
             if entry.id not in by_id:
                 by_id[entry.id] = load(entry.id)
             tail = by_id[entry.id]
-            if tail is not None:
+            if tail is None:
+                continue
+            try:
                 self._take_up(tail, entry, row)
+            except JournalError as error:
+                if misfit is None:
+                    raise
+                misfit(tail, error)
         self._keep_those_ahead()
 
     def _keep_those_ahead(self) -> None:
@@ -261,7 +273,7 @@ class Tails:
             self.logged(len(body), 0)
             yield row, body
 
-    def _take_up(self, tail: Tail, entry: LoggedAppend | LoggedMarks | LoggedAck, row: int) -> None:
+    def _take_up(self, tail: Tail, entry: LoggedChange, row: int) -> None:
         assert tail.record is not None
         change = entry.change(tail.record.stream, tail.record.fence)
         if isinstance(change, Append):

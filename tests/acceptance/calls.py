@@ -10,16 +10,16 @@ from streams.client import Client
 from streams.messages import Message
 from streams.running import RunningCall
 from streams.ticket import Ticket
-from tests.acceptance.ways import Served, Way, way_to
+from tests.acceptance.ways import PATIENCE_S, Served, Way, way_to
 from tests.clients import said
 from tests.wire.process import Gate
 
 
 @asynccontextmanager
 async def open_client(
-    served: Served, kind: str, **options: Any
+    served: Served, kind: str, *, within_s: float = PATIENCE_S, **options: Any
 ) -> AsyncIterator[tuple[Client, Way]]:
-    async with way_to(served, kind) as way, Client(way, **options) as client:
+    async with way_to(served, kind, within_s=within_s) as way, Client(way, **options) as client:
         yield client, way
 
 

@@ -5,11 +5,8 @@ does about servers that are unruly is tested without processes, in tests/test_cl
 """
 
 import itertools
-import os
 import random
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +16,12 @@ from streams.client import Client
 from streams.errors import CallFailed, StreamGone, Superseded
 from streams.running import RunningCall
 from tests.acceptance.calls import carried, marked, number, numbers, open_client, steps, text
-from tests.acceptance.launch import owners, wait_for_end
+from tests.acceptance.conftest import Serve
 from tests.acceptance.ways import (
     APP,
     KINDS,
     NARROW,
     Listening,
-    Owned,
     Served,
     way_to_port,
 )
@@ -42,40 +38,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Listening(process, APP)
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(params=PAIRS, ids="-to-".join)
 def pair(request: pytest.FixtureRequest) -> tuple[str, str]:
     kinds: tuple[str, str] = request.param
     return kinds
-
-
-Serve = Callable[[str], Served]
-
-
-@pytest.fixture
-def serve(kind: str, tmp_path: Path) -> Iterator[Serve]:
-    """Serve an app to this test alone, in the way that is usual for this kind of address."""
-    with ExitStack() as stack:
-
-        def serve(app: str) -> Served:
-            if kind != "stdio":
-                process = stack.enter_context(ServerProcess(tmp_path, app=app))
-                return Listening(process, app)
-            owned = Owned(tmp_path, app)
-            stack.callback(_end_owners, owned.journal)
-            return owned
-
-        yield serve
-
-
-def _end_owners(journal: Path) -> None:
-    for pid in owners(journal):
-        os.kill(pid, signal.SIGKILL)
-        wait_for_end(pid)
 
 
 @pytest.fixture

@@ -306,3 +306,35 @@ def test_relays_are_let_go_when_a_websocket_owner_ends(listening: ServerProcess)
         assert listening.stop() == 0
         with pytest.raises(PeerGone):
             peer.receive_raw()
+
+
+SLOW_APP = """
+from streams import Server
+
+open({here!r}, "wb", buffering=0).write(b".")
+open({go!r}, "rb", buffering=0).read(1)
+server = Server("slow", version="1")
+"""
+
+
+def test_an_owner_goes_on_whose_starter_was_killed(tmp_path: Path, journal: Path) -> None:
+    """Whoever else waits for it is served by it."""
+    app = tmp_path / "slow_server.py"
+    pipes = {name: str(tmp_path / name) for name in ("here", "go")}
+    for path in pipes.values():
+        os.mkfifo(path)
+    app.write_text(SLOW_APP.format(**pipes))
+    here, go = (os.open(path, os.O_RDWR) for path in pipes.values())
+    try:
+        with Spawned(journal, app=f"{app}:server") as starter:
+            assert os.read(here, 1) == b"."
+            starter.process.kill()
+            starter.process.wait()
+        [pid] = owners(journal)
+        os.write(go, b"..")  # for another one, too, that whoever comes next may have to start
+        with Spawned(journal, app=f"{app}:server") as relay:
+            relay.initialize(PLAIN)
+            assert owner_pid(journal) == pid
+    finally:
+        os.close(here)
+        os.close(go)

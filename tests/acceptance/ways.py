@@ -112,21 +112,23 @@ class Owned:
 
 
 @asynccontextmanager
-async def way_to(served: Served, kind: str) -> AsyncIterator[Way]:
+async def way_to(served: Served, kind: str, *, within_s: float = PATIENCE_S) -> AsyncIterator[Way]:
     """A way of this kind to the server."""
     if kind == "stdio":
-        with trio.fail_after(PATIENCE_S):
+        with trio.fail_after(within_s):
             yield RelayWay(served.app, served.journal)
         return
-    async with way_to_port(served, kind) as way:
+    async with way_to_port(served, kind, within_s=within_s) as way:
         yield way
 
 
 @asynccontextmanager
-async def way_to_port(served: Served, kind: str) -> AsyncIterator[ProxyWay]:
+async def way_to_port(
+    served: Served, kind: str, *, within_s: float = PATIENCE_S
+) -> AsyncIterator[ProxyWay]:
     """A way to the server's port of this kind."""
     proxy = Proxy(served.ports[kind])
-    with trio.fail_after(PATIENCE_S):
+    with trio.fail_after(within_s):
         async with trio.open_nursery() as nursery:
             await nursery.start(proxy.serve)
             yield ProxyWay(proxy, kind)

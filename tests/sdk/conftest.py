@@ -1,9 +1,7 @@
 """What the official clients need: node, and the packages that package-lock.json names."""
 
 import fcntl
-import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,22 +9,11 @@ from typing import Final
 
 import pytest
 
+from tests.needing import needed
 from tests.sdk.stock import Node
 
 HERE: Final = Path(__file__).parent
 INSTALL_S: Final = 300  # 340 MB; it takes 20 s on two cores and a good network
-
-
-def needed(program: str, to: str) -> str:
-    """The path of a program of this machine, without which the test is skipped, but not in CI."""
-    # Debian has servers in a folder that is in the path of root alone.
-    path = shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
-    if path is None:
-        missing = f"there is no {program}, which is needed to {to}"
-        if os.environ.get("SKIP_NOTHING"):  # set by .ci/run
-            pytest.fail(missing)
-        pytest.skip(missing)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -96,6 +96,14 @@ class ServerProcess:
         assert match is not None, "the server does not listen:\n" + "".join(self.log[start:])
         return int(match.group(1))
 
+    def hear(self, what: str) -> None:
+        """Wait until the log says something, from now on or before."""
+        with self._heard:
+            is_said = self._heard.wait_for(
+                lambda: any(what in line for line in self.log), timeout=DEADLINE_S
+            )
+        assert is_said, f"not {what!r}:\n" + "".join(self.log)
+
     def is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -115,6 +123,14 @@ class ServerProcess:
         """
         process = self._running
         process.send_signal(number)
+        try:
+            return process.wait(within_s)
+        finally:
+            self._reap(process)
+
+    def wait(self, *, within_s: float = DEADLINE_S) -> int:
+        """Wait until it ends by itself; the exit code. As for `stop`."""
+        process = self._running
         try:
             return process.wait(within_s)
         finally:

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Subprotocol
 
-DEADLINE_S: Final = 30.0
+DEADLINE_S: Final = 90.0
 FRAME_BYTES_MAX: Final = 256 * 1024  # WIRE §7: at most 256 KiB unless one message alone is longer
 
 Id = int | str

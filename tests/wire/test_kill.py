@@ -1,16 +1,21 @@
 """SIGKILL at any moment: what a client was given or `flush()` has confirmed is never taken back.
 
-`KILL_RUNS` says how many moments are tried; each is a seed, so that a failure can be had again.
+`KILL_RUNS` says how many moments are tried, over each transport in turn. In every second run it is
+a moment of the call's, so that a failure can be had again from its seed; in the others it is one of
+the clock's, between 1 ms and 2 s.
 """
 
+import contextlib
 import os
 import random
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.wire.process import Gate, ServerProcess, gate_in
-from tests.wire.raw import Message, method_is
+from tests.wire.raw import Message, Peer, PeerGone, method_is
 from tests.wire.verbs import (
     COMPLETED,
     END,
@@ -28,8 +33,10 @@ from tests.wire.verbs import (
     up_to,
 )
 
-KILL_RUNS = int(os.environ.get("KILL_RUNS", "8"))
+KILL_RUNS = int(os.environ.get("KILL_RUNS", "10"))
+KILLED_AFTER_S = (0.001, 2.0)
 MESSAGES = 100
+PER_SECOND = 500
 
 
 class Run:
@@ -38,7 +45,8 @@ class Run:
     def __init__(self, folder: Path, seed: int) -> None:
         (folder / "server").mkdir()
         self.dice = random.Random(seed)
-        self.kind = self.dice.choice(KINDS)
+        self.kind = KINDS[seed % len(KINDS)]
+        self.is_timed = seed % 2 == 1
         self.flush_every = self.dice.randint(1, 30)
         self.server = ServerProcess(folder / "server")
         self.acked = 0
@@ -48,18 +56,41 @@ class Run:
         """Call, go on up to a moment chosen by the dice, kill; what the client had got by then."""
         with self.server.connect(self.kind) as peer:
             peer.initialize(opting_in(self.kind, POSITIONS))
-            started = start(
-                peer, "killed", n=MESSAGES, flush_every=self.flush_every, gate=gate.path
-            )
-            reader = Reader(peer)
-            if self.dice.random() < 0.5:
-                reader.until_seq(started.stream, self._seen_before_ack(reader, started))
+            if self.is_timed:
+                started, reader = self._go_on_for_a_time(peer, gate)
             else:
-                every = self.flush_every
-                self.flushed = self.dice.randrange(every, MESSAGES + 1, every)
-                gate.wait_for(f"flushed {self.flushed}")
+                started, reader = self._go_on_up_to_a_message(peer, gate)
             self.server.kill()
             reader.drain()
+        return started, reader
+
+    def _go_on_up_to_a_message(self, peer: Peer, gate: Gate) -> tuple[Started, Reader]:
+        started = start(peer, "killed", n=MESSAGES, flush_every=self.flush_every, gate=gate.path)
+        reader = Reader(peer)
+        if self.dice.random() < 0.5:
+            reader.until_seq(started.stream, self._seen_before_ack(reader, started))
+        else:
+            every = self.flush_every
+            self.flushed = self.dice.randrange(every, MESSAGES + 1, every)
+            gate.wait_for(f"flushed {self.flushed}")
+        return started, reader
+
+    def _go_on_for_a_time(self, peer: Peer, gate: Gate) -> tuple[Started, Reader]:
+        after_s = self.dice.uniform(*KILLED_AFTER_S)
+        started = start(
+            peer, "steady", per_second=PER_SECOND, flush_every=self.flush_every, gate=gate.path
+        )
+        reader = Reader(peer)
+        killer = threading.Timer(after_s, os.kill, (self.server.pid, signal.SIGKILL))
+        killer.start()
+        with contextlib.suppress(PeerGone):
+            while True:
+                seen = max(reader.seqs(started.stream), default=0)
+                reader.until_seq(started.stream, seen + self.dice.randint(1, MESSAGES))
+                if self.dice.random() < 0.5:
+                    self.acked = max(reader.seqs(started.stream))
+                    ack(peer, started.stream, self.acked)
+        killer.join()
         return started, reader
 
     def _seen_before_ack(self, reader: Reader, started: Started) -> int:

@@ -4,6 +4,7 @@ A tool's `gate` is a folder with two named pipes (`process.Gate`): it puts marks
 at the other, so that a test decides when a tool goes on and never has to guess how far it is.
 """
 
+import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -107,6 +108,19 @@ async def killed(call: Call, n: int, flush_every: int, gate: str) -> str:
     mark(gate, "sent")
     await passage(gate)
     return f"survived {n}"
+
+
+@server.tool
+async def steady(call: Call, per_second: int, flush_every: int, gate: str) -> str:
+    """Send messages at a pace, for ever, and mark each that flush() has confirmed."""
+    began_at = trio.current_time()
+    for number in itertools.count(1):
+        await trio.sleep_until(began_at + number / per_second)
+        await say(call, number)
+        if number % flush_every == 0:
+            await call.flush()
+            mark(gate, f"flushed {number}")
+    return "never"
 
 
 @server.tool

@@ -1,0 +1,116 @@
+"""What a call becomes: the handler of a stream, which runs a tool and makes its result a response.
+
+The tool is found again where its server has died: the originating request is all that is needed.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.call import Call, SyncCall
+from streams.engine import Handler
+from streams.errors import StreamsError
+from streams.extension import KEY
+from streams.lifecycle import ProgressToken
+from streams.logs import log
+from streams.paging import Paging
+from streams.stream import Stream
+from streams.tools import Tool, Tools, error_result, to_result
+
+# Sync tools run in threads: what they may have at once, apart from everything else's threads.
+THREADS_MAX: Final = 40
+# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
+PAGING_THREADS_MAX: Final = 1_000
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    progress_token: ProgressToken | None = None
+    key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
+
+
+class CallTool(msgspec.Struct):
+    """The params of `tools/call`."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    meta: Meta = msgspec.field(default_factory=Meta, name="_meta")
+
+    @property
+    def given(self) -> bytes:
+        """The arguments, as a JSON object. Raises `ValueError` where they are none."""
+        given = bytes(self.arguments).strip()
+        if given == b"null":
+            return b"{}"
+        if not given.startswith(b"{"):
+            raise ValueError("arguments must be an object")
+        return given
+
+
+class Handlers:
+    """Makes the handlers of a server."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._limiter = trio.CapacityLimiter(THREADS_MAX)
+        self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
+
+    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
+        """What runs the tool for one stream."""
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            result = await self._result(tool, arguments, stream)
+            return messages.result(stream.request_id, result), bool(result.get("isError"))
+
+        return handle
+
+    def again(self, stream: Stream) -> Handler | None:
+        """The handler of a stream that had one in another process; None where that cannot be."""
+        try:
+            params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
+            tool = self._tools.get(params.name)
+            if tool is None or not tool.restart:
+                return None
+            arguments = tool.bind(params.given)
+        except ValueError as error:
+            log.warning("a call cannot be run again", stream=stream.id[:8], why=str(error))
+            return None
+        stream.progress_token = params.meta.progress_token
+        stream.overflow = tool.overflow
+        return self.handler(tool, arguments)
+
+    async def _result(
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
+    ) -> dict[str, Any]:
+        """The tool's result; its exception becomes one too, and its traceback goes to the log."""
+        call = Call(stream, tool)
+        first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
+        work = partial(tool.function, *first, **arguments)
+        try:
+            if tool.paged is not None:
+                paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+                return await paging.run(work(), self._paging_limiter)
+            if tool.is_async:
+                return to_result(await work(), tool)
+            value = await trio.to_thread.run_sync(
+                work, abandon_on_cancel=True, limiter=self._limiter
+            )
+            return to_result(value, tool)
+        except Exception as error:
+            if isinstance(error, StreamsError):
+                log.warning("a tool gave up", tool=tool.name, why=str(error))
+            else:
+                log.exception("a tool failed", tool=tool.name)
+            return error_result(str(error) or type(error).__name__)
+
+
+def tool_at(frame: FrameType) -> str | None:
+    """The tool that runs in this frame, if it is the one that knows."""
+    if frame.f_code is not Handlers._result.__code__:
+        return None
+    tool = frame.f_locals["tool"]
+    return tool.name if isinstance(tool, Tool) else None

@@ -1,0 +1,67 @@
+"""A call that goes on through any number of SIGKILLs of its server, over every transport.
+
+`RESTART_KILLS` says how many there are; 50 make a thousand steps of it.
+"""
+
+import os
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.acceptance.calls import number, open_client
+from tests.acceptance.conftest import Serve
+from tests.acceptance.restarting_server import EVERY
+from tests.clients import Params
+
+APP = f"{Path(__file__).with_name('restarting_server.py')}:server"
+KILLS = int(os.environ.get("RESTART_KILLS", "3"))
+STEPS = 20 * KILLS
+PAUSE_S = 0.01
+WITHIN_S = 60 + 15 * KILLS  # a safety net
+
+
+@pytest.mark.timeout(2 * WITHIN_S)
+async def test_a_killed_call_goes_on_and_every_message_comes_once(
+    serve: Serve, kind: str, tmp_path: Path
+) -> None:
+    dice, served, effects = random.Random(kind), serve(APP), tmp_path / "effects"
+    enough = tmp_path / "enough"
+    given = {"steps": STEPS, "pause_s": PAUSE_S, "effects": str(effects), "until": str(enough)}
+    asked: list[int] = []
+    heard: list[int] = []
+
+    async def answer(params: Params) -> Params:
+        asked.append(int(params["message"]))
+        return {"n": asked[-1]}
+
+    async def kill_again_and_again() -> None:
+        for step in sorted(dice.sample(range(1, STEPS), KILLS)):
+            while len(heard) < step:
+                await trio.sleep(0.001)
+            await trio.sleep(dice.uniform(0, EVERY * PAUSE_S))
+            await trio.to_thread.run_sync(served.restart)
+        enough.touch()
+
+    async with (
+        open_client(served, kind, within_s=WITHIN_S, answers={"elicitation/create": answer}) as (
+            client,
+            _,
+        ),
+        trio.open_nursery() as nursery,
+        client.call("work", given) as call,
+    ):
+        nursery.start_soon(kill_again_and_again)
+        async for message in call:
+            if message.method == "notifications/message":
+                heard.append(number(message))
+        result = await call.result()
+    assert heard == list(range(1, STEPS + 1))
+    assert result["content"][0]["text"] == ",".join(map(str, asked))
+    assert asked == sorted(set(asked)), "nothing is asked twice"
+    done = [int(line) for line in effects.read_text().split()]
+    assert sorted(set(done)) == heard
+    repeated = [before + 1 - after for before, after in pairwise(done)]
+    assert max(repeated) <= EVERY, "no more than what follows a checkpoint"

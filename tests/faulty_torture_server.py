@@ -1,0 +1,40 @@
+"""The server that is tortured, as it must not be: each call's messages are treated badly."""
+
+from pathlib import Path
+
+import trio
+
+from streams import Call, Server
+from streams.torture_server import Worked, entry_of, note
+
+LOST, TWICE, DAMAGED, LATE = 3, 5, 7, 9
+
+server = Server("faulty-torture", version="1", resume_min_s=0)
+
+
+def numbers_of(count: int) -> list[int]:
+    """The numbers as they are sent: one is missing, one is late, one comes twice."""
+    numbers = [number for number in range(1, count + 1) if number != LOST]
+    if count > LATE:
+        numbers.remove(LATE)
+        numbers.insert(numbers.index(LATE + 1) + 1, LATE)
+    if count >= TWICE:
+        numbers.insert(numbers.index(TWICE), TWICE)
+    return numbers
+
+
+@server.tool
+async def work(
+    call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
+) -> Worked:
+    """Do as the true one does, but for some of the messages."""
+    for number in numbers_of(count):
+        await trio.sleep(1 / per_second)
+        entry = entry_of(name, number)
+        if number == DAMAGED:
+            entry["proof"] = entry["proof"][::-1]
+        await call.log("info", entry)
+        if number % flush_every == 0:
+            await call.flush()
+            await note(Path(notes) / name, number)
+    return Worked(messages=count)

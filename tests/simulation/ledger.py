@@ -1,0 +1,174 @@
+"""What the journal has acknowledged, kept outside of it, and what it may never do.
+
+It is worked out from the changes alone, by rules of its own: a mistake in those of the journal is
+not repeated here.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from streams.journal import Ack, Append, Change, Close, Create, Forget, Journal, Outcome, Record
+from streams.messages import Run
+from tests.simulation.world import Job, World
+
+PLENTY = 1 << 24
+
+
+class Known(msgspec.Struct):
+    """One stream, as far as the journal has said that it is durable."""
+
+    job: Job
+    last: int = 0
+    acked: int = 0
+    outcome: Outcome = Outcome.LIVE
+    has_ended: bool = False  # with its final response, whatever has become of it since
+
+
+class Ledger:
+    """All streams that there ever were."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.known: dict[str, Known] = {}
+        self.forgotten: set[str] = set()
+        self.lines: dict[str, list[bytes]] = {}  # of each stream, all that ever had a number
+        self.seqs: dict[str, dict[bytes, int]] = {}
+
+    def asked(self, changes: Sequence[Change]) -> None:
+        """The server wants this to be durable."""
+        for change in changes:
+            match change:
+                case Ack():
+                    self._check_ack(change)
+                case Forget():
+                    self._check_forget(change)
+
+    def _check_ack(self, change: Ack) -> None:
+        known = self.known.get(change.stream)
+        if known is not None:
+            self._world.expect(
+                change.acked <= known.job.handed,
+                f"{known.job.key}: {change.acked} counts as delivered, {known.job.handed} were",
+            )
+
+    def _check_forget(self, change: Forget) -> None:
+        known = self.known.get(change.stream)
+        if known is None:
+            return
+        job = known.job
+        is_fine = (
+            not job.has_ticket
+            or job.is_cancelled
+            or job.max_s < 1_000
+            or job.part.is_plain
+            or (known.has_ended and job.handed == known.last)
+        )
+        self._world.expect(is_fine, f"{job.key} is forgotten: {job.handed} of {known.last}")
+
+    def done(self, changes: Sequence[Change]) -> None:
+        """This is durable."""
+        for change in changes:
+            if isinstance(change, Create):
+                self._create(change.record)
+            elif change.stream in self.known:
+                self._do(change, self.known[change.stream])
+
+    def _create(self, record: Record) -> None:
+        if record.stream in self.known or record.stream in self.forgotten:
+            return
+        origin = msgspec.json.decode(record.origin)
+        job = self._world.jobs[origin["params"]["arguments"]["job"]]
+        self._world.expect(job.stream is None, f"{job.key} has two streams")
+        job.stream = record.stream
+        self.known[record.stream] = Known(job)
+        self.lines[record.stream] = []
+        self.seqs[record.stream] = {}
+
+    def _do(self, change: Change, known: Known) -> None:
+        match change:
+            case Append():
+                self._append(change, known)
+            case Ack():
+                known.acked = max(known.acked, min(change.acked, known.last))
+            case Close():
+                if not known.outcome.is_tombstone:
+                    known.outcome, known.acked = change.outcome, known.last
+            case Forget():
+                del self.known[change.stream]
+                self.forgotten.add(change.stream)
+
+    def _append(self, change: Append, known: Known) -> None:
+        lines = self.lines[change.stream]
+        expect = self._world.expect
+        run = change.run
+        expect(run.seq <= known.last + 1, f"{known.job.key}: {known.last}, then {run.seq}")
+        self._check_lines(known.job, run, lines)
+        for seq, line in enumerate(lines_of(run), run.seq):
+            if seq == len(lines) + 1:
+                lines.append(line)
+                known_at = self.seqs[change.stream].setdefault(line, seq)
+                expect(known_at == seq, f"{known.job.key}: {seq} says what {known_at} has said")
+        if run.last > known.last:
+            known.last = run.last
+            known.outcome = change.outcome
+            known.has_ended = change.outcome.is_end
+
+    def _check_lines(self, job: Job, run: Run, lines: list[bytes]) -> None:
+        """A number is never used again for anything else."""
+        known = lines[run.seq - 1 : run.last]
+        same = lines_of(run)[: len(known)]
+        self._world.expect(same == known, f"{job.key}: {run.seq} to {run.last} were something else")
+
+    async def check(self, journal: Journal, in_flight: Sequence[Change]) -> None:
+        """After a crash all of it is there, and of the commit in flight all or nothing."""
+        if in_flight and await self._has(journal, in_flight):
+            self.done(in_flight)
+        for stream, known in self.known.items():
+            await self._check_stream(journal, stream, known)
+        for stream in self.forgotten:
+            self._world.expect(await journal.find(stream) is None, "what was forgotten is back")
+
+    async def _has(self, journal: Journal, changes: Sequence[Change]) -> bool:
+        """Whether a commit that nobody has answered for has been made."""
+        for change in changes:
+            if isinstance(change, Create):
+                return await journal.find(change.stream) is not None
+            known = self.known.get(change.stream or "")
+            if known is None:
+                continue
+            assert change.stream is not None
+            record = await journal.find(change.stream)
+            match change:
+                case Append() if change.run.last > known.last:
+                    return record is not None and record.last >= change.run.last
+                case Ack() if known.acked < change.acked <= known.last:
+                    return record is not None and record.acked >= change.acked
+                case Close() if not known.outcome.is_tombstone:
+                    return record is not None and record.outcome.is_tombstone
+                case Forget():
+                    return record is None
+        return True  # it changes nothing that could be told
+
+    async def _check_stream(self, journal: Journal, stream: str, known: Known) -> None:
+        key, record = known.job.key, await journal.find(stream)
+        if record is None:
+            self._world.violate(f"{key} is not in the journal any more")
+            return
+        found = (record.last, record.acked, record.outcome)
+        expected = (known.last, known.acked, known.outcome)
+        self._world.expect(found == expected, f"{key}: {expected} was durable, {found} is there")
+        lines: list[bytes] = []
+        after = record.acked
+        while runs := await journal.read(stream, after, bytes_max=PLENTY):
+            self._world.expect(runs[0].seq == after + 1, f"{key}: {after + 1} is missing")
+            lines += [line for run in runs for line in lines_of(run)]
+            after = runs[-1].last
+        self._world.expect(after == record.last, f"{key}: {after + 1} to {record.last} are missing")
+        is_same = lines == self.lines[stream][record.acked : record.last]
+        self._world.expect(is_same, f"{key}: other lines are in the journal than were put there")
+
+
+def lines_of(run: Run) -> list[bytes]:
+    """The messages in a run."""
+    return run.body.splitlines(keepends=True)

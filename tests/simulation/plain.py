@@ -1,0 +1,137 @@
+"""Clients that know the proposals and no numbers, line by line: what they may see twice, they may
+never miss.
+"""
+
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams.messages import ClientChannel
+from tests.simulation.ledger import Ledger
+from tests.simulation.network import Network
+from tests.simulation.weather import Weather
+from tests.simulation.world import Job, World
+
+CALL: Final = 1  # the id of the call's request
+ANNOUNCED: Final = ("notifications/stream/create", "notifications/requests/resumePolicy")
+RETRIED: Final = ("superseded", "released", "id_in_use", "too_early")
+# What to say, and how to be understood.
+HELLO: Final = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "plain", "version": "0"}}
+
+
+class PlainCaller:
+    """Whoever wants the result of one job, over one connection after the other."""
+
+    def __init__(
+        self, job: Job, world: World, weather: Weather, network: Network, ledger: Ledger
+    ) -> None:
+        self._job = job
+        self._world = world
+        self._ledger = ledger
+        self._dialect = job.part.dialects[0]
+        # An anonymous connection needs the token; another is known for who it is.
+        self._name = f"plain {job.key}"
+        principal = world.chance.choice(("os(0)", ""))
+        self._dial = network.dialer(self._name, principal, pings=world.chance.random() < 0.5)
+        self._stream = self._token = ""
+        self._was_called = False
+        self._resumes = 0
+        self._last: int | None = None  # the seq that came last over this connection
+
+    async def run(self) -> None:
+        """Make the call, and come back for it until it is over."""
+        chance = self._world.chance
+        await trio.sleep(self._job.part.starts_at)
+        while not self._job.outcome:
+            with suppress(OSError, trio.EndOfChannel, trio.BrokenResourceError):
+                async with self._dial() as channel:
+                    await self._talk(channel)
+            await trio.sleep(chance.choice((0.1, 1.0, 10.0)))
+
+    async def _talk(self, channel: ClientChannel) -> None:
+        self._last = None
+        await _say(channel, id=0, method="initialize", params=self._hello)
+        if not self._was_called:
+            self._was_called = True
+            call = {
+                "name": self._job.part.tool,
+                "arguments": {"job": self._job.key},
+                "_meta": {"progressToken": "progress"},
+            }
+            await _say(channel, id=CALL, method="tools/call", params=call)
+        elif not self._token:
+            self._world.refused(self._job, "lost")
+            return
+        else:
+            await self._resume(channel)
+        while not self._job.outcome:
+            for line in await channel.receive():
+                assert isinstance(line, bytes)
+                await self._hear(line + b"\n", channel)
+            if self._world.chance.random() < self._job.part.restlessness:
+                await trio.sleep(self._world.chance.uniform(0, 60))
+        await trio.sleep(self._world.chance.choice((0.0, 5.0)))
+
+    @property
+    def _hello(self) -> dict[str, Any]:
+        return HELLO | {"capabilities": {self._dialect: {}}}
+
+    async def _resume(self, channel: ClientChannel) -> None:
+        self._resumes += 1
+        self._world.note(self._name, f"comes back with {self._job.handed}")
+        token = {"resumeToken": self._token}
+        if self._dialect == "streams":
+            params = token | {"streamId": self._stream}
+            await _say(channel, id=f"r{self._resumes}", method="stream/resume", params=params)
+        else:
+            await _say(channel, id=CALL, method="requests/resume", params=token)
+
+    async def _hear(self, line: bytes, channel: ClientChannel) -> None:
+        seq = None
+        if self._job.stream is not None:
+            seq = self._ledger.seqs[self._job.stream].get(line)
+        said = msgspec.json.decode(line)
+        if said.get("method") in ANNOUNCED:
+            told = said["params"].get("stream", said["params"])
+            self._stream, self._token = told.get("streamId", ""), told["resumeToken"]
+            self._job.has_ticket = True
+        elif seq is not None:
+            await self._take(seq, said, channel)
+        elif "error" in said:
+            self._refused(said["error"].get("data", {}).get("reason", "busy"))
+        elif said.get("id") == CALL:
+            self._world.violate(f"{self._job.key}: {said} is not in the journal")
+
+    async def _take(self, seq: int, said: dict[str, Any], channel: ClientChannel) -> None:
+        job, method = self._job, said.get("method")
+        is_question = method == "elicitation/create"
+        if is_question:
+            await _say(channel, id=said["id"], result={"to": said["params"]})
+        if is_question and seq <= job.handed and seq - 1 != self._last:
+            return  # asked again, ahead of what follows
+        expected = job.handed + 1 if self._last is None else self._last + 1
+        is_next = seq <= expected if self._last is None else seq == expected
+        self._world.expect(is_next, f"{job.key}: {expected} expected, {seq} has come")
+        self._last = seq
+        if seq != job.handed + 1:
+            return
+        self._world.handed(job, seq)
+        if method is not None:
+            self._world.heard(job, method, said["params"])
+        elif "result" in said:
+            self._world.finished(job, said["result"])
+        else:
+            self._world.refused(job, said["error"]["data"]["reason"])
+
+    def _refused(self, reason: str) -> None:
+        self._world.note(self._name, f"is refused: {reason}")
+        could_not_look = reason == "busy" and self._token
+        if reason in RETRIED or could_not_look:
+            raise trio.EndOfChannel
+        self._world.refused(self._job, reason)
+
+
+async def _say(channel: ClientChannel, **said: Any) -> None:
+    await channel.send(msgspec.json.encode({"jsonrpc": "2.0"} | said) + b"\n")

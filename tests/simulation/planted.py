@@ -1,0 +1,194 @@
+"""Mistakes that can be put into the code, to see that the simulation finds them.
+
+Each is what a slip in that place would do: nothing is raised by the mistake itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+from msgspec.structs import replace
+
+from streams import journal
+from streams.access import Access
+from streams.connection import Connection
+from streams.delivery import Delivery
+from streams.errors import refusal
+from streams.holding import Holding
+from streams.journal import Ack, Append, Record
+from streams.lifecycle import StreamState
+from streams.memory import MemoryJournal
+from streams.messages import Run
+from streams.sqlite.batch import Batch
+from streams.sqlite.tails import Tail, Tails
+from streams.stream import Stream
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+PLANTS: Final[dict[str, Plant]] = {}
+
+
+def plant(function: Plant) -> Plant:
+    """One of the mistakes, by the function's name."""
+    PLANTS[function.__name__] = function
+    return function
+
+
+@contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With a mistake, where one is named, for the length of a block."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name is not None:
+            PLANTS[name](patch)
+        yield
+
+
+# Numbering
+
+
+@plant
+def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A batch that follows a long one begins a number too high, and no journal minds."""
+    take, appended = StreamState.take, journal._appended
+
+    def take_wrongly(state: StreamState, fence: int) -> Append | None:
+        is_long = len(state._batch) > 20
+        change = take(state, fence)
+        if is_long:
+            state.last += 1
+        return change
+
+    def appended_anywhere(record: Record, change: Append) -> Record:
+        if change.run.seq == record.last + 2:
+            record = replace(record, last=record.last + 1)
+        return appended(record, change)
+
+    patch.setattr(StreamState, "take", take_wrongly)
+    patch.setattr(journal, "_appended", appended_anywhere)
+
+
+@plant
+def a_number_is_used_again(patch: pytest.MonkeyPatch) -> None:
+    """Whoever takes a stream over begins with the number that was the last one."""
+    init = StreamState.__init__
+
+    def init_wrongly(state: StreamState, record: Record, *args: Any) -> None:
+        init(state, record, *args)
+        if record.last > 1 and record.fence > 1 and not record.outcome.is_end:
+            state.last = state.durable = record.last - 1
+
+    patch.setattr(StreamState, "__init__", init_wrongly)
+
+
+# The delivered mark
+
+
+@plant
+def one_more_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
+    """The mark is one too high."""
+    deliver = StreamState.deliver
+    patch.setattr(StreamState, "deliver", lambda state, seq: deliver(state, seq + 1))
+
+
+@plant
+def what_was_written_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
+    """Whether the client has it or not."""
+    wrote = StreamState.wrote
+
+    def wrote_wrongly(state: StreamState, run: Run) -> bool:
+        return wrote(state, run) | state.deliver(run.last)
+
+    patch.setattr(StreamState, "wrote", wrote_wrongly)
+
+
+# Trimming
+
+
+@plant
+def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
+    """What is deleted is one more than was confirmed; the record does not say so."""
+    store, drop, delete = MemoryJournal._store, Tail._drop, Batch._delete
+
+    def store_too_little(journal: MemoryJournal, change: Any, record: Record) -> None:
+        store(journal, change, record)
+        if isinstance(change, Ack):
+            del journal._runs[change.stream][:1]
+
+    def delete_too_much(batch: Batch) -> None:
+        delete(batch)
+        batch._connection.executemany(
+            "DELETE FROM runs WHERE stream = ? AND last <= "
+            "(SELECT min(last) FROM runs WHERE stream = ?)",
+            [(tail.id, tail.id) for tail in batch._trimmed],
+        )
+
+    patch.setattr(MemoryJournal, "_store", store_too_little)
+    patch.setattr(Tail, "_drop", lambda tail, acked: drop(tail, acked + 1))
+    patch.setattr(Batch, "_delete", delete_too_much)
+
+
+# Restoring
+
+
+@plant
+def the_mark_is_restored_too_high(patch: pytest.MonkeyPatch) -> None:
+    """As if the client had one message more than it has confirmed."""
+    restore = Holding._restore
+
+    def restore_wrongly(holding: Holding, record: Record) -> None:
+        restore(holding, replace(record, acked=min(record.acked + 1, record.last)))
+
+    patch.setattr(Holding, "_restore", restore_wrongly)
+
+
+@plant
+def the_last_of_the_log_is_not_restored(patch: pytest.MonkeyPatch) -> None:
+    """What the log says last is passed over."""
+    recover = Tails.recover
+
+    def recover_too_little(tails: Tails, rows: Iterable[tuple[int, bytes]], load: Any) -> None:
+        recover(tails, list(rows)[:-1], load)
+
+    patch.setattr(Tails, "recover", recover_too_little)
+
+
+# Newest wins
+
+
+@plant
+def the_displaced_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    """And keeps what it has under way."""
+    patch.setattr(Delivery, "supersede", lambda delivery, by: None)
+
+
+@plant
+def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """The older connection is told of whatever comes, as the newer one is."""
+    older: dict[str, list[Delivery]] = {}
+    committed = Stream.committed
+
+    def remember(delivery: Delivery, by: Connection) -> None:
+        older.setdefault(delivery.stream.id, []).append(delivery)
+
+    def wake_all(stream: Stream, seq: int) -> None:
+        committed(stream, seq)
+        for delivery in older.get(stream.id, ()):
+            delivery.connection.wake(delivery)
+
+    patch.setattr(Delivery, "supersede", remember)
+    patch.setattr(Stream, "committed", wake_all)
+
+
+@plant
+def the_older_wins(patch: pytest.MonkeyPatch) -> None:
+    """Who comes while somebody is there is sent away."""
+    deliver = Access._deliver
+
+    def deliver_to_the_first(
+        access: Access, connection: Connection, stream: Stream, *args: Any, **how: Any
+    ) -> None:
+        if stream.delivery is not None:
+            raise refusal("superseded")
+        deliver(access, connection, stream, *args, **how)
+
+    patch.setattr(Access, "_deliver", deliver_to_the_first)

@@ -1,0 +1,42 @@
+"""A short form of the simulation; `make simulate` is the long one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.simulation.universe import Report, simulate
+
+ROOT: Final = Path(__file__).parents[2]
+SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "40"))
+KEPT: Final = [
+    int(line.split()[0])
+    for line in Path(__file__).with_name("seeds.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+def told(report: Report) -> str:
+    trace = "\n".join(report.trace[-100:])
+    again = f"python -m tests.simulation --seed {report.seed} --trace"
+    return f"{trace}\n\n{report.violations}\n{again}"
+
+
+@pytest.mark.parametrize("seed", [*KEPT, *range(1_000, 1_000 + SEEDS)])
+def test_nothing_happens_that_must_not(seed: int) -> None:
+    report = simulate(seed)
+    assert not report.violations, told(report)
+
+
+def test_a_seed_has_one_history() -> None:
+    """Also in another process, with other hashes."""
+    report = simulate(3)
+    code = "from tests.simulation.universe import simulate; print(simulate(3).digest)"
+    environment = os.environ | {"PYTHONHASHSEED": "7"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, check=True
+    )
+    assert int(ran.stdout) == report.digest == simulate(3).digest

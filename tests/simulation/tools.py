@@ -1,0 +1,89 @@
+"""The tools of the simulated servers: they do what the plan says, and tell the world what they did.
+
+A tool of a server that is dead may still be on its way to its end: what it does counts no more.
+"""
+
+from functools import partial
+
+import trio
+
+from streams import Call, Server
+from tests.simulation.plan import BRIEF_S, LONG_S, Step
+from tests.simulation.world import Job, World
+
+
+class Life:
+    """One server, until it dies or stops."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.is_dead = False
+        self.is_over = trio.Event()  # it is dead, or has begun to stop
+        self.is_gone = trio.Event()  # nothing of it runs any more
+
+    def over(self) -> None:
+        """What its tools do from now on counts no more."""
+        self.is_over.set()
+
+
+def make_server(world: World, life: Life) -> Server:
+    """A server whose tools are those of `plan.TOOLS`."""
+    plan = world.plan
+    server = Server("simulated", resume_min_s=plan.min_s, resume_max_s=LONG_S, limits=plan.limits)
+    work = partial(_work, world, life)
+    for name, settings in _SETTINGS.items():
+
+        async def tool(call: Call, job: str) -> str:
+            """Do what the plan says."""
+            return await work(call, world.jobs[job])
+
+        server.tool(name=name, **settings)(tool)
+    return server
+
+
+_SETTINGS = {
+    "talk": {},
+    "brief": {"resume_max_s": BRIEF_S},
+    "strict": {"overflow": "fail"},
+}
+
+
+async def _work(world: World, life: Life, call: Call, job: Job) -> str:
+    world.started(job)
+    for step in job.part.steps:
+        for _ in range(step.count):
+            if step.pause_s:
+                await trio.sleep(step.pause_s)
+            await _live(life)
+            await _take(world, life, call, job, step)
+            await _live(life)
+    world.note("tool", f"{job.key} is done")
+    if job.part.fails:
+        raise RuntimeError(job.text)
+    return job.text
+
+
+async def _live(life: Life) -> None:
+    if life.is_over.is_set():
+        await trio.sleep_forever()
+
+
+async def _take(world: World, life: Life, call: Call, job: Job, step: Step) -> None:
+    match step.kind:
+        case "say" | "burst":
+            job.said += 1
+            await call.log("info", job.saying(job.said))
+        case "report":
+            job.reported += 1
+            await call.progress(job.reported)
+        case "flush":
+            said = job.said
+            await call.flush()
+            await _live(life)
+            job.flushed = said
+        case "ask":
+            question = {"job": job.key, "question": job.answers + 1}
+            answer = await call.request("elicitation/create", question)
+            await _live(life)
+            job.answers += 1
+            world.expect(answer == {"to": question}, f"{job.key}: {question} got {answer}")

@@ -1,0 +1,218 @@
+"""One seed from its beginning to its end: servers and clients that die, and what must hold."""
+
+import math
+import random
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+import trio
+from trio.testing import MockClock
+
+from streams.errors import first_of
+from streams.journal import Outcome
+from streams.keys import Keyring
+from tests.simulation.callers import Caller, Process
+from tests.simulation.network import Cable, Network
+from tests.simulation.plain import PlainCaller
+from tests.simulation.plan import plan_of
+from tests.simulation.storage import MortalJournal, Store
+from tests.simulation.tools import Life, make_server
+from tests.simulation.weather import Weather
+from tests.simulation.witness import Witness
+from tests.simulation.world import World
+
+KEYRING = Keyring([bytes(32)])
+CALM_S = 1_500.0  # in which everything is done, once nothing fails any more
+SETTLE_S = 15.0
+SHM = Path("/dev/shm")
+EPOCH = 1_700_000_000.0
+
+
+class Deadlock(Exception):
+    """Everybody waits, and nothing will ever happen."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of one seed."""
+
+    seed: int
+    virtual_s: float
+    counts: dict[str, int]
+    violations: list[str]
+    digest: int
+    trace: list[str]
+
+
+def simulate(seed: int, *, is_traced: bool = False) -> Report:
+    """Live through one seed: the same history each time."""
+    chance = random.Random(seed)
+    world = World(plan_of(chance, seed), chance, is_traced=is_traced)
+    folder = str(SHM) if SHM.is_dir() else None
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(dir=folder) as directory,
+    ):
+        clock = MockClock(autojump_threshold=0)
+        _decide_everything(patch, clock, seed)
+        try:
+            trio.run(_live, world, Path(directory), clock=clock)
+        except trio.TrioInternalError as error:
+            world.violations.append(str(error.__cause__))
+    return Report(
+        seed, world.lasted_s, dict(world.counts), world.violations, world.digest, list(world.trace)
+    )
+
+
+def _decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -> None:
+    """Let the seed decide what else nobody does: the order of tasks, ids, jitter, wall time."""
+    dice = random.Random(f"ids of {seed}")
+    patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    trio._core._run._r.seed(seed)
+    random.seed(seed)
+    secrets: Any = SimpleNamespace(
+        token_urlsafe=lambda size: dice.randbytes(size).hex()[: size * 4 // 3 + 1],
+        token_bytes=dice.randbytes,
+    )
+    patch.setattr("streams.keys.secrets", secrets)
+    patch.setattr("streams.clock.time", SimpleNamespace(time=lambda: EPOCH + clock.current_time()))
+    jump = MockClock._autojump
+
+    def jump_or_say_so(clock: MockClock) -> None:
+        if trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf:
+            raise Deadlock("everybody waits, and nothing will ever happen")
+        jump(clock)
+
+    patch.setattr(MockClock, "_autojump", jump_or_say_so)
+    structlog.configure(processors=[_drop])
+
+
+def _drop(*_: Any) -> Any:
+    raise structlog.DropEvent
+
+
+async def _live(world: World, folder: Path) -> None:
+    weather = Weather(world)
+    network = Network(world, weather)
+    servers = Servers(world, weather, network, Store(world, weather, folder))
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_when_broken, world, nursery.cancel_scope)
+            await nursery.start(network.run)
+            nursery.start_soon(servers.run)
+            processes = [
+                Process(f"p{n}", world, weather, network, world.chance.choice(("os(0)", "")))
+                for n in range(world.plan.processes)
+            ]
+            for process in processes:
+                nursery.start_soon(process.run)
+            for job in world.jobs.values():
+                if job.part.is_plain:
+                    nursery.start_soon(
+                        PlainCaller(job, world, weather, network, servers.ledger).run
+                    )
+                else:
+                    nursery.start_soon(Caller(job, world, weather, processes).run)
+            await _see_it_through(world)
+            nursery.cancel_scope.cancel()
+    except Exception as error:  # whatever it is, it is the seed that is to be told of it
+        world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
+        world.error = first_of(error)
+    world.lasted_s = trio.current_time()
+
+
+async def _end_when_broken(world: World, scope: trio.CancelScope) -> None:
+    await world.is_broken.wait()
+    scope.cancel()
+
+
+async def _see_it_through(world: World) -> None:
+    await trio.sleep(world.plan.chaos_s)
+    world.is_calm = True
+    world.note("weather", "is calm from now on")
+    with trio.move_on_after(CALM_S):
+        for job in world.jobs.values():
+            await job.is_over.wait()
+        await trio.sleep(SETTLE_S)
+        return
+    waiting = [job.key for job in world.jobs.values() if not job.outcome]
+    world.violate(f"after {CALM_S} s of calm nothing has become of {', '.join(waiting)}")
+
+
+class Servers:
+    """One server after the other, on what the one before has left."""
+
+    def __init__(self, world: World, weather: Weather, network: Network, store: Store) -> None:
+        self._world = world
+        self._weather = weather
+        self._network = network
+        self._store = store
+        self.ledger = store.ledger
+        self._witness = Witness(world, store.ledger, KEYRING)
+
+    async def run(self) -> None:
+        """Start, die or stop, and start again."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                journal, life = await self._store.open(), Life()
+                nursery.start_soon(self._serve, journal, life)
+                await trio.sleep(self._weather.crash_in_s())
+                if self._world.chance.random() < 0.75:
+                    self._crash(journal, life)
+                else:
+                    await self._stop(life)
+                await trio.sleep(self._world.chance.choice((0.0, 1.0, 15.0)))
+
+    def _crash(self, journal: MortalJournal, life: Life) -> None:
+        self._world.note("server", f"dies, {len(journal.in_flight)} changes in flight")
+        self._world.counts["crashes"] += 1
+        self._excuse()
+        life.is_dead = True
+        self._store.crash(journal)
+        self._network.lose_server()
+        life.over()
+        life.scope.cancel()
+
+    async def _stop(self, life: Life) -> None:
+        self._world.note("server", "stops")
+        self._world.counts["stops"] += 1
+        self._excuse()
+        life.over()
+        await life.is_gone.wait()
+
+    def _excuse(self) -> None:
+        """Whose end is not durable yet may end as interrupted."""
+        outcomes = {known.job.key: known.outcome for known in self._store.ledger.known.values()}
+        for job in self._world.jobs.values():
+            if job.runs and outcomes.get(job.key, Outcome.LIVE) is Outcome.LIVE:
+                job.was_interrupted = True
+
+    async def _serve(self, journal: MortalJournal, life: Life) -> None:
+        try:
+            with life.scope:
+                await self._work(journal, life)
+        except Exception:
+            if not life.is_dead:  # what befalls the dead is of no consequence
+                raise
+        finally:
+            self._store.close(journal)
+            life.is_gone.set()
+
+    async def _work(self, journal: MortalJournal, life: Life) -> None:
+        server = make_server(self._world, life)
+        async with trio.open_nursery() as nursery:
+            async with server.open(journal, KEYRING) as running:
+                self._world.note("server", "is up")
+
+                def accept(cable: Cable) -> None:
+                    cable.far.witness = self._witness
+                    nursery.start_soon(running.serve, cable.far)
+
+                self._network.accept = accept
+                await life.is_over.wait()
+                self._network.accept = None
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,172 @@
+"""What is true in one simulated world, whoever believes what, and what has gone against it.
+
+The journal, the clients and the tools tell what happens to them; every rule is checked where it is
+told. The first thing that should not be ends the simulation.
+"""
+
+import random
+import zlib
+from collections import Counter, deque
+from typing import Any, Final
+
+import trio
+
+from tests.simulation.plan import BRIEF_S, LONG_S, Part, Plan
+
+TRACE_LINES: Final = 2_000  # that are kept where not all of them are printed
+
+
+class Job:
+    """One call as all sides together know it."""
+
+    def __init__(self, part: Part) -> None:
+        self.part = part
+        self.key = part.key
+        self.stream: str | None = None  # its id, once the journal has it
+        # What the tool has done, in the process that is alive.
+        self.runs = 0
+        self.said = 0  # log messages that were accepted
+        self.flushed = 0  # that no crash may take
+        self.reported = 0
+        self.answers = 0
+        # What its callers were given.
+        self.handed = 0  # the highest seq
+        self.heard = 0  # log messages
+        self.asked = 0
+        self.progress = 0
+        self.outcome = ""  # how it ended for the caller
+        self.is_over = trio.Event()
+        # What excuses that it ends otherwise than with its result.
+        self.is_cancelled = False
+        self.was_interrupted = False  # a server died, or stopped, before its end was durable
+        self.has_ticket = False  # its caller was told how to come back
+
+    @property
+    def max_s(self) -> float:
+        """For how long nobody need come."""
+        return BRIEF_S if self.part.tool == "brief" else LONG_S
+
+    @property
+    def text(self) -> str:
+        """What its result says."""
+        return f"{self.key}: {self.part.said} said, {self.part.asked} asked"
+
+    def saying(self, number: int) -> dict[str, Any]:
+        """What its log message of this number says."""
+        size = zlib.crc32(f"{self.key}/{number}".encode()) % 60
+        return {"job": self.key, "number": number, "padding": "." * size}
+
+    def end(self, outcome: str) -> None:
+        """Its callers are done with it."""
+        self.outcome = outcome
+        self.is_over.set()
+
+
+class World:
+    """One seed's."""
+
+    def __init__(self, plan: Plan, chance: random.Random, *, is_traced: bool) -> None:
+        self.plan = plan
+        self.chance = chance
+        self.jobs = {part.key: Job(part) for part in plan.parts}
+        self.violations: list[str] = []
+        self.is_broken = trio.Event()
+        self.error: BaseException | None = None  # that nobody has expected
+        self.counts: Counter[str] = Counter()
+        self.is_calm = False  # nothing fails any more
+        self.lasted_s = 0.0
+        self.digest = 0  # of all that has happened
+        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        self._is_traced = is_traced
+
+    def note(self, who: str, what: str) -> None:
+        """Keep for the trace what has happened."""
+        line = f"{trio.current_time():10.3f}  {who:14} {what}"
+        self.digest = zlib.crc32(line.encode(), self.digest)
+        self.trace.append(line)
+        if self._is_traced:
+            print(line, flush=True)
+
+    def violate(self, what: str) -> None:
+        """Something has happened that must not."""
+        self.note("VIOLATION", what)
+        self.violations.append(what)
+        self.is_broken.set()
+
+    def expect(self, is_so: object, what: str) -> bool:
+        """Whether it is so; a violation where it is not."""
+        if not is_so:
+            self.violate(what)
+        return bool(is_so)
+
+    # What the tools tell
+
+    def started(self, job: Job) -> None:
+        """A tool has begun to work on a job."""
+        job.runs += 1
+        self.expect(job.runs == 1, f"{job.key} is run {job.runs} times")
+
+    # What the callers tell
+
+    def handed(self, job: Job, seq: int) -> None:
+        """A caller has everything up to this number."""
+        self.counts["messages"] += seq > job.handed
+        job.handed = max(job.handed, seq)
+
+    def heard(self, job: Job, method: str, params: dict[str, Any]) -> None:
+        """A caller was given the next message of a job."""
+        match method:
+            case "notifications/message":
+                job.heard += 1
+                expected = job.saying(job.heard)
+                self.expect(
+                    params["data"] == expected, f"{job.key}: {expected} expected, heard {params}"
+                )
+            case "notifications/progress":
+                grown = job.progress < params["progress"] <= 1_000
+                self.expect(grown, f"{job.key}: progress {job.progress}, then {params}")
+                job.progress = params["progress"]
+            case "elicitation/create":
+                job.asked += 1
+                self.expect(
+                    params == {"job": job.key, "question": job.asked},
+                    f"{job.key}: question {job.asked} expected, heard {params}",
+                )
+            case _:
+                self.violate(f"{job.key}: nobody has said {method} {params}")
+
+    def finished(self, job: Job, result: dict[str, Any]) -> None:
+        """A caller was given the result."""
+        part = job.part
+        said = result["content"][0]["text"]
+        ended = "failed" if part.fails else "completed"
+        self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {ended}")
+        self.expect(said == job.text, f"{job.key}: the result says {said!r}")
+        self.expect(bool(result.get("isError")) == part.fails, f"{job.key}: {result}")
+        self.expect(job.heard == part.said, f"{job.key}: {job.heard} of {part.said} were heard")
+        self.expect(job.asked == part.asked, f"{job.key}: {job.asked} of {part.asked} asked")
+        self.expect(job.answers == part.asked, f"{job.key}: {job.answers} of {part.asked} answers")
+        self.note("caller", f"{job.key} is {ended}, {job.handed} in all")
+        job.end(ended)
+
+    def refused(self, job: Job, reason: str) -> None:
+        """A caller was told that nothing more will come."""
+        is_fine = {
+            "interrupted": job.was_interrupted,
+            "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
+            "stream_not_found": job.max_s == BRIEF_S,  # a tombstone lasts for a while only
+            "cancelled": job.is_cancelled,
+            "too_large": job.part.tool == "strict",
+            "too_many_streams": job.runs == 0 and self.plan.limits.streams_per_principal_max < 10,
+            "busy": job.runs == 0,  # the journal took nothing: no new calls
+            "lost": not job.has_ticket,
+        }
+        self.expect(is_fine.get(reason), f"{job.key}: ends as {reason!r}, with no reason to")
+        self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {reason}")
+        if reason in ("interrupted", "too_large"):
+            self.expect(
+                job.heard >= job.flushed,
+                f"{job.key}: {job.flushed} were flushed, {job.heard} were heard",
+            )
+        self.note("caller", f"{job.key} ends as {reason}, {job.handed} in all")
+        job.end(reason)

@@ -1,0 +1,142 @@
+"""A full disk: nothing is lost, running calls end, new ones are refused until there is room.
+
+The disk is a file system of 64 MiB in memory, which root may make.
+"""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streams.sqlite.inspection import inspect
+from tests.needing import lacking
+from tests.wire.process import Gate, ServerProcess
+from tests.wire.raw import Peer
+from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, counted, opting_in, start, up_to
+
+MESSAGES = 1500  # of 10 KB: of each of four calls 15 MB
+ACK_EVERY = 100
+KINDS = ("ws-streams", "ws-mcp", "http-lines", "stdio")
+ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
+NO_ROOM, ROOM = "there is no room for new calls", "there is room again"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk, with a file of 24 MiB of somebody else's on it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    made = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if made.returncode:
+        lacking(f"a file system of our own may not be had here: {made.stderr}")
+    try:
+        (folder / "theirs").write_bytes(bytes(24 * MIB))
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class Load:
+    """Four clients over four transports, each with a call that has much to say."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.calls: list[tuple[Peer, Started, Reader]] = []
+        for kind in KINDS:
+            peer = server.connect(kind)
+            peer.initialize(opting_in(kind, POSITIONS))
+            started = start(peer, "count", n=MESSAGES, pad=10_000)
+            self.calls.append((peer, started, Reader(peer)))
+
+    def read_all(self) -> None:
+        """Read and confirm, one after the other: all of it comes, once and in order."""
+        for peer, started, reader in self.calls:
+            for seq in range(ACK_EVERY, MESSAGES + 1, ACK_EVERY):
+                reader.until_seq(started.stream, seq)
+                ack(peer, started.stream, seq)
+            reader.until_seq(started.stream, MESSAGES + 1)
+            entries = reader.entries[started.stream]
+            assert list(entries) == up_to(MESSAGES + 1)
+            assert counted(list(entries.values())) == up_to(MESSAGES)
+            assert entries[MESSAGES + 1].result["content"][0]["text"] == f"counted {MESSAGES}"
+            ack(peer, started.stream, MESSAGES + 1)
+            peer.close()
+
+
+def fill_up(path: Path) -> None:
+    """Take what is left of the disk."""
+    with path.open("wb", buffering=0) as file:
+        for size in (MIB, 4096):
+            with pytest.raises(OSError, match="No space left"):  # noqa: PT012
+                while True:
+                    file.write(bytes(size))
+
+
+def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate) -> None:
+    """W§9: an error says what to do next; W§1: what was accepted comes, once and in order."""
+    with ServerProcess(disk) as server, server.connect("ws-streams") as other:
+        other.initialize(POSITIONS)
+        waiting = [start(other, "steps", n=3, gate=gate.path) for _ in range(5)]
+        load = Load(server)
+        server.hear(NO_ROOM)
+        # What the WAL takes is given back first, and there may be room for a moment.
+        while "result" in (refused := other.ask("tools/call", ADD)):
+            continue
+        assert refused.error["code"] == -32603
+        assert "MiB are free on its disk" in refused.error["message"]
+        assert refused.error["message"].endswith("try again later.")
+
+        gate.release(3 * len(waiting))  # there is room to end what runs
+        for started in waiting:
+            assert other.response(started.id).result["content"][0]["text"] == "stepped 3"
+
+        fill_up(disk / "theirs too")
+        assert other.ask("ping").result == {}
+        os.unlink(disk / "theirs too")
+        os.unlink(disk / "theirs")
+        server.hear(ROOM)
+        load.read_all()
+        assert other.ask("tools/call", ADD).result
+        assert server.stop() == 0
+        assert not any("Traceback" in line for line in server.log)
+        assert inspect(server.journal).problems == ()
+
+
+def test_on_a_disk_that_stays_full_acks_make_room(disk: Path) -> None:
+    """W§4: an ack lets everything up to it be deleted."""
+    with ServerProcess(disk) as server:
+        load = Load(server)
+        server.hear(NO_ROOM)
+        load.read_all()
+        assert server.stop() == 0
+        assert inspect(server.journal).problems == ()
+        assert server.journal.stat().st_size < 40 * MIB
+
+
+def test_a_server_that_is_killed_on_a_full_disk_has_all_when_it_is_back(
+    disk: Path, gate: Gate
+) -> None:
+    """W§1: entries are "stored in the journal before they are sent"."""
+    with ServerProcess(disk) as server:
+        with server.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            started = start(peer, "count", n=5000, pad=10_000)
+            reader = Reader(peer)
+            server.hear(NO_ROOM)
+            fill_up(disk / "theirs too")
+            server.kill()
+            reader.drain()
+        had = max(reader.seqs(started.stream))
+        os.unlink(disk / "theirs too")
+        server.start()
+        with server.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            after = Reader(peer)
+            reply = peer.request("stream/resume", {**started.with_token, "after": had})
+            after.response(reply)
+        entries = after.entries[started.stream]
+        assert list(entries) == list(range(had + 1, max(entries) + 1))
+        assert entries[max(entries)].reason == "interrupted"
+        assert inspect(server.journal).problems == ()
