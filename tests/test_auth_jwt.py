@@ -13,9 +13,10 @@ import trio
 import trio.testing
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from structlog.testing import capture_logs
 
 from streams import messages
-from streams.auth import GRANTED_S, Door
+from streams.auth import GRANTED_S, TOLD_EVERY_S, Door
 from streams.auth.jwks import REFRESH_S, RETRY_S, KeySet
 from streams.auth.jwt import ALGORITHMS, LEEWAY_S, JwtVerifier
 from streams.exchange import Caller, Denied, Head
@@ -164,6 +165,16 @@ async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
         assert (denied.status, denied.headers) == (401, (("www-authenticate", said),)), what
         bodies.add(messages.error(None, denied.refused))
     assert len(bodies) == 1
+
+
+async def test_strangers_do_not_fill_the_log(autojump_clock: trio.testing.MockClock) -> None:
+    door = Door([])
+    with capture_logs() as logs:
+        for _ in range(3):
+            for _ in range(100):
+                await answer(door, "Bearer mcps_none")
+            await trio.sleep(TOLD_EVERY_S)
+    assert [entry["times"] for entry in logs] == [1, 100, 100]
 
 
 async def test_only_the_algorithms_that_were_named_are_taken(nursery: trio.Nursery) -> None:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import trio
+
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Caller, Denied, Head
 from streams.logs import log
@@ -25,6 +27,8 @@ GRANTED_S: Final = 30.0
 
 # What whoever comes while tokens cannot be checked is told to wait.
 RETRY_AFTER_S: Final = 15
+
+TOLD_EVERY_S: Final = 1.0
 
 # RFC 6750, 2.1, and RFC 9110, 11.1: the name of a scheme has no case.
 _BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | re.ASCII)
@@ -63,6 +67,8 @@ class Door:
         metadata_url: Callable[[Head], str | None] = lambda head: None,
     ) -> None:
         self._verifiers = tuple(verifiers)
+        self._told_at = -float("inf")
+        self._untold = 0
         self._is_open_to = is_open_to
         self._metadata_url = metadata_url
 
@@ -74,12 +80,20 @@ class Door:
         try:
             return await self._verify(given)
         except NotTaken as error:
-            log.info("turned away", why=str(error), path=head.path[:200])
+            self._tell(head, str(error))
             raise self._denied(head, has_token=given[:7].lower() == "bearer ") from None
         except CannotTell as error:
             log.warning("nobody can be let in now", why=str(error))
             busy = Refusal(INTERNAL_ERROR, "Tokens cannot be checked now: try again later.")
             raise Denied(503, busy, (("retry-after", f"{RETRY_AFTER_S}"),)) from None
+
+    def _tell(self, head: Head, why: str) -> None:
+        """Strangers may come by the thousand: the log is not theirs to fill."""
+        now = trio.current_time()
+        self._untold += 1
+        if now - self._told_at >= TOLD_EVERY_S:
+            log.info("turned away", why=why, path=head.path[:200], times=self._untold)
+            self._told_at, self._untold = now, 0
 
     async def _verify(self, given: str) -> Caller:
         if not given:

@@ -81,7 +81,7 @@ class KeySet:
                 with trio.fail_after(FETCH_S):
                     text = await trio.to_thread.run_sync(self._fetch, abandon_on_cancel=True)
                 self._keys = _parse(text)
-            except (OSError, ValueError, HTTPException, trio.TooSlowError) as error:
+            except (OSError, ValueError, RecursionError, HTTPException, trio.TooSlowError) as error:
                 why = str(error) or f"no answer within {FETCH_S:g} s"
                 log.error("the keys cannot be read; the former ones stay", why=why[:200])
             self._asked_at = trio.current_time()
