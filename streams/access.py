@@ -368,11 +368,11 @@ class Access:
             if delivery.stream.request_id == request_id:
                 self._on_cancel(delivery.stream)
                 return
-        if session.outlives_connections:
-            for stream in reversed(self._streams.wanted(session.principal)):
-                if stream.request_id == request_id and not stream.is_answered:
-                    self._on_cancel(stream)
-                    return
+        for stream in reversed(self._streams.wanted(session.principal)):
+            is_meant = stream.request_id == request_id and session.has_begun(stream)
+            if is_meant and not stream.is_answered:
+                self._on_cancel(stream)
+                return
 
 
 def _report(

@@ -1,11 +1,13 @@
 """What `call`, `resume` and `poll` do. Results go to standard output, talk to standard error."""
 
 import logging
+import os
 import shlex
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,10 +23,12 @@ from streams.noting import Note
 from streams.running import RunningCall
 from streams.ticket import Ticket
 from transports import dial, stdio
+from transports.bearer import Token
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
+TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
 CLIENT_NAME: Final = "mcp-streams-cli"
 
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
@@ -34,7 +38,13 @@ CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any m
 NOTED_WITHIN_S: Final = 0.1
 
 
-def run(act: Callable[[Client], Awaitable[int]], url: str, *, cwd: str | None = None) -> int:
+def run(
+    act: Callable[[Client], Awaitable[int]],
+    url: str,
+    *,
+    cwd: str | None = None,
+    token_file: Path | None = None,
+) -> int:
     """Connect to the server, act, and return the exit code; errors are said in one line."""
 
     async def with_client(dialer: Dialer) -> int:
@@ -43,16 +53,20 @@ def run(act: Callable[[Client], Awaitable[int]], url: str, *, cwd: str | None = 
             codes.append(await act(client))
         return codes[-1]
 
-    return run_dialing(with_client, url, cwd=cwd)
+    return run_dialing(with_client, url, cwd=cwd, token_file=token_file)
 
 
 def run_dialing(
-    act: Callable[[Dialer], Awaitable[int]], url: str, *, cwd: str | None = None
+    act: Callable[[Dialer], Awaitable[int]],
+    url: str,
+    *,
+    cwd: str | None = None,
+    token_file: Path | None = None,
 ) -> int:
     """The same for what connects by itself."""
     console.log_to_stderr(logging.WARNING)
     try:
-        dialer = dialer_of(url, cwd)
+        dialer = dialer_of(url, cwd, _token(token_file))
     except ValueError as error:
         why = str(error)
         return complain(why if url in why else f"{url}: {why}", USAGE)
@@ -73,12 +87,21 @@ def run_dialing(
     return codes[-1]
 
 
-def dialer_of(url: str, cwd: str | None) -> Dialer:
+def _token(file: Path | None) -> Token:
+    """What to show a server: what the file has whenever a connection is opened, or the variable.
+
+    That is taken out of the environment: a command that is started need not know it.
+    """
+    given = os.environ.pop(TOKEN_VARIABLE, None)
+    return given if file is None else lambda: file.read_text().strip()
+
+
+def dialer_of(url: str, cwd: str | None, token: Token = None) -> Dialer:
     """The dialer for a URL; a command that it names is started in `cwd`. Raises `ValueError`."""
     scheme, _, command = url.partition(":")
     if scheme == "stdio" and cwd is not None:
         return partial(stdio.connect, stdio.split_command(command), cwd=cwd)
-    return dial(url)
+    return dial(url, token=token)
 
 
 def _report(failure: BaseException) -> int:

@@ -4,6 +4,7 @@ A POST brings one message; the response to a request is a connection of its own,
 that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
 """
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -90,6 +91,8 @@ class HttpEndpoint:
             await self._initialize(message, request, responder, accepted)
             return
         session = self._session(request)
+        if is_request:
+            self._check_rate(session.principal, id_of(message))
         peer = self._running.peer(session)
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
@@ -107,7 +110,8 @@ class HttpEndpoint:
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
     ) -> None:
-        session_id, session = new_session()
+        session_id, session = new_session(_principal(request))
+        self._check_rate(session.principal, id_of(message))
         line = await self._running.peer(session).take(message, request.body)
         assert line is not None
         headers = _content_of_one(accepted)
@@ -131,7 +135,7 @@ class HttpEndpoint:
         sessions = self._engine.sessions
         framing = self._framing(session, accepted)
         async with self._engine.response(
-            ResponseChannel(responder, session.principal, accepted, framing),
+            ResponseChannel(responder, session.principal, accepted, framing, caller=request.caller),
             session,
             framing,
             cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
@@ -157,9 +161,10 @@ class HttpEndpoint:
         if EVENTS not in _acceptable(request):
             raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
         session = self._session(request)
+        self._check_rate(session.principal)
         last_event = request.headers.get(LAST_EVENT)
         if last_event is None:
-            await self._stand(session, responder)
+            await self._stand(session, request, responder)
             return
         try:
             await self._engine.access.recall(session, last_event)
@@ -173,7 +178,7 @@ class HttpEndpoint:
             raise Rejected(
                 405, "All of this response was sent: there is nothing to go on with.", _ALLOW
             )
-        channel = ResponseChannel(responder, session.principal, EVENTS)
+        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         framing = self._framing(session, EVENTS, may_be_json=False)
         async with self._engine.response(channel, session, framing) as connection:
             try:
@@ -183,17 +188,18 @@ class HttpEndpoint:
                 line = refused_line(waiting, refused)
                 await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
 
-    async def _stand(self, session: HttpSession, responder: Responder) -> None:
+    async def _stand(self, session: HttpSession, request: Request, responder: Responder) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""
         if session.standing is not None:
             session.standing.cancel()
-        channel = ResponseChannel(responder, session.principal, EVENTS)
+        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         with trio.CancelScope() as scope:
             session.standing = scope
             await channel.send(b":\n\n")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.keep_alive)
-                await responder.gone()
+                with suppress(trio.EndOfChannel):
+                    await channel.receive()
                 nursery.cancel_scope.cancel()
         if session.standing is scope:
             session.standing = None
@@ -207,17 +213,28 @@ class HttpEndpoint:
 
     # What they share
 
+    def _check_rate(self, principal: str, request_id: RequestId | None = None) -> None:
+        try:
+            self._engine.rates.check(principal)
+        except Refusal as refused:
+            wait = ("retry-after", f"{(refused.data or {})['retryAfter']}")
+            raise Rejected(429, refused, (wait,), request_id=request_id) from None
+
     def _session(self, request: Request) -> HttpSession:
         session_id = request.headers.get(SESSION)
         if session_id is None:
             raise Rejected(400, "Send Mcp-Session-Id, which the answer to initialize has.")
-        session = self._engine.sessions.find(session_id)
+        session = self._engine.sessions.find(session_id, _principal(request))
         if session is None:
             raise Rejected(404, "There is no such session: initialize again.")
         revision = request.headers.get(REVISION)
         if revision is not None and revision not in REVISIONS:
             raise Rejected(400, f"MCP-Protocol-Version: there are {', '.join(REVISIONS)}.")
         return session
+
+
+def _principal(request: Request) -> str | None:
+    return None if request.caller is None else request.caller.principal
 
 
 def _parse(body: bytes) -> Message:

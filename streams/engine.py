@@ -27,6 +27,7 @@ from streams.keys import Keyring, new_id
 from streams.limits import Limits
 from streams.logs import log
 from streams.messages import Channel
+from streams.rates import Rates
 from streams.session import Session
 from streams.stream import Overflow, Stream
 
@@ -73,6 +74,7 @@ class Engine:
             enforce_min=enforce_min,
             on_cancel=self._held.cancel,
         )
+        self.rates = Rates(limits.requests_per_principal_max)
         self.keyed = KeyedCalls(self._held.resting, keyring)
         self._connections: set[Connection] = set()
         self._is_closing = False

@@ -85,6 +85,22 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "Too many streams are running or undelivered: resume or cancel some, then try again.",
     ),
     "too_large": (INVALID_PARAMS, "The message is longer than the limit: send a shorter one."),
+    "unauthorized": (
+        INVALID_REQUEST,
+        "This server asks who you are: send a bearer token that it takes, in Authorization.",
+    ),
+    "too_many_connections": (
+        INVALID_REQUEST,
+        "Too many connections of yours are open: close some, then try again.",
+    ),
+    "too_many_requests": (
+        INVALID_REQUEST,
+        "Too many requests of yours in too short a time: try again in retryAfter seconds.",
+    ),
+    "too_many_bytes": (
+        INVALID_PARAMS,
+        "Too much waits to be delivered to you: resume or cancel some calls, then try again.",
+    ),
     "interrupted": (
         INTERNAL_ERROR,
         "The server stopped before the call was done: make it again if that is safe.",

@@ -1,7 +1,8 @@
 """One HTTP request and its response, as the endpoint sees them: no socket and no framework.
 
 A listener (`transports.http`) reads the request, body and all, and hands it over with a
-`Responder`. An ASGI application could do the same.
+`Responder`. An ASGI application could do the same. Who may come in at all is decided on the head of
+a request alone, by an `Admit`: a stranger's body is not read.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,16 +10,47 @@ from typing import Protocol
 
 import msgspec
 
+from streams.errors import Refusal
+
 Headers = Sequence[tuple[str, str]]
 
 
-class Request(msgspec.Struct, frozen=True):
-    """A whole request. Names of `headers` are lower-case; what came twice is joined by ", "."""
+class Head(msgspec.Struct, frozen=True):
+    """What comes ahead of a request's body.
+
+    Names of `headers` are lower-case; what came twice is joined by ", ".
+    """
 
     method: str
     path: str  # without the query
     headers: Mapping[str, str]
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Somebody who has shown who they are."""
+
+    principal: str
+    holds_for_s: Callable[[], float]
+    """For how many seconds from now that may be taken for granted, and is to be asked again then;
+    0 or less once it holds no longer.
+    """
+
+
+class Request(Head, frozen=True):
+    """A whole request."""
+
     body: bytes
+    caller: Caller | None = None  # None where nobody is asked who they are
+
+
+class Denied(Exception):
+    """A request that may not come in, and the response that says so."""
+
+    def __init__(self, status: int, refused: Refusal, headers: Headers = ()) -> None:
+        super().__init__(refused)
+        self.status = status
+        self.refused = refused
+        self.headers = headers
 
 
 class Responder(Protocol):
@@ -54,3 +86,6 @@ class Responder(Protocol):
 
 
 Endpoint = Callable[[Request, Responder], Awaitable[None]]
+
+Admit = Callable[[Head], Awaitable[Caller | None]]
+"""Who a request comes from; None for who need not say so. Raises `Denied`."""

@@ -7,6 +7,7 @@ into memory when it is asked for.
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 import trio
 
@@ -28,6 +29,8 @@ from streams.resting import Resting
 from streams.sessions import HttpSession, Sessions
 from streams.stream import Overflow, Stream
 from streams.sweeping import Sweeper
+
+WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
 
 
 class Holding:
@@ -54,6 +57,8 @@ class Holding:
         )
         self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
         self._sweeper = Sweeper(journal, self.streams, self.resting, committer, on_due=self._expire)
+        self._weighed: dict[str, int] = {}  # the bytes that wait for each principal
+        self._weighed_at = -math.inf
         # The principals of sessions that have ended, no more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
@@ -121,8 +126,20 @@ class Holding:
         """See to it that this principal may have one more stream. Raises `Refusal` where it may
         not.
         """
+        self._check_bytes(principal)
         for forgotten in await self.resting.make_room(principal):
             self._forget(forgotten)
+
+    def _check_bytes(self, principal: str) -> None:
+        """Whether too much waits for this principal, or did a moment ago."""
+        limit, now = self._limits.bytes_per_principal_max, trio.current_time()
+        if now - self._weighed_at >= WEIGHED_EVERY_S:
+            self._weighed_at = now
+            self._weighed.clear()
+        if limit and principal not in self._weighed:
+            self._weighed[principal] = self.streams.kept_bytes(principal)
+        if limit and self._weighed[principal] >= limit:
+            raise refusal("too_many_bytes", limit=limit)
 
     # How streams end
 
@@ -209,9 +226,11 @@ class Holding:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
             for stream in self.streams.wanted(session.principal):
-                if not (stream.state.is_paged or stream.is_open_to_key):
+                is_kept = stream.state.is_paged or stream.is_open_to_key
+                if session.has_begun(stream) and not is_kept:
                     self._drop(stream)
-            self._over.send_nowait(session.principal)
+            if session.is_anonymous:  # what is at rest was its own
+                self._over.send_nowait(session.principal)
 
     async def _drop_at_rest(self, principal: str) -> None:
         after = 0

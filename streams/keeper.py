@@ -77,12 +77,12 @@ class Keeper:
         """
         error = await self._connection(task_status)
         if not self.hello.protocol_version:
-            raise CannotConnect(f"No connection: {error}.") from error
+            raise CannotConnect(f"No connection: {_told(error)}.") from error
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
             pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempt, 10)))  # nosec B311 # jitter, not a secret
-            if left_s <= 0:
+            if left_s <= 0 or isinstance(error, PermissionError):  # it is not a matter of time
                 self._give_up(error)
                 await self._is_wanted.wait()
                 self._surrender = None
@@ -122,7 +122,7 @@ class Keeper:
             new_id=self.new_id,
             on_notification=self._on_notification,
         )
-        refused: str | None = "the server closed the connection"
+        refused: OSError | None = ConnectionError("the server closed the connection")
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_run_until_over, link, nursery.cancel_scope)
@@ -135,22 +135,26 @@ class Keeper:
                 nursery.cancel_scope.cancel()
         finally:
             self._down(link)
-        return ConnectionError(refused or "the connection was lost")
+        return refused or ConnectionError("the connection was lost")
 
-    async def _greet(self, link: Link) -> str | None:
+    async def _greet(self, link: Link) -> OSError | None:
         """Say hello; what is wrong with the server, if anything."""
         greeting = self._greeting()
         reply = await link.ask(clientwire.INITIALIZE, greeting)
         if reply is None:
-            return "the server closed the connection"
+            return ConnectionError("the server closed the connection")
         if reply.kind is Kind.ERROR:
-            return f"the server said: {clientwire.error_of(reply).message}"
+            error = clientwire.error_of(reply)
+            why = f"the server said: {error.message}"
+            is_stranger = error.reason == "unauthorized"
+            return PermissionError(why) if is_stranger else ConnectionError(why)
         try:
             hello = messages.decode(clientwire.result_of(reply), Hello)
-        except ValueError as error:
-            return f"the server's answer to initialize does not fit: {error}"
-        if hello.protocol_version not in clientwire.PROTOCOL_VERSIONS:
-            return f"the server speaks MCP {hello.protocol_version}, which this client does not"
+        except ValueError as unfit:
+            return ConnectionError(f"the server's answer to initialize does not fit: {unfit}")
+        version = hello.protocol_version
+        if version not in clientwire.PROTOCOL_VERSIONS:
+            return ConnectionError(f"the server speaks MCP {version}, which this client does not")
         link.hello = self.hello = hello
         link.is_numbering = hello.has_positions and clientwire.wants_positions(greeting)
         link.post(messages.notification(clientwire.INITIALIZED))
@@ -176,6 +180,8 @@ class Keeper:
 
     def _give_up(self, error: OSError) -> None:
         why = f"No connection for {self._patience_s:g} s; at last: {error}."
+        if isinstance(error, PermissionError):
+            why = f"No connection any more: {_told(error)}."
         self._surrender = CannotConnect(why)
         self._is_wanted = trio.Event()
         self.on_surrender(self._surrender)
@@ -221,9 +227,17 @@ class Keeper:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = clientwire.error_of(reply)
-            if error.reason not in ("too_early", "released"):
+            if error.reason not in ("too_early", "too_many_requests", "released"):
                 raise clientwire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
+
+
+def _told(error: OSError) -> str:
+    """Why there is no connection, and what to do where it is for want of a token."""
+    said = str(error).removesuffix(".")
+    if isinstance(error, PermissionError):
+        return f"{said} (dial with a token; the command takes MCP_STREAMS_TOKEN or --token-file)"
+    return said
 
 
 async def _run_until_over(link: Link, scope: trio.CancelScope) -> None:

@@ -27,6 +27,8 @@ from typing import Final
 from streams.errors import JournalUnusable
 from streams.files import write_whole
 
+BEARER_PREFIX: Final = "mcps_"  # by which those who look for leaked secrets know one of ours
+
 _KEY_BYTES: Final = 32
 _NAME_BYTES: Final = 16
 _SEQ_BYTES: Final = 6  # with the rest a multiple of 3: every bit of the base64 counts
@@ -38,6 +40,11 @@ _FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is somethin
 def new_id() -> str:
     """256 random bits, url-safe: a stream's id, or anything else that must not be guessed."""
     return secrets.token_urlsafe(32)
+
+
+def new_bearer() -> str:
+    """A bearer token: 256 random bits, and what it is known by."""
+    return BEARER_PREFIX + new_id()
 
 
 def hashed(secret: str) -> str:

@@ -141,15 +141,18 @@ class StreamState:
     @property
     def _has_unsent_room(self) -> bool:
         limits = self._limits
-        return (
-            self.last - self.written < limits.unsent_entries_max
-            and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
-        )
+        has_place = self.last - self.written < limits.unsent_entries_max
+        return has_place and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
 
     @property
     def batch_bytes(self) -> int:
         """Bytes that are numbered and wait for the next commit."""
         return self._batch_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that were sent since it came into memory, and are not known to be delivered."""
+        return max(0, self._bytes_numbered - self._bytes_delivered)
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
         """Number a message; False, and nothing has changed, where there is no room for it.
@@ -335,9 +338,7 @@ class StreamState:
         if self.is_paged and position < self.delivered:
             return self.delivered  # it was one: nothing else moves the mark of such a stream
         page = next((seq for seq in self.pages if seq > position), None)
-        if page is None and self.is_ended:
-            return self.last
-        return page
+        return self.last if page is None and self.is_ended else page
 
     def flags(self, after: int | None = None) -> Flags:
         """What a poll says, for a client that has everything up to `after` (or up to `delivered`).

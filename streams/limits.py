@@ -4,6 +4,7 @@ import msgspec
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
+_MAY_BE_NOTHING = ("resident_max", "bytes_per_principal_max", "requests_per_principal_max")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -18,10 +19,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     unsent_bytes_max: int = 64 * MIB
     undelivered_bytes_max: int = 64 * MIB
     streams_per_principal_max: int = 1_000
+    bytes_per_principal_max: int = 4096 * MIB  # undelivered, of streams in memory; 0: no limit
+    requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
     resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
     connections_max: int = 10_000
+    connections_per_principal_max: int = 1_000  # of who has shown who they are; over HTTP, requests
     sessions_max: int = 10_000  # over HTTP
+    sessions_per_principal_max: int = 1_000
     message_bytes_max: int = 4 * MIB
     checkpoint_bytes_max: int = 64 * 1024
     restarts_max: int = 10  # how often a call is run again without getting any further
@@ -33,5 +38,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not value > 0 and (name, value) != ("resident_max", 0):
+            if not value > 0 and not (value == 0 and name in _MAY_BE_NOTHING):
                 raise ValueError(f"{name} must be above 0, not {value}")

@@ -4,10 +4,28 @@ Standard output, which structlog would take, may be a wire, or what a program ha
 """
 
 import logging
+import re
 import sys
 from typing import Any, Final
 
 import structlog
+
+REDACTED: Final = "[redacted]"
+
+# Secrets by their looks: bearer tokens, ours and JWTs, and whatever else of ours has 256 random
+# bits (`streams.keys`), of which a part may have been cut off; names are hardly as long, and hashes
+# are not written so. And what comes after a name that says what it is, in headers, in JSON, in JSON
+# within JSON, and in Python.
+_SECRET: Final = re.compile(
+    r"mcps_[A-Za-z0-9_-]+"
+    r"|eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"
+    r"|\b(?=[a-z0-9_-]*[A-Z])(?=[A-Z0-9_-]*[a-z])[A-Za-z0-9_-]{36,}"
+)
+_NAMED_SECRET: Final = re.compile(
+    r"(?P<name>(?:authorization|mcp-session-id|resume_?token)[\\\"']*\s*[:=,]\s*b?[\\\"']*"
+    r"(?:(?:bearer|basic)\s+)?|\bbearer\s+)[A-Za-z0-9._~+/=-]{8,}",
+    re.IGNORECASE,
+)
 
 
 def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
@@ -19,9 +37,18 @@ def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             *renderers,
+            redacted,
         ],
         "wrapper_class": structlog.make_filtering_bound_logger(level),
     }
+
+
+def redacted(_: object, __: str, line: str) -> str:
+    """A line of the log, rendered, without what must not be known to who reads logs.
+
+    An application that configures structlog by itself puts this behind its renderer.
+    """
+    return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 
 def _json_lines() -> list[Any]:

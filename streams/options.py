@@ -3,11 +3,14 @@
 Quick to load: a relay needs nothing else.
 """
 
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+
+ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
 
 Durability = Literal["power", "process"]
 
@@ -17,6 +20,45 @@ STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
 
 class CannotServe(Exception):
     """The server cannot start; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Auth:
+    """Who may come in by --ws and --http.
+
+    Parameters
+    ----------
+    auth_tokens
+        Take the tokens in this file, which "mcp-streams token" makes and revokes.
+    auth_jwks
+        Take JWTs signed with a key of this key set: its https URL, or a file.
+    auth_issuer
+        The issuer of those JWTs, as they name it.
+    auth_audience
+        The audience that they must be made for; by default --auth-resource.
+    auth_algorithms
+        How they may be signed, separated by commas.
+    auth_server
+        The URL of an authorization server that clients get tokens from; by default the issuer.
+    auth_resource
+        The URL that clients know --http by; by default what each of them has called.
+    behind_proxy
+        Let --ws and --http take tokens in the clear: a proxy before them ends TLS.
+    """
+
+    auth_tokens: Path | None = None
+    auth_jwks: str | None = None
+    auth_issuer: str | None = None
+    auth_audience: str | None = None
+    auth_algorithms: str = ALGORITHMS
+    auth_server: tuple[str, ...] = ()
+    auth_resource: str | None = None
+    behind_proxy: bool = False
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether anybody is asked who they are."""
+        return self.auth_tokens is not None or self.auth_jwks is not None
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +77,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
     insecure_anonymous: bool = False
+    auth: Auth = Auth()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     limits: dict[str, float] = {}

@@ -112,6 +112,11 @@ class Peer:
             message = messages.parse(incoming)
         except Refusal as refused:
             return refused_line(messages.salvage_id(incoming), refused)
+        if message.kind is Kind.REQUEST:
+            try:
+                self._engine.rates.check(self.session.principal)
+            except Refusal as refused:
+                return refused_line(id_of(message), refused)
         return await self.take(message, incoming, connection)
 
     async def take(

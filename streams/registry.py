@@ -127,6 +127,10 @@ class Registry:
         counted_twice = sum(stream.has_rested for stream in wanted.values())
         return len(wanted) + elsewhere.wanted - counted_twice >= limit
 
+    def kept_bytes(self, principal: str) -> int:
+        """Bytes that wait to be delivered to a principal."""
+        return sum(stream.state.kept_bytes for stream in self._wanted.get(principal, {}).values())
+
     @property
     def _is_server_full(self) -> bool:
         return len(self._by_id) + self.at_rest >= self._limits.streams_max

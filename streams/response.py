@@ -1,5 +1,6 @@
 """The response to one HTTP request, as a `Channel` that only goes one way."""
 
+import math
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
@@ -7,7 +8,7 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Headers, Responder
+from streams.exchange import Caller, Headers, Responder
 from streams.framing import Framing
 from streams.messages import Incoming
 
@@ -33,11 +34,15 @@ class ResponseChannel:
         principal: str,
         media_type: str,
         framing: Framing | None = None,
+        *,
+        caller: Caller | None = None,
     ) -> None:
+        """Over as soon as it holds no longer that `caller` is who it was."""
         self._media_type = media_type
         self._framing = framing
         self._responder = responder
         self._principal = principal
+        self._caller = caller
         self._has_begun = self._is_open = False
         self._is_sending = False
         self._wrote_at = trio.current_time()
@@ -48,8 +53,14 @@ class ResponseChannel:
 
     async def receive(self) -> Sequence[Incoming]:
         """Nothing comes: the request was all."""
-        await self._responder.gone()
+        while (holds_for_s := self._holds_for_s()) > 0:
+            with trio.move_on_after(holds_for_s):
+                await self._responder.gone()
+                break
         raise trio.EndOfChannel
+
+    def _holds_for_s(self) -> float:
+        return math.inf if self._caller is None else self._caller.holds_for_s()
 
     def is_writable(self) -> bool:
         return self._responder.is_open()

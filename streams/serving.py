@@ -6,7 +6,6 @@ import importlib.util
 import os
 import resource
 import signal
-import ssl
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,6 +19,7 @@ import trio
 
 from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable, first_of
+from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
 from streams.journal import Journal
 from streams.keys import Keyring
@@ -31,7 +31,6 @@ from streams.server import RunningServer, Server
 from streams.sqlite import open_sqlite_journal
 from streams.watchdog import watched
 from transports import http, stdio, unix, websocket
-from transports.origins import names_loopback
 
 # Threads of the journal and of tools come and go in less than the interpreter's 5 ms, for which
 # everybody else would wait.
@@ -91,29 +90,9 @@ def _import(place: str) -> Any:
     return module
 
 
-def parse_address(address: str) -> tuple[str, int]:
-    """`HOST:PORT` or `[HOST]:PORT` as a pair. Raises `CannotServe`."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _check_address(address: str, *, is_insecure_allowed: bool) -> None:
-    host, _ = parse_address(address)
-    if not (names_loopback(host) or is_insecure_allowed):
-        raise CannotServe(
-            f"{address} can be reached from elsewhere and nobody is asked who they are: "
-            "bind to 127.0.0.1, or say --insecure-anonymous."
-        )
-
-
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
-    for address in (options.ws, options.http):
-        if address is not None:
-            _check_address(address, is_insecure_allowed=options.insecure_anonymous)
-    tls = _tls(options)
+    guard = guard_for(options)
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
     if options.limits:
@@ -122,7 +101,7 @@ def run(options: Options) -> None:
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve_watched, server, options, fds, tls)
+        trio.run(_serve_watched, server, options, fds, guard)
     except* (CannotServe, JournalUnusable, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -159,7 +138,7 @@ async def _serve(
     server: Server,
     options: Options,
     fds: tuple[int, int] | None,
-    tls: ssl.SSLContext | None,
+    guard: Guard,
 ) -> None:
     async with (
         _open_journal(options) as (journal, keyring),
@@ -167,12 +146,13 @@ async def _serve(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(_stop_on_signal, running, nursery.cancel_scope)
+        await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
         if options.ws is not None:
-            await nursery.start(_serve_websocket, running, options)
+            await nursery.start(_serve_websocket, running, options, guard)
         if options.http is not None:
-            await nursery.start(_serve_http, running, options, tls)
+            await nursery.start(_serve_http, running, options, guard)
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
@@ -205,30 +185,32 @@ async def _stop_on_signal(running: RunningServer, scope: trio.CancelScope) -> No
 
 
 async def _serve_websocket(
-    running: RunningServer, options: Options, *, task_status: trio.TaskStatus[None]
+    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
 ) -> None:
     assert options.ws is not None
-    message_bytes_max = running.server.limits.message_bytes_max
-    listen = partial(websocket.serve, running.serve, message_bytes_max=message_bytes_max)
-    await _listen(listen, "ws", options.ws, "", running, options, task_status)
+    listen = partial(
+        websocket.serve,
+        running.serve,
+        message_bytes_max=running.server.limits.message_bytes_max,
+        ssl_context=guard.tls,
+        admit=guard.admit_ws,
+    )
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, task_status)
 
 
 async def _serve_http(
-    running: RunningServer,
-    options: Options,
-    tls: ssl.SSLContext | None,
-    *,
-    task_status: trio.TaskStatus[None],
+    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
 ) -> None:
     assert options.http is not None
+    path = options.http_path
     listen = partial(
         http.serve,
-        HttpEndpoint(running, options.http_path),
+        guard.beside(HttpEndpoint(running, path)),
         body_bytes_max=running.server.limits.message_bytes_max,
-        ssl_context=tls,
+        ssl_context=guard.tls,
+        admit=guard.admit_http,
     )
-    scheme, path = "http" if tls is None else "https", options.http_path
-    await _listen(listen, scheme, options.http, path, running, options, task_status)
+    await _listen(listen, f"http{guard.s}", options.http, path, running, options, task_status)
 
 
 async def _listen(
@@ -244,6 +226,7 @@ async def _listen(
     serve_all = partial(
         serve,
         connections_max=running.server.limits.connections_max,
+        per_principal_max=running.server.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
     )
@@ -255,18 +238,6 @@ async def _listen(
         shown = f"[{host}]" if ":" in host else host
         log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
         task_status.started()
-
-
-def _tls(options: Options) -> ssl.SSLContext | None:
-    """What --http is served with. Raises `CannotServe` where the files are none."""
-    if options.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise CannotServe(f"{options.tls_cert} cannot be used for TLS: {error}.") from error
-    return context
 
 
 async def _serve_relays(

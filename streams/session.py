@@ -4,13 +4,14 @@ On stdio and a WebSocket that lasts as long as the connection; over HTTP it goes
 number of requests (`streams.sessions`).
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from streams.extension import Settings
 from streams.messages import RequestId
 
 if TYPE_CHECKING:
     from streams.delivery import Delivery
+    from streams.stream import Stream
 
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
@@ -18,8 +19,6 @@ LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
 
 class Session:
     """One client's, whoever else has the same principal."""
-
-    outlives_connections: ClassVar[bool] = False  # and so do its requests
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
@@ -41,6 +40,12 @@ class Session:
             if not delivery.connection.channel.is_writable():
                 delivery.drop()
         return not self.taken.isdisjoint(ids)
+
+    def has_begun(self, stream: "Stream") -> bool:
+        """Whether the stream was begun here, and its request can be cancelled from here even when
+        the connection that it came over is gone.
+        """
+        return False
 
     def attach(self, delivery: "Delivery") -> None:
         """A stream is delivered to this client from now on."""

@@ -12,7 +12,9 @@ Either is followed by `.end` where the event said that nothing more will come of
 
 import re
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final
+from weakref import WeakSet
 
 import msgspec
 import trio
@@ -48,12 +50,16 @@ class EventId(msgspec.Struct, frozen=True):
 
 
 class HttpSession(Session):
-    """One client's, over any number of requests."""
+    """One client's, over any number of requests: those of the caller who has begun it.
 
-    outlives_connections = True
+    Where nobody is asked who they are, whoever knows its id is its principal.
+    """
 
-    def __init__(self, key: str) -> None:
-        super().__init__(f"session({key})")
+    def __init__(self, key: str, caller: str | None = None) -> None:
+        """`caller` is the principal of who begins it, where that is known."""
+        super().__init__(caller or _nameless(key))
+        self.is_anonymous = caller is None
+        self._begun: WeakSet[Stream] = WeakSet()
         self.key = key
         self.seen_at = 0.0  # wall time; before it is kept, never
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
@@ -63,6 +69,20 @@ class HttpSession(Session):
     def is_at_work(self) -> bool:
         """Whether the client waits for anything now."""
         return bool(self.deliveries) or self.standing is not None
+
+    def is_of(self, caller: str | None) -> bool:
+        """Whether it is this caller's, or anonymous like them."""
+        return self.is_anonymous if caller is None else self.principal == caller
+
+    def has_begun(self, stream: Stream) -> bool:
+        # What others have begun may have the same principal, and its requests the same ids. Of a
+        # stream that comes from the journal only its principal is known.
+        return self.is_anonymous or stream in self._begun
+
+    def attach(self, delivery: Delivery) -> None:
+        if delivery.reply_id is None:
+            self._begun.add(delivery.stream)
+        super().attach(delivery)
 
     def record(self) -> SessionRecord:
         """What is to be kept of it."""
@@ -78,8 +98,8 @@ class HttpSession(Session):
     @classmethod
     def of(cls, record: SessionRecord) -> "HttpSession":
         """What was kept."""
-        session = cls(record.key)
-        session.principal = record.principal
+        is_anonymous = record.principal == _nameless(record.key)
+        session = cls(record.key, None if is_anonymous else record.principal)
         session.revision = record.revision
         session.capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         session.settings = extension.settings_of(session.capabilities)
@@ -116,9 +136,12 @@ class Sessions:
         self._keyring = keyring
         self._limits = limits
         self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
-        self._by_principal: dict[str, HttpSession] = {}
+        self._of_principal: dict[str, dict[str, HttpSession]] = {}  # of each, by their keys
         self._saved: dict[str, SessionRecord] = {}
         self._holders: dict[str, set[HttpSession]] = {}  # of event ids of each stream
+        # Streams from the journal whose principal may have several sessions: which of them had the
+        # response is not known. By the keys of their event ids, which one session was told.
+        self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
 
     def _now(self) -> float:
@@ -135,8 +158,8 @@ class Sessions:
         for record in records:
             session = HttpSession.of(record)
             session.seen_at = min(record.seen_at, self._now())  # the clock may have been ahead
-            self._by_key[session.key], self._saved[session.key] = session, session.record()
-            self._by_principal[session.principal] = session
+            self._saved[session.key] = session.record()
+            self._hold(session)
         granted: dict[str, list[Grant]] = {}
         for grant in grants:
             granted.setdefault(grant.stream, []).append(grant)
@@ -145,39 +168,58 @@ class Sessions:
 
     def remember(self, stream: Stream, grants: Iterable[Grant]) -> None:
         """A stream is in memory again: whoever could go on with it may do so."""
-        if owner := self._by_principal.get(stream.record.principal):
-            self._name(owner, stream.id).granted[""] = Granted(None)
+        principal = stream.record.principal
+        for owner in self._of_principal.get(principal, {}).values():
+            if owner.is_anonymous:
+                self._name(owner, stream.id).granted[""] = Granted(None)
+            else:
+                self._unclaimed |= dict.fromkeys(self._keyring.event_keys(stream.id), stream)
+                break
         for grant in grants:
             if session := self._by_key.get(grant.session):
                 self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
 
     # Sessions
 
-    def find(self, session_id: str) -> HttpSession | None:
-        """The session of this id, which is in use now; ends those that nobody has used for long."""
+    def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
+        """This caller's session of this id, which is in use now; ends those that nobody has used
+        for long.
+        """
         for session in self._idle():
             self.end(session)
         key = hashed(session_id)
-        found = self._by_key.pop(key, None)
-        if found is not None:
-            self._by_key[key] = found
-            found.seen_at = self._now()
-            if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
-                self._committer.add(self._save(found))
+        found = self._by_key.get(key)
+        if found is None or not found.is_of(caller):
+            return None
+        self._by_key[key] = self._by_key.pop(key)
+        found.seen_at = self._now()
+        if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
+            self._committer.add(self._save(found))
         return found
 
     async def add(self, session: HttpSession) -> None:
         """Keep a session. Raises `Refusal` where there are too many, or the journal takes none."""
         self._committer.check()
-        if len(self._by_key) >= self._limits.sessions_max:
-            idle = next((each for each in self._by_key.values() if not each.is_at_work), None)
-            if idle is None:
-                raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
-            self.end(idle)
+        theirs = self._of_principal.get(session.principal, {})
+        # Who has too many gives up one of their own, and nobody else's.
+        if len(theirs) >= self._limits.sessions_per_principal_max:
+            self._end_idle(theirs)
+        elif len(self._by_key) >= self._limits.sessions_max:
+            self._end_idle(self._by_key)
         session.seen_at = self._now()
-        self._by_key[session.key] = session
-        self._by_principal[session.principal] = session
+        self._hold(session)
         await self._committer.settled(self._save(session))
+
+    def _hold(self, session: HttpSession) -> None:
+        self._by_key[session.key] = session
+        self._of_principal.setdefault(session.principal, {})[session.key] = session
+
+    def _end_idle(self, sessions: dict[str, HttpSession]) -> None:
+        idle = (each for each in sessions.values() if not each.is_at_work)
+        oldest = min(idle, key=attrgetter("seen_at"), default=None)
+        if oldest is None:
+            raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
+        self.end(oldest)
 
     async def save_level(self, session: HttpSession) -> None:
         """Keep the level of its log: the one thing that a client may change later."""
@@ -203,7 +245,9 @@ class Sessions:
             delivery.connection.hang_up()
         self._by_key.pop(session.key, None)
         self._saved.pop(session.key, None)
-        self._by_principal.pop(session.principal, None)
+        theirs = self._of_principal.get(session.principal, {})
+        if theirs.pop(session.key, None) and not theirs:
+            del self._of_principal[session.principal]
         for named in session.streams.values():
             self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
@@ -259,7 +303,7 @@ class Sessions:
     def parse(self, session: HttpSession, event_id: str) -> EventId:
         """What an event id stands for. Raises `Refusal` where it is none of this session's."""
         match = _EVENT_ID.fullmatch(event_id)
-        named = session.streams.get(match[1]) if match else None
+        named = self._named(session, match[1]) if match else None
         granted = named.granted.get(match[3] or "") if match and named else None
         if match is None or named is None or granted is None:
             raise Refusal(
@@ -267,6 +311,15 @@ class Sessions:
                 "This Last-Event-ID is none that this session was given: send one that is.",
             )
         return EventId(named.stream, int(match[2]), granted, bool(match[4]))
+
+    def _named(self, session: HttpSession, key: str) -> _Named | None:
+        """What a key stands for that this session was given, or another one of its principal's that
+        nobody knows any more: then it is this one's from now on.
+        """
+        stream = self._unclaimed.get(key)
+        if stream is not None and stream.record.principal == session.principal:
+            self._name(session, stream.id).granted.setdefault("", Granted(None))
+        return session.streams.get(key)
 
     def cursor(self, stream_id: str, event_id: str | None) -> int | None:
         """Up to where an event id, of any session, says that the client has a stream."""
@@ -277,8 +330,11 @@ class Sessions:
 
     def forget(self, stream: Stream) -> None:
         """The stream is in memory no more, and nor is who may go on with it."""
+        keys = self._keyring.event_keys(stream.id)
+        for key in keys:
+            self._unclaimed.pop(key, None)
         for session in self._holders.pop(stream.id, ()):
-            for key in self._keyring.event_keys(stream.id):
+            for key in keys:
                 session.streams.pop(key, None)
 
 
@@ -288,7 +344,12 @@ def name_in(event_id: str) -> bytes:
     return bytes.fromhex(match[1]) if match else b""
 
 
-def new_session() -> tuple[str, HttpSession]:
-    """A session, and the id that the client must know it by."""
+def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
+    """A session of this caller, and the id that the client must know it by."""
     session_id = new_id()
-    return session_id, HttpSession(hashed(session_id))
+    return session_id, HttpSession(hashed(session_id), caller)
+
+
+def _nameless(key: str) -> str:
+    """The principal of whoever knows a session's id."""
+    return f"session({key})"

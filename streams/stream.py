@@ -36,6 +36,7 @@ class Stream:
     """Everything that the handler of one originating request sends."""
 
     __slots__ = (
+        "__weakref__",
         "_changed",
         "_committer",
         "_keyring",

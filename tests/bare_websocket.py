@@ -30,8 +30,20 @@ async def open_bare_websocket(
 ) -> tuple[trio.SocketStream, Connection]:
     """A TCP connection past its handshake, and wsproto to speak over it."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
+    return stream, await shake_hands(stream, port, *subprotocols)
+
+
+async def shake_hands(
+    stream: trio.abc.Stream, port: int, *subprotocols: str, token: str | None = None
+) -> Connection:
+    """Open a WebSocket over this stream; wsproto to speak over it."""
     protocol = WSConnection(ConnectionType.CLIENT)
-    request = Request(host=f"127.0.0.1:{port}", target="/", subprotocols=list(subprotocols))
+    request = Request(
+        host=f"127.0.0.1:{port}",
+        target="/",
+        subprotocols=list(subprotocols),
+        extra_headers=[] if token is None else [(b"Authorization", b"Bearer " + token.encode())],
+    )
     await stream.send_all(protocol.send(request))
     while True:
         data = await stream.receive_some()
@@ -41,7 +53,7 @@ async def open_bare_websocket(
             assert isinstance(event, AcceptConnection), event
             assert event.subprotocol == (subprotocols[0] if subprotocols else None)
             assert protocol.connection is not None
-            return stream, protocol.connection
+            return protocol.connection
 
 
 async def events_to_the_end(stream: trio.abc.Stream, connection: Connection) -> list[Event]:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
+import trustme
 from wsproto.events import (
     BytesMessage,
     TextMessage,
@@ -28,7 +30,7 @@ from streams import messages
 from streams.errors import refusal
 from streams.messages import ClientChannel
 from tests.bare_http import answers, asking
-from tests.bare_websocket import open_bare_websocket
+from tests.bare_websocket import open_bare_websocket, shake_hands
 from tests.echo import LIMIT, Handler, echo
 from tests.http_sessions import HELLO as HTTP_HELLO
 from tests.http_sessions import SESSION, WELCOME, Sessions
@@ -177,6 +179,7 @@ class TCPRig(Rig):
     """`connect` goes to `port`, which may be that of a proxy."""
 
     message_end = b"\n"  # with which a message is whole
+    is_encrypted = False
 
     def __init__(self, folder: Path) -> None:
         self.port = 0
@@ -211,6 +214,49 @@ class WebSocketRig(TCPRig):
             return connection.send(TextMessage(data=message.decode()))
 
         return Bare(stream, frame)
+
+
+class SecureRig(WebSocketRig):
+    """A WebSocket over TLS."""
+
+    is_encrypted = True
+    sends = 1_000
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._theirs, self._ours = tls_contexts()
+
+    async def serve(self, handler: Handler, *, task_status: Any) -> None:
+        settings: Any = {"message_bytes_max": LIMIT, "ssl_context": self._theirs}
+        async with trio.open_nursery() as nursery:
+            self.port = await nursery.start(
+                partial(websocket.serve, handler, "localhost", 0, **settings)
+            )
+            task_status.started()
+
+    def connect(self) -> AbstractAsyncContextManager[ClientChannel]:
+        return websocket.connect(
+            f"wss://localhost:{self.port}",
+            subprotocols=[self.subprotocol],
+            message_bytes_max=LIMIT,
+            ssl_context=self._ours,
+        )
+
+    async def knock(self) -> Bare:
+        tcp = await trio.open_tcp_stream("localhost", self.port)
+        stream = trio.SSLStream(tcp, self._ours, server_hostname="localhost", https_compatible=True)
+        connection = await shake_hands(stream, self.port, self.subprotocol)
+        return Bare(stream, lambda line: connection.send(BytesMessage(data=line + b"\n")))
+
+
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's, for localhost, and one of a client that trusts it."""
+    authority = trustme.CA()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("localhost").configure_cert(theirs)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+    return theirs, ours
 
 
 class McpRig(WebSocketRig):
@@ -297,5 +343,6 @@ RIGS: Final[dict[str, Callable[[Path], Rig]]] = {
     "relay": UnixRig,
     "websocket mcp": McpRig,
     "websocket mcp-streams.v1": WebSocketRig,
+    "websocket over TLS": SecureRig,
     "http": HttpRig,
 }

@@ -213,6 +213,7 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
             {
                 "code": -32603,
                 "message": "The server answered with HTTP 401 Unauthorized: who are you?",
+                "data": {"reason": "unauthorized"},
             },
         ),
         (

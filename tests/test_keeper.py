@@ -43,6 +43,30 @@ async def test_a_server_that_is_away_is_tried_less_and_less_often(
     assert max(pauses[:3]) <= 2
 
 
+async def test_who_is_not_let_in_any_more_does_not_try_again(autojump_clock: MockClock) -> None:
+    server = Scripted()
+    Stepping(server)
+    tries: list[float] = []
+    is_revoked = False
+
+    @asynccontextmanager
+    async def dial() -> AsyncIterator[Any]:
+        tries.append(trio.current_time())
+        if is_revoked:
+            raise PermissionError("HTTP 401: Who are you?")
+        async with server.memory.connect() as channel:
+            yield channel
+
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, dial)
+            is_revoked = True
+        with pytest.raises(CannotConnect, match=r"Who are you\? \(dial with a token"):
+            await client.ping()
+        assert len(tries) == 2
+        nursery.cancel_scope.cancel()
+
+
 async def test_patience_ends_in_every_running_call(autojump_clock: MockClock) -> None:
     server = Scripted()
     step = Stepping(server)

@@ -5,7 +5,8 @@ import sys
 import pytest
 import structlog
 
-from streams.logs import log
+from streams.keys import Keyring, new_bearer, new_id
+from streams.logs import log, redacted
 
 
 def test_warnings_go_to_standard_error_and_nothing_to_standard_output(
@@ -40,3 +41,61 @@ def test_the_application_decides(capfd: pytest.CaptureFixture[str]) -> None:
     )
     log.info("connected", server="x")
     assert capfd.readouterr().out == "event='connected' server='x'\n"
+
+
+SECRETS = (new_bearer(), new_id(), Keyring.load(None).page_token(new_id(), 7, b"x" * 32))
+
+
+@pytest.mark.parametrize("secret", [*SECRETS, "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Bearer {}",
+        "No method 'no/such/{}' here",
+        '{{"resumeToken": "{}"}}',
+        r"{{\"params\": {{\"nextResumeToken\": \"{}\"}}}}",
+        "headers={{'mcp-session-id': '{}'}}",
+        "-{}-",
+        "resumed {}",
+    ],
+)
+def test_secrets_are_struck_out_by_their_looks(line: str, secret: str) -> None:
+    assert secret not in redacted(None, "", line.format(secret))
+    assert secret[:-3] not in redacted(None, "", line.format(secret[:-3]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Basic dXNlcjpwYXNzd29yZA==",
+        "(b'authorization', b'Bearer short-one')",
+        '{"resumeToken":"short-one"}',
+    ],
+)
+def test_secrets_are_struck_out_by_their_names(line: str) -> None:
+    assert "[redacted]" in redacted(None, "", line)
+    assert "short-one" not in redacted(None, "", line)
+    assert "dXNlcjpwYXNzd29yZA" not in redacted(None, "", line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "test_a_stream_is_its_bearers_over_every_transport",
+        "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "principal=bearer(tokens, ada)",
+        "Send a bearer token.",
+        "url=https://mcp.example.com:8080/mcp",
+    ],
+)
+def test_what_is_no_secret_stays(line: str) -> None:
+    assert redacted(None, "", line) == line
+
+
+def test_the_log_itself_strikes_secrets_out(capfd: pytest.CaptureFixture[str]) -> None:
+    secret = new_bearer()
+    try:
+        int(secret)
+    except ValueError:
+        log.exception("a tool failed", given=secret)
+    assert secret not in capfd.readouterr().err

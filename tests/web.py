@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from streams.endpoint import HttpEndpoint
-from streams.exchange import Headers, Request
+from streams.exchange import Caller, Headers, Request
 from tests.house import House, Json, said
 
 EVENTS = "text/event-stream"
@@ -98,8 +98,15 @@ class Answer:
 class Browser:
     """A client of a house, with one session or none."""
 
-    def __init__(self, house: House, nursery: trio.Nursery, session: str | None = None) -> None:
+    def __init__(
+        self,
+        house: House,
+        nursery: trio.Nursery,
+        session: str | None = None,
+        caller: Caller | None = None,
+    ) -> None:
         self.session = session
+        self.caller = caller
         self._endpoint = HttpEndpoint(house.running)
         self._nursery = nursery
 
@@ -111,7 +118,8 @@ class Browser:
             given["mcp-session-id"] = self.session
         given |= {name.replace("_", "-"): value for name, value in headers.items()}
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self._nursery.start_soon(self._endpoint, Request(method, path, given, data), answer)
+        request = Request(method, path, given, data, self.caller)
+        self._nursery.start_soon(self._endpoint, request, answer)
         return answer
 
     async def fetch(self, method: str, body: Any = None, **headers: str) -> Answer:
@@ -149,11 +157,15 @@ class Browser:
 
 @asynccontextmanager
 async def browsing(
-    house: House, capabilities: Json, revision: str = "2025-11-25"
+    house: House,
+    capabilities: Json,
+    revision: str = "2025-11-25",
+    *,
+    caller: Caller | None = None,
 ) -> AsyncIterator[Browser]:
     """A session."""
     async with trio.open_nursery() as nursery:
-        browser = Browser(house, nursery)
+        browser = Browser(house, nursery, caller=caller)
         await browser.greet(capabilities, revision)
         yield browser
         nursery.cancel_scope.cancel()

@@ -26,28 +26,30 @@ from functools import partial
 TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from streams.messages import Dialer
+    from transports.bearer import Token
 
 
-def dial(url: str) -> "Dialer":
+def dial(url: str, *, token: "Token" = None) -> "Dialer":
     """A `Dialer` for `http://HOST:PORT/PATH` (`/mcp` where there is no path), `https://…`,
     `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as a child process
     and talks to it over its standard streams.
 
-    Raises `ValueError` for anything else.
+    `token` is the bearer token to show, or what gives it whenever a connection is opened: over TLS,
+    or to this machine. Raises `ValueError` for anything else.
     """
     # Imported when asked for (PLC0415): the relay of stdio passes through this package too, and
     # must not wait for trio.
     scheme, _, rest = url.partition(":")
     if scheme in ("http", "https"):
-        from transports import address, httpclient  # noqa: PLC0415
+        from transports import address, bearer, httpclient  # noqa: PLC0415
 
-        address.Address(url, address.HTTP)
-        return partial(httpclient.connect, url)
+        bearer.check_place(address.Address(url, address.HTTP), token)
+        return partial(httpclient.connect, url, token=token)
     if scheme in ("ws", "wss"):
-        from transports import address, websocket  # noqa: PLC0415
+        from transports import address, bearer, websocket  # noqa: PLC0415
 
-        address.Address(url, address.WEBSOCKET)
-        return partial(websocket.connect, url)
+        bearer.check_place(address.Address(url, address.WEBSOCKET), token)
+        return partial(websocket.connect, url, token=token)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415
 

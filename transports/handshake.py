@@ -17,13 +17,14 @@ from wsproto.events import RejectConnection, RejectData, Request
 from wsproto.utilities import (
     RemoteProtocolError,
     generate_accept_token,
-    normed_header_dict,
 )
 
+from streams.exchange import Head
 from transports.address import Address, too_late
+from transports.bearer import authorization
 from transports.heads import plain_head
 from transports.lines import READ_BYTES
-from transports.listening import Refused, receive_some
+from transports.listening import Refused, ServerStream, receive_some
 from transports.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
@@ -35,10 +36,14 @@ _KEY: Final = re.compile(r"[0-9A-Za-z+/]{22}==")  # 16 bytes in base64
 class Opening(NamedTuple):
     """A request to open a WebSocket: what there is to decide on, and the key to answer."""
 
-    host: str
+    head: Head
     origins: Sequence[str]
     subprotocols: Sequence[str]
     key: bytes
+
+    @property
+    def host(self) -> str:
+        return self.head.headers["host"]
 
     def accept(self, subprotocol: str | None) -> bytes:
         """The answer that opens it."""
@@ -53,7 +58,7 @@ class Opening(NamedTuple):
         return b"\r\n".join([*lines, b"", b""])
 
 
-async def read_head(stream: trio.SocketStream) -> tuple[bytes, bytes]:
+async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
     """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
@@ -89,7 +94,8 @@ def _plain_opening(head: bytes) -> Opening | None:
     if not is_opening:
         return None
     subprotocols = _listed(fields.get("sec-websocket-protocol", ""))
-    return Opening(fields["host"], found.fields.get("origin", ()), subprotocols, key.encode())
+    told = Head(found.method, found.target.partition("?")[0], fields)
+    return Opening(told, found.fields.get("origin", ()), subprotocols, key.encode())
 
 
 def _any_opening(head: bytes) -> Opening:
@@ -106,10 +112,16 @@ def _any_opening(head: bytes) -> Opening:
         raise Refused(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
         raise Refused(400, "This is no HTTP request.")
-    fields = normed_header_dict(request.extra_headers)
-    origins = [v.decode("latin-1") for name, v in request.extra_headers if name == b"origin"]
-    subprotocols = list(filter(None, request.subprotocols))  # of a list, empty elements are none
-    return Opening(request.host, origins, subprotocols, fields[b"sec-websocket-key"])
+    fields: dict[str, list[str]] = {"host": [request.host]}
+    for name, value in request.extra_headers:
+        fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    told = {name: ", ".join(values) for name, values in fields.items()}
+    return Opening(
+        Head("GET", request.target.partition("?")[0], told),
+        fields.get("origin", ()),
+        list(filter(None, request.subprotocols)),  # of a list, empty elements are none
+        told["sec-websocket-key"].encode(),
+    )
 
 
 def _listed(value: str) -> list[str]:
@@ -125,6 +137,7 @@ async def ask(
     address: Address,
     subprotocols: Sequence[str],
     *,
+    token: str | None,
     message_size_max: int,
     deadline: float,
 ) -> WebSocketConnection:
@@ -136,6 +149,7 @@ async def ask(
             address.host_header,
             address.target,
             subprotocols=subprotocols,
+            extra_headers=[(n.encode(), v.encode()) for n, v in authorization(token)],
             message_queue_size=0,
             max_message_size=message_size_max,
             receive_buffer_size=READ_BYTES,
@@ -164,7 +178,8 @@ def _refusal(address: Address, stream: Wire) -> OSError:
             body += event.data
     if rejected is None:
         return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
-    return ConnectionRefusedError(f"{address.url}: HTTP {rejected.status_code}{_reason(body)}")
+    why = f"{address.url}: HTTP {rejected.status_code}{_reason(body)}"
+    return PermissionError(why) if rejected.status_code == 401 else ConnectionRefusedError(why)
 
 
 def _reason(body: bytes) -> str:

@@ -9,10 +9,11 @@ import ssl
 from collections.abc import Collection
 from typing import Final
 
+import msgspec
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Endpoint, Headers, Request
+from streams.exchange import Admit, Caller, Endpoint, Headers, Request
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.httprequests import HEAD_BYTES_MAX, Phase, Requests
@@ -22,17 +23,19 @@ from transports.listening import (
     HANDSHAKE_S,
     Refused,
     Room,
-    TLSStream,
+    ServerStream,
+    admitted,
     listen,
     origins_for,
     part,
     port_of,
     receive_some,
+    secured,
     serve_listeners,
     turn_away,
 )
 from transports.origins import Origins
-from transports.vectored import Pieces, send_pieces, write_now
+from transports.vectored import Pieces, send_now, send_pieces
 
 # How long the next part of a request may take, counted from the end of the one before. Clients and
 # proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
@@ -61,18 +64,22 @@ async def serve(
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
     ssl_context: ssl.SSLContext | None = None,
+    admit: Admit | None = None,
+    per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
     `body_bytes_max`. `transports.origins` says what the `allowed_…` add to. With `ssl_context`,
-    over TLS only. Cancelled, it closes every connection at once. Raises `OSError` when the address
-    cannot be had.
+    over TLS only. `admit` says whose a request is, before its body is read; nobody whom it knows
+    has more than `per_principal_max` requests answered at once. Cancelled, it closes every
+    connection at once. Raises `OSError` when the address cannot be had.
     """
     listeners = await listen(host, port)
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
-    server = _Server(endpoint, body_bytes_max, connections_max, origins, ssl_context)
+    room = Room(connections_max, per_principal_max)
+    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit)
     task_status.started(port_of(listeners))
     await serve_listeners(server.welcome, listeners)
 
@@ -84,21 +91,25 @@ class _Server:
         self,
         endpoint: Endpoint,
         body_bytes_max: int,
-        connections_max: int,
+        room: Room,
         origins: Origins,
         ssl_context: ssl.SSLContext | None,
+        admit: Admit | None,
     ) -> None:
         self._endpoint = endpoint
         self._body_bytes_max = body_bytes_max
-        self._room = Room(connections_max)
+        self._room = room
         self._origins = origins
         self._ssl_context = ssl_context
+        self._admit = admit
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
         self._room.open += 1
         try:
-            stream = await self._secure(tcp)
+            stream = None
+            with trio.move_on_after(HANDSHAKE_S):
+                stream = await secured(tcp, self._ssl_context)
             if stream is not None:
                 await self._converse(_Line(stream, tcp, nursery))
         except (trio.BrokenResourceError, OSError):
@@ -106,23 +117,14 @@ class _Server:
         finally:
             self._room.open -= 1
 
-    async def _secure(self, tcp: trio.SocketStream) -> trio.SocketStream | TLSStream | None:
-        """`tcp` itself, or TLS over it; None when the handshake takes too long."""
-        if self._ssl_context is None:
-            return tcp
-        stream = trio.SSLStream(tcp, self._ssl_context, server_side=True, https_compatible=True)
-        with trio.move_on_after(HANDSHAKE_S):
-            await stream.do_handshake()
-            return stream
-        return None
-
     async def _converse(self, line: "_Line") -> None:
         requests = Requests(self._origins, self._body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
             self._check_room(line)
-            while request := await _next_request(line, requests, phase):
-                await self._answer(request, requests, line)
+            while request := await self._next_request(line, requests, phase):
+                with self._room.held_by(request.caller):
+                    await self._answer(request, requests, line)
                 await line.unwatch()
                 if not requests.next_cycle():
                     await line.part()
@@ -133,6 +135,40 @@ class _Server:
             await line.turn_away(refused)
         finally:
             line.end()
+
+    async def _next_request(
+        self, line: "_Line", requests: Requests, phase: Phase
+    ) -> Request | None:
+        """The next request, or None when the peer has hung up or is idle for too long.
+
+        Raises `Refused`, also for a request of which only a part comes.
+        """
+        caller: Caller | None = None
+        is_admitted = self._admit is None
+        with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
+            while (request := requests.next_request()) is None:
+                if requests.phase not in (phase, Phase.NOTHING):
+                    phase = requests.phase
+                    scope.deadline = trio.current_time() + PATIENCE_S[phase]
+                if not is_admitted and requests.head is not None:
+                    caller = await admitted(self._admit, requests.head)
+                    is_admitted = True
+                if permission := requests.go_ahead():
+                    await line.send(permission)
+                bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
+                data = await line.receive(bytes_max)
+                if not data:
+                    break
+                requests.feed(data)
+            else:
+                if not is_admitted:
+                    caller = await admitted(self._admit, request)
+                if caller is not None:
+                    request = msgspec.structs.replace(request, caller=caller)
+                return request
+        if requests.phase is Phase.NOTHING:
+            return None
+        raise Refused(408, "The request did not come whole in time: send it again.")
 
     def _check_room(self, line: "_Line") -> None:
         if self._room.is_over_full(line.tcp):
@@ -165,29 +201,6 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
-async def _next_request(line: "_Line", requests: Requests, phase: Phase) -> Request | None:
-    """The next request, or None when the peer has hung up or is idle for too long.
-
-    Raises `Refused`, also for a request of which only a part comes.
-    """
-    with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
-        while (request := requests.next_request()) is None:
-            if requests.phase not in (phase, Phase.NOTHING):
-                phase = requests.phase
-                scope.deadline = trio.current_time() + PATIENCE_S[phase]
-            if permission := requests.go_ahead():
-                await line.send(permission)
-            data = await line.receive(BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX)
-            if not data:
-                break
-            requests.feed(data)
-        else:
-            return request
-    if requests.phase is Phase.NOTHING:
-        return None
-    raise Refused(408, "The request did not come whole in time: send it again.")
-
-
 class _Line:
     """The bytes of one connection, either way.
 
@@ -196,9 +209,7 @@ class _Line:
     response would cost as much as to parse its request.)
     """
 
-    def __init__(
-        self, stream: trio.SocketStream | TLSStream, tcp: trio.SocketStream, nursery: trio.Nursery
-    ) -> None:
+    def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
         self._stream = stream
         self.gone = trio.Event()
         self.tcp = tcp
@@ -220,9 +231,7 @@ class _Line:
 
     async def _read(self, bytes_max: int) -> bytes:
         try:
-            if self._stream is self.tcp:
-                return await receive_some(self.tcp, bytes_max)
-            return bytes(await self._stream.receive_some(bytes_max))
+            return await receive_some(self._stream, bytes_max)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # which is a hang-up, if not a polite one
 
@@ -235,7 +244,7 @@ class _Line:
             raise trio.BrokenResourceError("the peer has hung up")
         try:
             await trio.lowlevel.checkpoint()
-            if rest := self._send_at_once(data):
+            if rest := send_now(self._stream, data):  # most writes fit into the socket's buffer
                 await self._send_watched(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             self._hang_up()
@@ -243,10 +252,6 @@ class _Line:
         except BaseException:
             await self.close()
             raise
-
-    def _send_at_once(self, data: Pieces) -> Pieces:
-        """Most writes fit into the socket's buffer; return what does not."""
-        return write_now(self.tcp.socket.fileno(), data) if self._stream is self.tcp else data
 
     async def _send_watched(self, data: Pieces) -> None:
         """Write, and stop waiting for room as soon as the peer hangs up."""

@@ -298,6 +298,8 @@ def refusal_line(head: Head, text: bytes, request_id: RequestId | None) -> bytes
         refused = Refusal(int(error["code"]), str(error["message"]), error.get("data"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         refused = Refusal(INTERNAL_ERROR, _sentence(head, text))
+    if head.status == 401:  # whoever has answered so
+        refused.data = {"reason": "unauthorized"}
     return messages.error(request_id, refused).rstrip(b"\n")
 
 

@@ -24,6 +24,7 @@ from streams import messages
 from streams.blocks import Block
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, Message, RequestId, TooLarge, look
 from transports.address import HTTP, Address
+from transports.bearer import Token, authorization, bearer_for
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
 from transports.httpinbox import Inbox
 from transports.httpwire import Connection, Connections, Head
@@ -52,14 +53,18 @@ async def connect(
     *,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
+    token: Token = None,
 ) -> AsyncIterator["HttpChannel"]:
     """Connect to an MCP endpoint; leaving the block ends the session and closes, within a second.
 
-    Raises `OSError` when nobody answers within 10 seconds; `ValueError` when `url` is none.
+    Whether the server takes the `token` shows when the first message is answered. Raises `OSError`
+    when nobody answers within 10 seconds; `ValueError` when `url` is none, or no place for a token.
     """
-    connections = Connections(Address(url, HTTP), ssl_context)
+    address = Address(url, HTTP)
+    bearer = bearer_for(address, token)
+    connections = Connections(address, ssl_context)
     await connections.open()
-    channel = HttpChannel(connections, message_bytes_max)
+    channel = HttpChannel(connections, message_bytes_max, bearer)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)
         yield channel
@@ -68,9 +73,10 @@ async def connect(
 class HttpChannel:
     """The requests to one endpoint, in one session."""
 
-    def __init__(self, connections: Connections, message_bytes_max: int) -> None:
+    def __init__(self, connections: Connections, message_bytes_max: int, token: str | None) -> None:
         self._connections = connections
         self._limit = message_bytes_max
+        self._authorization = authorization(token)
         self._inbox = Inbox()
         self._session = ""
         self._version = ""
@@ -229,6 +235,7 @@ class HttpChannel:
             ("User-Agent", "mcp-streams"),
             ("Accept", ACCEPT),
             ("Accept-Encoding", "identity"),  # to be read as it comes
+            *self._authorization,
         ]
         if body is not None:
             fields += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
@@ -257,6 +264,8 @@ class HttpChannel:
         text = await _read_some(connection)
         if head.status == 404 and exchange.has_session:
             self._end("the server has forgotten the session")
+        elif head.status == 401 and exchange.has_session:
+            self._end("the server does not take the token any more")
         elif head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
             self._end(f"the server answered with {head}")

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import h11
 
 from streams.errors import refusal
-from streams.exchange import Headers, Request
+from streams.exchange import Head, Headers, Request
 from transports.heads import plain_head
 from transports.listening import Refused
 from transports.origins import Origins
@@ -89,6 +89,11 @@ class Requests:
         if self._head is not None:
             return Phase.BODY
         return Phase.HEAD if self._fed_bytes else Phase.NOTHING
+
+    @property
+    def head(self) -> Head | None:
+        """That of a request whose body has not come whole."""
+        return None if self._head is None else Head(*self._told(self._head))
 
     def next_request(self) -> Request | None:
         """The next request once it has come whole, or None: feed more. Raises `Refused`."""
@@ -192,12 +197,11 @@ class Requests:
             raise self._too_large()
         self._fed_bytes = len(self._protocol.trailing_data[0])
         self._may_have_body = head.method != b"HEAD"
-        return Request(
-            method=head.method.decode(),
-            path=_path_of(head.target.decode()),
-            headers=_joined(self._fields),
-            body=body,
-        )
+        return Request(*self._told(head), body)
+
+    def _told(self, head: h11.Request) -> tuple[str, str, dict[str, str]]:
+        """What is told of a head: method, path, and headers."""
+        return head.method.decode(), _path_of(head.target.decode()), _joined(self._fields)
 
     # -- writing; raises `h11.LocalProtocolError` for what HTTP does not allow
 

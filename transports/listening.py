@@ -10,13 +10,16 @@ import http
 import os
 import resource
 import socket
+import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Final, NoReturn
 
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, Refusal
+from streams.errors import INVALID_REQUEST, Refusal, refusal
+from streams.exchange import Admit, Caller, Denied, Head
 from streams.logs import log
 from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
@@ -50,19 +53,26 @@ SHORTAGE_S: Final = 0.1
 
 HANDSHAKE_S: Final = 10.0
 
+_SOON: Final = (b"Retry-After", b"1")
+
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 TLSStream = trio.SSLStream[trio.SocketStream]
+ServerStream = trio.SocketStream | TLSStream
 
 Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
 class Room:
-    """How many connections are open at one listener, and whether there is room for one more."""
+    """How many connections are open at one listener, and whether there is room for one more; of
+    those whose callers are known also how many each of them has.
+    """
 
-    def __init__(self, connections_max: int) -> None:
+    def __init__(self, connections_max: int, per_principal_max: int | None = None) -> None:
         self.open = 0
         self._connections_max = connections_max
+        self._per_principal_max = per_principal_max
+        self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
 
@@ -72,6 +82,23 @@ class Room:
         """
         has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
         return self.open > self._connections_max or has_one_of_the_last
+
+    @contextlib.contextmanager
+    def held_by(self, caller: Caller | None) -> Iterator[None]:
+        """Room for one more that this caller has. Raises `Refused` where it has too many."""
+        if caller is None:
+            yield
+            return
+        principal, limit = caller.principal, self._per_principal_max
+        if limit is not None and self._of_principal[principal] >= limit:
+            raise Refused(429, refusal("too_many_connections", limit=limit), [_SOON])
+        self._of_principal[principal] += 1
+        try:
+            yield
+        finally:
+            self._of_principal[principal] -= 1
+            if not self._of_principal[principal]:
+                del self._of_principal[principal]
 
 
 class Refused(Exception):
@@ -103,6 +130,34 @@ class Refused(Exception):
 
 
 # -- the door
+
+
+async def admitted(admit: Admit | None, head: Head) -> Caller | None:
+    """Who is at the door, where anybody asks. Raises `Refused`."""
+    if admit is None:
+        return None
+    try:
+        return await admit(head)
+    except Denied as denied:
+        headers = [(name.encode(), value.encode()) for name, value in denied.headers]
+        raise Refused(denied.status, denied.refused, headers) from None
+
+
+async def secured(tcp: trio.SocketStream, context: ssl.SSLContext | None) -> ServerStream:
+    """`tcp` itself, or TLS over it; whoever calls bounds the time that a handshake takes.
+
+    Raises `trio.BrokenResourceError`.
+    """
+    if context is None:
+        return tcp
+    stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
+    await stream.do_handshake()
+    return stream
+
+
+def tcp_of(stream: ServerStream) -> trio.SocketStream:
+    """The connection below."""
+    return stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -210,11 +265,13 @@ def keep_alive(tcp: trio.socket.SocketType) -> None:
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
-async def receive_some(connection: trio.SocketStream, bytes_max: int) -> bytes:
-    """What comes next, as from the stream's own method, at a fraction of what that costs.
+async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
+    """What comes next, as from the stream's own method, at a fraction of what that costs TCP.
 
     Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
     """
+    if not isinstance(connection, trio.SocketStream):
+        return bytes(await connection.receive_some(bytes_max))
     await trio.lowlevel.checkpoint_if_cancelled()
     try:
         data = _received(connection, bytes_max)
@@ -239,7 +296,7 @@ def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
 # -- the end
 
 
-async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> None:
+async def turn_away(stream: ServerStream, refused: Refused) -> None:
     """Send the refusal and end the connection, within a second; the caller closes."""
     with trio.move_on_after(CLOSE_S):
         try:
@@ -249,7 +306,7 @@ async def turn_away(stream: trio.SocketStream | TLSStream, refused: Refused) -> 
         await part(stream)
 
 
-async def part(stream: trio.SocketStream | TLSStream) -> None:
+async def part(stream: ServerStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
     if isinstance(stream, trio.SocketStream):
         await linger(stream)

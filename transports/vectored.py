@@ -26,6 +26,16 @@ async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
         await stream.send_all(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
+def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
+    """`write_now` to a socket; any other stream, such as TLS, cannot but wait, and takes nothing.
+
+    Raises `OSError` when nobody reads.
+    """
+    if isinstance(stream, trio.SocketStream):
+        return write_now(stream.socket.fileno(), pieces)
+    return pieces
+
+
 def write_now(fd: int, pieces: Pieces) -> Pieces:
     """Write what there is room for, and return the rest. Raises `OSError` when nobody reads."""
     if len(pieces) > PIECES_MAX:

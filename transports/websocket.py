@@ -8,15 +8,17 @@ for `mcp`; extensions, and so compression, are never agreed on.
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import trio
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
+from streams.exchange import Admit, Caller
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.address import WEBSOCKET, Address, reach
+from transports.bearer import Token, bearer_for
 from transports.frames import MCP, MCP_STREAMS, framing_of
 from transports.handshake import Opening, ask, parse_head, read_head
 from transports.listening import (
@@ -24,9 +26,12 @@ from transports.listening import (
     HANDSHAKE_S,
     Refused,
     Room,
+    ServerStream,
+    admitted,
     listen,
     origins_for,
     port_of,
+    secured,
     serve_listeners,
     turn_away,
 )
@@ -48,16 +53,22 @@ async def serve(
     connections_max: int = CONNECTIONS_MAX,
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
+    ssl_context: ssl.SSLContext | None = None,
+    admit: Admit | None = None,
+    per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Listen at every address of `host` and run `handler` for each connection, until cancelled.
 
     Reports the port, which matters for port 0. `transports.origins` says what the `allowed_…` add
-    to. Raises `OSError` when the address cannot be had.
+    to. With `ssl_context`, over TLS only. `admit` says whose a connection is, which closes when
+    that holds no longer; nobody whom it knows has more than `per_principal_max` of them. Raises
+    `OSError` when the address cannot be had.
     """
     listeners = await listen(host, port)
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
-    server = _Server(handler, message_bytes_max, connections_max, origins)
+    room = Room(connections_max, per_principal_max)
+    server = _Server(handler, message_bytes_max, room, origins, ssl_context, admit)
     task_status.started(port_of(listeners))
     await serve_listeners(server.welcome, listeners)
 
@@ -66,33 +77,47 @@ class _Server:
     """What the connections of one `serve` share."""
 
     def __init__(
-        self, handler: Handler, message_bytes_max: int, connections_max: int, origins: Origins
+        self,
+        handler: Handler,
+        message_bytes_max: int,
+        room: Room,
+        origins: Origins,
+        ssl_context: ssl.SSLContext | None,
+        admit: Admit | None,
     ) -> None:
         self._handler = handler
         self._message_bytes_max = message_bytes_max
-        self._room = Room(connections_max)
+        self._room = room
         self._origins = origins
+        self._ssl_context = ssl_context
+        self._admit = admit
 
-    async def welcome(self, nursery: trio.Nursery, stream: trio.SocketStream) -> None:
+    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection from its handshake to its end; the caller closes it."""
         self._room.open += 1
         try:
-            channel = None
-            with trio.move_on_after(HANDSHAKE_S):
-                channel = await self._shake_hands(nursery, stream)
-            if channel is not None:
-                await self._run(channel)
+            with ExitStack() as holding:
+                channel = None
+                with trio.move_on_after(HANDSHAKE_S):
+                    channel = await self._shake_hands(nursery, tcp, holding)
+                if channel is not None:
+                    await self._run(channel)
         finally:
             self._room.open -= 1
 
     async def _shake_hands(
-        self, nursery: trio.Nursery, stream: trio.SocketStream
+        self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
     ) -> ServerWebSocket | None:
         """An open WebSocket, if the request may come in."""
+        stream: ServerStream = tcp
         try:
+            stream = await secured(tcp, self._ssl_context)
             head, early = await read_head(stream)
             opening = parse_head(head)
-            subprotocol = self._admit(opening, stream)
+            self._check_welcome(opening, tcp)
+            caller = await admitted(self._admit, opening.head)
+            holding.enter_context(self._room.held_by(caller))
+            subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except Refused as refused:
             await turn_away(stream, refused)
@@ -100,8 +125,8 @@ class _Server:
         except (trio.BrokenResourceError, OSError):
             return None  # gone before it was in
         framing = framing_of(subprotocol, self._message_bytes_max)
-        principal = f"conn({new_id()})"
-        return ServerWebSocket(stream, framing, nursery, principal=principal, early=early)
+        caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
+        return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
 
     async def _run(self, channel: ServerWebSocket) -> None:
         code = CloseReason.INTERNAL_ERROR
@@ -114,18 +139,22 @@ class _Server:
             with trio.CancelScope(shield=True):
                 await channel.aclose(code)
 
-    def _admit(self, opening: Opening, stream: trio.SocketStream) -> str | None:
-        """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
-        if self._room.is_over_full(stream):
+    def _check_welcome(self, opening: Opening, tcp: trio.SocketStream) -> None:
+        """Raises `Refused` for who may not come in, whoever it is."""
+        if self._room.is_over_full(tcp):
             raise Refused(503, "Too many connections are open: try again later.")
         if why := self._origins.why_refused(opening.host, opening.origins):
             raise Refused(403, why)
-        for subprotocol in (MCP_STREAMS, MCP):
-            if subprotocol in opening.subprotocols:
-                return subprotocol
-        if opening.subprotocols:
-            raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
-        return None
+
+
+def _agreed(opening: Opening) -> str | None:
+    """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
+    for subprotocol in (MCP_STREAMS, MCP):
+        if subprotocol in opening.subprotocols:
+            return subprotocol
+    if opening.subprotocols:
+        raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
+    return None
 
 
 @asynccontextmanager
@@ -135,13 +164,15 @@ async def connect(
     subprotocols: Sequence[str] = (MCP_STREAMS, MCP),
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
+    token: Token = None,
 ) -> AsyncIterator[WebSocketChannel]:
     """Open a WebSocket; leaving the block closes it, within a second.
 
-    Raises `OSError` when nobody answers, or refuses, within 10 seconds; `ValueError` when `url`
-    is none.
+    Raises `OSError` when nobody answers, or refuses, within 10 seconds (`PermissionError` where the
+    server does not take the `token`); `ValueError` when `url` is none, or no place for a token.
     """
     address = Address(url, WEBSOCKET)
+    bearer = bearer_for(address, token)
     deadline = trio.current_time() + HANDSHAKE_S
     tcp, stream = await reach(address, ssl_context, deadline)
     # What was agreed on decides what a message may be; until then the larger of the two.
@@ -152,6 +183,7 @@ async def connect(
             nursery,
             address,
             subprotocols,
+            token=bearer,
             message_size_max=message_size_max,
             deadline=deadline,
         )

@@ -19,11 +19,12 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from streams.exchange import Caller
 from streams.messages import Incoming
 from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
-from transports.listening import linger, receive_some
-from transports.vectored import Pieces, send_pieces, write_now
+from transports.listening import ServerStream, part, receive_some, tcp_of
+from transports.vectored import Pieces, send_now, send_pieces
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
@@ -40,18 +41,20 @@ class ServerWebSocket:
 
     def __init__(
         self,
-        stream: trio.SocketStream,
+        stream: ServerStream,
         framing: Framing,
         nursery: trio.Nursery,
         *,
-        principal: str,
+        caller: Caller,
         early: bytes,
     ) -> None:
         """`early` came right behind the handshake; in `nursery` is written what must wait."""
         self._stream = stream
+        self._socket = tcp_of(stream).socket
         self._framing = framing
         self._nursery = nursery
-        self._principal = principal
+        self._caller = caller
+        self._holds_until = trio.current_time() + caller.holds_for_s()
         self._early = early
         self._protocol = Connection(ConnectionType.SERVER)
         self._parts: list[Any] = []  # of a message that has not come whole
@@ -71,7 +74,7 @@ class ServerWebSocket:
 
     @property
     def principal(self) -> str:
-        return self._principal
+        return self._caller.principal
 
     # -- receiving
 
@@ -80,23 +83,39 @@ class ServerWebSocket:
             data = await self._read()
             if self._is_closed:
                 break  # while we waited
+            if trio.current_time() >= self._holds_until and not self._may_stay():
+                break
+            if data is None:
+                continue
             if not data:
                 self._end()
             elif found := self._take(data):
                 return found
         raise trio.EndOfChannel
 
-    async def _read(self) -> bytes:
-        """What comes next; empty at the end of it, and as soon as another task closes."""
+    async def _read(self) -> bytes | None:
+        """What comes next, empty at the end of it; None as soon as another task closes, or who the
+        peer is must be asked again.
+        """
         if self._early:
             early, self._early = self._early, b""
             return early
         try:
-            with trio.CancelScope() as self._receiving:
+            with trio.CancelScope(deadline=self._holds_until) as self._receiving:
                 return await receive_some(self._stream, READ_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self._tear()
-        return b""
+            return b""
+        return None
+
+    def _may_stay(self) -> bool:
+        """Whether the peer still is who it was; else it hears why not, and is not heard."""
+        holds_for_s = self._caller.holds_for_s()
+        self._holds_until = trio.current_time() + holds_for_s
+        if holds_for_s <= 0:
+            self._fail(CloseReason.POLICY_VIOLATION, "the token holds no longer")
+            self._write_soon()
+        return holds_for_s > 0
 
     def _take(self, data: bytes) -> list[Incoming]:
         """The lines that `data` brings."""
@@ -206,7 +225,7 @@ class ServerWebSocket:
                 raise trio.BrokenResourceError("the peer is gone") from None
             except BaseException:
                 self._tear()
-                self._stream.socket.close()
+                self._socket.close()
                 raise
             rest = self._send_at_once()  # what came up meanwhile
 
@@ -218,7 +237,7 @@ class ServerWebSocket:
         pieces = [each for each in (*self._rest, self._pong, *frames, self._close) if each]
         self._rest, self._pong, self._close = (), b"", b""
         try:
-            return write_now(self._stream.socket.fileno(), pieces) if pieces else ()
+            return send_now(self._stream, pieces) if pieces else ()
         except OSError:
             self._tear()
             raise trio.BrokenResourceError("the peer is gone") from None
@@ -277,7 +296,7 @@ class ServerWebSocket:
         return not (self._has_said_goodbye or self._is_torn or self._is_closed)
 
     def unsent_bytes(self) -> int | None:
-        return unsent_bytes(self._stream.socket.fileno())
+        return unsent_bytes(self._socket.fileno())
 
     async def aclose(self, code: int = CloseReason.NORMAL_CLOSURE) -> None:
         """Send a Close frame and wait for the peer's; hang up after a second in any case."""
@@ -293,7 +312,7 @@ class ServerWebSocket:
                     await self._part(code)
         finally:
             self._tear()
-            self._stream.socket.close()
+            self._socket.close()
 
     async def _part(self, code: int) -> None:
         self._say_goodbye(code, "")
@@ -304,6 +323,6 @@ class ServerWebSocket:
                     self._take(data)
                 else:
                     self._end()
-            await linger(self._stream)
+            await part(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it

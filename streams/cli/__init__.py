@@ -7,10 +7,10 @@ import os
 import sys
 from typing import Final
 
-from streams.cli import calls, keeping, serve, torture, trying
+from streams.cli import calls, keeping, serve, token, torture, trying
 from streams.cli.base import app
 
-__all__ = ["app", "calls", "keeping", "main", "serve", "torture", "trying"]
+__all__ = ["app", "calls", "keeping", "main", "serve", "token", "torture", "trying"]
 
 BROKEN_PIPE: Final = 141  # as in `streams.commands`, which is not loaded for every command
 

@@ -1,5 +1,6 @@
 """The commands that call tools, and come back to their calls."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -8,7 +9,9 @@ from streams.cli.base import app, complain
 
 
 @app.command
-def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
+def call(
+    url: str, tool: str, /, *arguments: str, token_file: Path | None = None, json: bool = False
+) -> int:
     """Call a tool and follow the call to its end, over as many connections as that takes.
 
     Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
@@ -22,6 +25,9 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
         The tool's name.
     arguments
         key=text or key:=json.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
     json
         Print the whole result, and each message, as JSON.
     """
@@ -32,13 +38,21 @@ def call(url: str, tool: str, /, *arguments: str, json: bool = False) -> int:
     except ValueError as error:
         return complain(str(error))
     return commands.run(
-        lambda client: commands.call_tool(client, url, tool, given, as_json=json), url
+        lambda client: commands.call_tool(client, url, tool, given, as_json=json),
+        url,
+        token_file=token_file,
     )
 
 
 @app.command
 def pages(
-    url: str, tool: str, /, *arguments: str, token: str | None = None, json: bool = False
+    url: str,
+    tool: str,
+    /,
+    *arguments: str,
+    token: str | None = None,
+    token_file: Path | None = None,
+    json: bool = False,
 ) -> int:
     """Call a tool that gives pages, and print them all, as they come.
 
@@ -54,6 +68,9 @@ def pages(
         key=text or key:=json; for a token, the same ones that it was given for.
     token
         Begin with the page that this token leads to.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
     json
         Print each page whole, as JSON on a line of its own.
     """
@@ -64,11 +81,20 @@ def pages(
     except ValueError as error:
         return complain(str(error))
     wanted = turning.Wanted(url, tool, arguments, given, token)
-    return commands.run(lambda client: turning.turn_pages(client, wanted, as_json=json), url)
+    return commands.run(
+        lambda client: turning.turn_pages(client, wanted, as_json=json), url, token_file=token_file
+    )
 
 
 @app.command
-def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int:
+def resume(
+    where: str,
+    what: str | None = None,
+    /,
+    *,
+    token_file: Path | None = None,
+    json: bool = False,
+) -> int:
     """Come back to a call, from wherever it was left and over any transport.
 
     Parameters
@@ -77,6 +103,9 @@ def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int
         The name of a call that was begun here, or a URL as for `call`.
     what
         After a URL: the call's name, or the ticket that was printed when the call was left.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
     json
         Print the whole result, and each message, as JSON.
     """
@@ -95,6 +124,7 @@ def resume(where: str, what: str | None = None, /, *, json: bool = False) -> int
         lambda client: commands.resume(client, target.url, target.ticket, as_json=json),
         target.url,
         cwd=target.cwd,
+        token_file=token_file,
     )
 
 
@@ -105,6 +135,7 @@ def poll(
     /,
     *,
     all_: Annotated[bool, Parameter(name="--all")] = False,
+    token_file: Path | None = None,
     json: bool = False,
 ) -> int:
     """Ask how a stream stands, or with --all how all of yours do.
@@ -117,6 +148,9 @@ def poll(
         After a URL: a call's name, a ticket, or a stream's id where the stream is yours.
     all_
         List all streams that run, or were not delivered.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
     json
         Print a list of StreamStatus objects.
     """
@@ -137,7 +171,10 @@ def poll(
     except (ValueError, CallbookUnusable) as error:
         return complain(str(error))
     return commands.run(
-        lambda client: commands.poll(client, url, stream, as_json=json), url, cwd=cwd
+        lambda client: commands.poll(client, url, stream, as_json=json),
+        url,
+        cwd=cwd,
+        token_file=token_file,
     )
 
 

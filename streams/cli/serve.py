@@ -1,13 +1,16 @@
 """`mcp-streams serve`."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
+from cyclopts import Parameter
 
 from streams.cli.base import DONE, app, complain
 from streams.limits import Limits
-from streams.options import CannotServe, Durability, Options
+from streams.options import Auth, CannotServe, Durability, Options
+
+NOBODY_IS_ASKED: Final = Auth()
 
 
 @app.command
@@ -29,6 +32,7 @@ def serve(
     max_message_bytes: int | None = None,
     limit: tuple[str, ...] = (),
     insecure_anonymous: bool = False,
+    auth: Annotated[Auth, Parameter(name="*")] = NOBODY_IS_ASKED,
     allowed_host: tuple[str, ...] = (),
     allowed_origin: tuple[str, ...] = (),
     json: bool = False,
@@ -54,7 +58,7 @@ def serve(
     http_path
         The path of the one endpoint for --http.
     tls_cert
-        A file with the certificate, and those that vouch for it, to serve --http with TLS.
+        A file with the certificate, and those that vouch for it, to serve --ws and --http with TLS.
     tls_key
         The file with its key, where that is not in the same file.
     journal
@@ -106,6 +110,7 @@ def serve(
         watchdog_s=watchdog,
         durability=durability,
         insecure_anonymous=insecure_anonymous,
+        auth=auth,
         allowed_hosts=allowed_host,
         allowed_origins=allowed_origin,
         limits=limits,

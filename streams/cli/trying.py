@@ -14,6 +14,7 @@ def bench(
     rounds: int = 3,
     pings: int = 100,
     timeout: float = 60.0,
+    token_file: Path | None = None,
     json: bool = False,
 ) -> int:
     """Measure a server: connections and pings, and a tool's messages, live and resumed.
@@ -35,6 +36,9 @@ def bench(
         How many there are in a round, one after the other.
     timeout
         Seconds that a round may take.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
     json
         Print all figures as JSON.
     """
@@ -49,7 +53,9 @@ def bench(
     except ValueError as error:
         return complain(str(error))
     wanted = benching.Wanted(tool, given, rounds, pings, timeout)
-    return commands.run_dialing(lambda dialer: benching.bench(dialer, wanted, as_json=json), url)
+    return commands.run_dialing(
+        lambda dialer: benching.bench(dialer, wanted, as_json=json), url, token_file=token_file
+    )
 
 
 @app.command

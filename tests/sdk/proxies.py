@@ -6,11 +6,12 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tests.doc_pages import ROOT, blocks
 
 PAGE: Final = ROOT / "docs" / "proxies.md"
+HARDENED_PAGE: Final = ROOT / "docs" / "security.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 
@@ -34,10 +35,20 @@ http {{
 
 
 @contextlib.contextmanager
-def nginx_before(server_port: int, nginx: str, folder: Path) -> Iterator[int]:
+def nginx_before(
+    server_port: int, nginx: str, folder: Path, hardened: "Hardened | None" = None
+) -> Iterator[int]:
     """The port of an nginx before the server at `server_port`."""
     port = _free_port()
-    documented = _documented("nginx", server_port, {"listen 80;": f"listen 127.0.0.1:{port};"})
+    changes = {"listen 80;": f"listen 127.0.0.1:{port};"}
+    if hardened is not None:
+        changes = {
+            "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
+            "/etc/ssl/mcp.pem": str(hardened.certificate),
+            "/etc/ssl/mcp.key": str(hardened.certificate),
+            "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
+        }
+    documented = _documented("nginx", server_port, changes, hardened)
     configuration = folder / "nginx.conf"
     configuration.write_text(_NGINX.format(folder=folder, documented=documented))
     command = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(configuration)]
@@ -46,22 +57,40 @@ def nginx_before(server_port: int, nginx: str, folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def haproxy_before(server_port: int, haproxy: str, folder: Path) -> Iterator[int]:
+def haproxy_before(
+    server_port: int, haproxy: str, folder: Path, hardened: "Hardened | None" = None
+) -> Iterator[int]:
     """The port of an HAProxy before the server at `server_port`."""
     port = _free_port()
-    documented = _documented("haproxy", server_port, {"bind :80": f"bind 127.0.0.1:{port}"})
+    changes = {"bind :80": f"bind 127.0.0.1:{port}"}
+    if hardened is not None:
+        changes = {
+            "bind :443": f"bind 127.0.0.1:{port}",
+            "/etc/ssl/mcp.pem": str(hardened.certificate),
+            "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
+        }
+    documented = _documented("haproxy", server_port, changes, hardened)
     configuration = folder / "haproxy.cfg"
     configuration.write_text(documented)
     with _running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
         yield port
 
 
-def _documented(language: str, server_port: int, changes: dict[str, str]) -> str:
+class Hardened(NamedTuple):
+    """What the page on security has besides: TLS, with a certificate and its key, and WebSocket."""
+
+    certificate: Path
+    ws_port: int
+
+
+def _documented(
+    language: str, server_port: int, changes: dict[str, str], hardened: Hardened | None
+) -> str:
     """The page's one block in this language, with the addresses of a test."""
-    (block,) = blocks(PAGE, language)
+    (block,) = blocks(PAGE if hardened is None else HARDENED_PAGE, language)
     text = block.text
     for written, meant in {"127.0.0.1:8080": f"127.0.0.1:{server_port}", **changes}.items():
-        assert text.count(written) == 1, f"{written} is to be on the page once"
+        assert written in text, f"{written} is to be on the page"
         text = text.replace(written, meant)
     return text
 

@@ -20,8 +20,8 @@ APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
 CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
 _END: Final = "(end of standard error)"
-_WS_ADDRESS: Final = re.compile(r"ws://127\.0\.0\.1:(\d+)")
-_HTTP_ADDRESS: Final = re.compile(r"http://127\.0\.0\.1:(\d+)/mcp")
+_WS_ADDRESS: Final = re.compile(r"wss?://127\.0\.0\.1:(\d+)")
+_HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
 
 
 class ServerProcess:

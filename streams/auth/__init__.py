@@ -1,0 +1,123 @@
+"""Who may come in: whoever shows a bearer token that the server takes.
+
+A `Door` looks at the head of a request, before anything else of it is read, and says whose it is:
+`bearer(issuer, subject)`, over every transport and from one connection to the next. What is wrong
+with a token goes to the log; its bearer gets the one answer.
+
+Two kinds of token are known, each in a module that is imported only where it is used: those that
+this server has made (`streams.auth.tokens`), and JWTs that another has signed (`streams.auth.jwt`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.exchange import Caller, Denied, Head
+from streams.logs import log
+
+TOKEN_BYTES_MAX: Final = 8 * 1024  # those of some companies have several kilobytes
+SUBJECT_LETTERS_MAX: Final = 255  # OpenID Connect, section 2, has the same
+
+# For how long it is taken for granted that a token holds, however late it expires: after that a
+# connection that it has opened is looked at again, and a token that was revoked has closed it.
+GRANTED_S: Final = 30.0
+
+# What whoever comes while tokens cannot be checked is told to wait.
+RETRY_AFTER_S: Final = 15
+
+TOLD_EVERY_S: Final = 1.0
+
+# RFC 6750, 2.1, and RFC 9110, 11.1: the name of a scheme has no case.
+_BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | re.ASCII)
+
+
+class NotTaken(Exception):
+    """A token that does not hold; why is for the log."""
+
+
+class CannotTell(Exception):
+    """Whether a token holds cannot be told now; why is for the log."""
+
+
+class Verifier(Protocol):
+    """Knows one kind of token."""
+
+    def is_of_its_kind(self, token: str) -> bool:
+        """Whether the token looks like one that may be known here."""
+
+    async def verify(self, token: str) -> Caller:
+        """Whose token it is. Raises `NotTaken`, or `CannotTell`."""
+
+
+class Door:
+    """An `Admit` of a listener.
+
+    `is_open_to` are requests that anybody may make; `metadata_url` is where whoever is turned away
+    reads how to get a token, None where there is no such place.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier],
+        *,
+        is_open_to: Callable[[Head], bool] = lambda head: False,
+        metadata_url: Callable[[Head], str | None] = lambda head: None,
+    ) -> None:
+        self._verifiers = tuple(verifiers)
+        self._told_at = -float("inf")
+        self._untold = 0
+        self._is_open_to = is_open_to
+        self._metadata_url = metadata_url
+
+    async def admit(self, head: Head) -> Caller | None:
+        """Whose request it is; None for one that anybody may make. Raises `Denied`."""
+        if self._is_open_to(head):
+            return None
+        given = head.headers.get("authorization", "")
+        try:
+            return await self._verify(given)
+        except NotTaken as error:
+            self._tell(head, str(error))
+            raise self._denied(head, has_token=given[:7].lower() == "bearer ") from None
+        except CannotTell as error:
+            log.warning("nobody can be let in now", why=str(error))
+            busy = Refusal(INTERNAL_ERROR, "Tokens cannot be checked now: try again later.")
+            raise Denied(503, busy, (("retry-after", f"{RETRY_AFTER_S}"),)) from None
+
+    def _tell(self, head: Head, why: str) -> None:
+        """Strangers may come by the thousand: the log is not theirs to fill."""
+        now = trio.current_time()
+        self._untold += 1
+        if now - self._told_at >= TOLD_EVERY_S:
+            log.info("turned away", why=why, path=head.path[:200], times=self._untold)
+            self._told_at, self._untold = now, 0
+
+    async def _verify(self, given: str) -> Caller:
+        if not given:
+            raise NotTaken("no token")
+        match = _BEARER.fullmatch(given)
+        if match is None or len(match[1]) > TOKEN_BYTES_MAX:
+            raise NotTaken("no bearer token, or too long for one")
+        token = match[1]
+        for verifier in self._verifiers:
+            if verifier.is_of_its_kind(token):
+                return await verifier.verify(token)
+        raise NotTaken("no token of a kind that is taken here")
+
+    def _denied(self, head: Head, *, has_token: bool) -> Denied:
+        """RFC 6750, 3: who has sent no token is not told of an error."""
+        said = ['error="invalid_token"'] if has_token else []
+        if url := self._metadata_url(head):
+            said.insert(0, f'resource_metadata="{url}"')
+        challenge = f"Bearer {', '.join(said)}".rstrip()
+        return Denied(401, refusal("unauthorized"), (("www-authenticate", challenge),))
+
+
+def principal_of(issuer: str, subject: str) -> str:
+    """Who a bearer is to everybody else. Raises `NotTaken` for what cannot be a name."""
+    if not (0 < len(subject) <= SUBJECT_LETTERS_MAX and subject.isprintable()):
+        raise NotTaken("the subject is empty, too long, or cannot be printed")
+    return f"bearer({issuer}, {subject})"

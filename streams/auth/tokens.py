@@ -1,0 +1,207 @@
+"""Tokens that this server has made, in a file that holds their hashes.
+
+The file has a JSON object a line: a name, the SHA-256 of a token, and when it was made and expires,
+in seconds since 1970. A token has 256 random bits, so its plain hash tells nobody what it is, and
+to look it up by that takes no time that says anything of another. A name may have several tokens,
+so that a new one can be handed out before the old one is revoked; all of them are one subject.
+
+The server looks at the file whenever it is shown a token: what was added or revoked counts at once.
+A file that cannot be used lets nobody in.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from streams.auth import GRANTED_S, NotTaken, principal_of
+from streams.clock import wall
+from streams.errors import StreamsError
+from streams.exchange import Caller
+from streams.files import write_whole
+from streams.keys import BEARER_PREFIX, hashed, new_bearer
+from streams.logs import log
+
+ISSUER: Final = "tokens"  # that of a JWT is a URL
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # 25,000 tokens; whatever is longer is something else
+ID_LETTERS: Final = 8
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
+_ID: Final = re.compile(rf"[0-9a-f]{{{ID_LETTERS}}}")
+_HASH: Final = re.compile(r"[0-9a-f]{64}")
+
+_Seen = tuple[int, int, int, int]
+
+
+class TokensUnusable(StreamsError):
+    """The file cannot be used; the message says why and what to do."""
+
+
+class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept of a token. Times are seconds since 1970."""
+
+    name: str
+    sha256: str
+    created_at: float
+    expires_at: float | None = None
+
+    @property
+    def id(self) -> str:
+        """What tells it from others of the same name."""
+        return self.sha256[:ID_LETTERS]
+
+    def left_s(self, now: float) -> float:
+        """For how long it holds yet."""
+        return float("inf") if self.expires_at is None else self.expires_at - now
+
+
+_DECODER: Final = msgspec.json.Decoder(Token)
+
+
+# -- for the server
+
+
+class TokenFile:
+    """A `Verifier` for the tokens of a file."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = wall) -> None:
+        """Raises `TokensUnusable`."""
+        self._path = path
+        self._clock = clock
+        self._seen: _Seen | None = None  # what the file was when it was read
+        self._tokens: dict[str, Token] = {}  # by their hashes
+        self._trouble = ""
+        self._look()
+        if self._trouble:
+            raise TokensUnusable(self._trouble)
+
+    def is_of_its_kind(self, token: str) -> bool:
+        return token.startswith(BEARER_PREFIX)
+
+    async def verify(self, token: str) -> Caller:
+        key = hashed(token)
+        left_s = self._left_s(key)
+        if left_s <= 0:
+            raise NotTaken(f"a token that is unknown, revoked or expired ({key[:ID_LETTERS]})")
+        name = self._tokens[key].name
+        return Caller(principal_of(ISSUER, name), lambda: min(self._left_s(key), GRANTED_S))
+
+    def _left_s(self, key: str) -> float:
+        """For how long the token of this hash holds yet; 0 where there is none."""
+        self._look()
+        token = self._tokens.get(key)
+        return 0.0 if token is None else token.left_s(self._clock())
+
+    def _look(self) -> None:
+        """Read the file again where it has changed."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+            if seen == self._seen:
+                return
+            self._tokens = {token.sha256: token for token in read(self._path)}
+            self._seen, self._trouble = seen, ""
+        except (OSError, TokensUnusable) as error:
+            self._tokens, self._seen = {}, None
+            trouble = str(error)
+            if isinstance(error, OSError):
+                trouble = f"The tokens in {self._path} cannot be read: {error}."
+            if trouble != self._trouble:
+                log.error("nobody can come in", why=trouble)
+            self._trouble = trouble
+
+
+def read(path: Path) -> Sequence[Token]:
+    """What is kept in a file. Raises `TokensUnusable`, or `OSError`."""
+    with path.open("rb") as file:
+        return _parse(path, _private(path, file.fileno()))
+
+
+def _private(path: Path, descriptor: int) -> bytes:
+    """What is in the file, which must be its owner's alone."""
+    mode = os.fstat(descriptor).st_mode
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise TokensUnusable(
+            f"Other users may use the tokens in {path} (mode {stat.S_IMODE(mode):04o}): chmod 600 "
+            "it; if they may have written to it, look at who is in it."
+        )
+    return os.pread(descriptor, FILE_BYTES_MAX + 1, 0)
+
+
+def _parse(path: Path, content: bytes) -> Sequence[Token]:
+    try:
+        tokens = _DECODER.decode_lines(content)
+    except ValueError as error:  # msgspec's are, too
+        why = str(error)
+    else:
+        wrong = [token.name for token in tokens if not _is_sound(token)]
+        if not wrong and len(content) <= FILE_BYTES_MAX:
+            return tokens
+        why = f"the name or the hash of {wrong[0][:64]!r} is none" if wrong else "it is too long"
+    raise TokensUnusable(
+        f"{path} does not hold tokens, one JSON object a line ({why}): restore it, or make a new "
+        "one with mcp-streams token new."
+    )
+
+
+def _is_sound(token: Token) -> bool:
+    return bool(_NAME.fullmatch(token.name) and _HASH.fullmatch(token.sha256))
+
+
+# -- for who hands them out
+
+
+def add(path: Path, name: str, lifetime_s: float | None = None) -> tuple[str, Token]:
+    """Make a token; the secret is returned once and kept nowhere. The file is made if need be.
+
+    Raises `ValueError` for what is no name, `TokensUnusable`, or `OSError`.
+    """
+    if not _NAME.fullmatch(name) or _ID.fullmatch(name):
+        raise ValueError(
+            f"{name[:80]!r} is no name for a token: use up to 64 letters, digits and ._@+-, and "
+            f"not just {ID_LETTERS} hexadecimal digits"
+        )
+    secret, now = new_bearer(), wall()
+    expires_at = None if lifetime_s is None else now + lifetime_s
+    token = Token(name=name, sha256=hashed(secret), created_at=now, expires_at=expires_at)
+    with _locked(path) as tokens:
+        _write(path, [*tokens, token])
+    return secret, token
+
+
+def revoke(path: Path, what: str) -> Sequence[Token]:
+    """Take away the tokens of a name, or the one of an id; those that were there.
+
+    Raises `TokensUnusable`, or `OSError`.
+    """
+    with _locked(path, is_made=False) as tokens:
+        gone = [token for token in tokens if what in (token.name, token.id)]
+        if gone:
+            _write(path, [token for token in tokens if token not in gone])
+    return gone
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, is_made: bool = True) -> Iterator[Sequence[Token]]:
+    """What is in the file, which nobody else changes meanwhile."""
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if is_made else 0)
+    while True:
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not os.path.samestat(os.fstat(descriptor), path.stat()):
+                continue  # somebody has put another in its place, while we waited for this one
+            yield _parse(path, _private(path, descriptor))
+            return
+        finally:
+            os.close(descriptor)
+
+
+def _write(path: Path, tokens: Sequence[Token]) -> None:
+    write_whole(path, msgspec.json.Encoder().encode_lines(tokens), os.replace)

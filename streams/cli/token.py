@@ -1,0 +1,127 @@
+"""`mcp-streams token`: who may come in, with a token that this server has made."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import cyclopts
+
+from streams.cli.base import DONE, USAGE, app, complain
+
+if TYPE_CHECKING:
+    from streams.auth.tokens import Token
+
+FILE: Final = Path("tokens.jsonl")
+DAY_S: Final = 86_400
+
+tokens: Final = cyclopts.App(
+    name="token", help="Make, list and revoke the tokens that serve --auth-tokens takes."
+)
+app.command(tokens)
+
+
+@tokens.command
+def new(
+    name: str, /, *, file: Path = FILE, expires: float | None = None, json: bool = False
+) -> int:
+    """Make a token and print it: once, for only its hash is kept.
+
+    Parameters
+    ----------
+    name
+        Whose it is. Whoever shows it is this name to the server; a name may have several.
+    file
+        Where its hash is kept; the file is made if need be.
+    expires
+        After how many days it is taken no more; without, never.
+    json
+        Print it with its name, id and times, as JSON.
+    """
+    from streams.auth.tokens import TokensUnusable, add
+
+    if expires is not None and not 0 < expires <= 36_500:
+        return complain("--expires: write days, more than 0.")
+    try:
+        secret, token = add(file, name, None if expires is None else expires * DAY_S)
+    except ValueError as error:
+        return complain(f"{error}.")
+    except TokensUnusable as error:
+        return complain(str(error))
+    except OSError as error:
+        return complain(f"{file} cannot be written: {error}.")
+    _show({"token": secret, **_told(token)}, secret, as_json=json)
+    return DONE
+
+
+@tokens.command(name="list")
+def list_(*, file: Path = FILE, json: bool = False) -> int:
+    """List the tokens: id, name, and when each expires.
+
+    Parameters
+    ----------
+    file
+        Where their hashes are kept.
+    json
+        Print a list of objects.
+    """
+    from streams.auth.tokens import TokensUnusable, read
+
+    try:
+        found = read(file)
+    except TokensUnusable as error:
+        return complain(str(error))
+    except OSError as error:
+        return complain(f"{file} cannot be read: {error}.")
+    lines = [f"{token.id}  {_expiry(token)}  {token.name}" for token in found]
+    _show([_told(token) for token in found], "\n".join(lines), as_json=json)
+    return DONE
+
+
+@tokens.command
+def revoke(what: str, /, *, file: Path = FILE, json: bool = False) -> int:
+    """Take away all tokens of a name, or one by its id. A running server minds it at once.
+
+    Parameters
+    ----------
+    what
+        A name, or the id that "mcp-streams token list" shows.
+    file
+        Where their hashes are kept.
+    json
+        Print what was revoked, as a list of objects.
+    """
+    from streams.auth import tokens as kept
+
+    try:
+        gone = kept.revoke(file, what)
+    except kept.TokensUnusable as error:
+        return complain(str(error))
+    except OSError as error:
+        return complain(f"{file} cannot be written: {error}.")
+    said = f"Revoked: {', '.join(token.id for token in gone)}" if gone else f"No token: {what}"
+    _show([_told(token) for token in gone], said, as_json=json)
+    return DONE if gone else USAGE
+
+
+def _told(token: "Token") -> dict[str, Any]:
+    return {
+        "id": token.id,
+        "name": token.name,
+        "createdAt": _day(token.created_at),
+        "expiresAt": None if token.expires_at is None else _day(token.expires_at),
+    }
+
+
+def _expiry(token: "Token") -> str:
+    return "never expires       " if token.expires_at is None else _day(token.expires_at)
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _show(content: Any, text: str, *, as_json: bool) -> None:
+    from streams.display import as_json_text
+
+    if as_json or text:
+        print(as_json_text(content) if as_json else text)

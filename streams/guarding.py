@@ -1,0 +1,174 @@
+"""What stands before the listeners: TLS, who may come in, and where they may listen at all."""
+
+import re
+import ssl
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from streams.auth import Door, Verifier
+from streams.auth.metadata import Metadata
+from streams.exchange import Admit, Endpoint
+from streams.options import Auth, CannotServe, Options
+from transports.origins import names_loopback
+
+if TYPE_CHECKING:
+    from streams.auth.jwks import KeySet
+
+_URL: Final = re.compile(r"https?://[!#-~]+")  # fit to stand between quotes
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """What every connection has to pass. `run` it before the first one comes."""
+
+    tls: ssl.SSLContext | None = None
+    admit_http: Admit | None = None
+    admit_ws: Admit | None = None
+    metadata: Metadata | None = None
+    keys: "KeySet | None" = None
+
+    @property
+    def s(self) -> str:
+        """What is behind the scheme of a URL that is spoken over TLS."""
+        return "" if self.tls is None else "s"
+
+    def beside(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint, with what there is to read for who may not come in."""
+        return endpoint if self.metadata is None else self.metadata.before(endpoint)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Know the issuer's keys, for ever."""
+        if self.keys is None:
+            task_status.started()
+        else:
+            await self.keys.run(task_status=task_status)
+
+
+def guard_for(options: Options) -> Guard:
+    """What the options ask for. Raises `CannotServe` where that cannot be had, or is not safe."""
+    auth, tls = options.auth, _tls(options)
+    _check_settings(options)
+    for address in filter(None, (options.ws, options.http)):
+        _check_address(address, options, is_tls=tls is not None)
+    if not auth.is_asked_for:
+        return Guard(tls)
+    keys = _keys(auth)
+    verifiers = _verifiers(auth, keys)
+    metadata = _metadata(options, is_tls=tls is not None)
+    if metadata is None:
+        admit = Door(verifiers).admit
+        return Guard(tls, admit, admit, None, keys)
+    known_url = metadata.known_url
+    at_http = Door(verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url)
+    at_ws = Door(verifiers, metadata_url=lambda _: known_url)  # --http alone has the document
+    return Guard(tls, at_http.admit, at_ws.admit, metadata, keys)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT` as a pair. Raises `CannotServe`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _check_address(address: str, options: Options, *, is_tls: bool) -> None:
+    host, _ = parse_address(address)
+    if names_loopback(host):
+        return
+    if not options.auth.is_asked_for:
+        if not options.insecure_anonymous:
+            raise CannotServe(
+                f"{address} can be reached from elsewhere and nobody is asked who they are: bind "
+                "to 127.0.0.1, ask with --auth-tokens or --auth-jwks, or say --insecure-anonymous."
+            )
+    elif not (is_tls or options.auth.behind_proxy):
+        raise CannotServe(
+            f"{address} can be reached from elsewhere and tokens would be sent there in the clear: "
+            "serve with --tls-cert, or say --behind-proxy where a proxy ends TLS."
+        )
+
+
+def _check_settings(options: Options) -> None:
+    auth = options.auth
+    if auth.is_asked_for and options.insecure_anonymous:
+        raise CannotServe("--insecure-anonymous: everybody is asked who they are; leave it out.")
+    if auth.is_asked_for and not options.is_listening:
+        raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: say one of them.")
+    if auth.auth_jwks is None and (auth.auth_issuer or auth.auth_audience):
+        raise CannotServe("--auth-issuer and --auth-audience: say where the keys are: --auth-jwks.")
+    urls = (auth.auth_resource, *auth.auth_server)
+    if wrong := [url for url in urls if url is not None and not _URL.fullmatch(url)]:
+        raise CannotServe(f"{wrong[0]}: write a URL, such as https://mcp.example.com/mcp.")
+
+
+def _tls(options: Options) -> ssl.SSLContext | None:
+    """What the listeners are served with. Raises `CannotServe` where the files are none."""
+    if options.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise CannotServe(f"{options.tls_cert} cannot be used for TLS: {error}.") from error
+    return context
+
+
+# Each kind of token is imported where it is asked for (PLC0415): libraries for signatures, and for
+# asking for keys, take as long to load as all the rest.
+
+
+def _verifiers(auth: Auth, keys: "KeySet | None") -> Sequence[Verifier]:
+    verifiers: list[Verifier] = []
+    if auth.auth_tokens is not None:
+        from streams.auth.tokens import TokenFile, TokensUnusable  # noqa: PLC0415
+
+        try:
+            verifiers.append(TokenFile(auth.auth_tokens))
+        except TokensUnusable as error:
+            raise CannotServe(str(error)) from error
+    if keys is not None:
+        from streams.auth.jwt import JwtVerifier  # noqa: PLC0415
+
+        issuer, audience = auth.auth_issuer, auth.auth_audience or auth.auth_resource
+        if not issuer or not audience:
+            raise CannotServe(
+                "--auth-jwks: say whose keys they are, with --auth-issuer, and what tokens must be "
+                "made for, with --auth-audience."
+            )
+        if not issuer.isprintable() or " " in issuer:
+            raise CannotServe("--auth-issuer: write it as the tokens do, without blanks.")
+        algorithms = [name.strip() for name in auth.auth_algorithms.split(",")]
+        try:
+            verifiers.append(
+                JwtVerifier(keys, issuer=issuer, audience=audience, algorithms=algorithms)
+            )
+        except ValueError as error:
+            raise CannotServe(f"--auth-algorithms: {error}.") from error
+    return verifiers
+
+
+def _keys(auth: Auth) -> "KeySet | None":
+    if auth.auth_jwks is None:
+        return None
+    from streams.auth.jwks import KeySet, fetcher  # noqa: PLC0415
+
+    parts = urlsplit(auth.auth_jwks)
+    is_near = parts.scheme == "http" and names_loopback(parts.hostname or "")
+    if "://" in auth.auth_jwks and parts.scheme != "https" and not is_near:
+        raise CannotServe(f"--auth-jwks: {auth.auth_jwks} could be anybody's: use https.")
+    return KeySet(fetcher(auth.auth_jwks))
+
+
+def _metadata(options: Options, *, is_tls: bool) -> Metadata | None:
+    """None where there is nobody to get tokens from but who runs the server."""
+    auth = options.auth
+    issuers = [auth.auth_issuer] if auth.auth_issuer and _URL.fullmatch(auth.auth_issuer) else []
+    servers = list(auth.auth_server) or issuers
+    if not servers:
+        return None
+    scheme = "https" if is_tls or auth.behind_proxy else "http"
+    return Metadata(options.http_path, servers, scheme, auth.auth_resource)
