@@ -26,6 +26,8 @@ ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 2.0
 FEW_BYTES: Final = 4 * 1024  # of what has its turn even where there is little room
+LOOK_BYTES: Final = MIB  # of lines, before it is looked how much room there is
+LOOK_S: Final = 0.25
 SHORTAGE_S: Final = 0.25  # until those that wait for room are looked at again
 
 
@@ -69,6 +71,8 @@ class Committer:
         self._is_committing = False
         self._trouble: Unavailable | None = None
         self._shortage: Shortage | None = None
+        self._bytes_since_look = 0
+        self._looked_at = -math.inf
         self._shared_at = -math.inf
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
@@ -174,6 +178,13 @@ class Committer:
         self._done = trio.Event()
 
     def _look_for_room(self) -> None:
+        """Not with each commit: the disk is asked, and what is kept for ends is much more."""
+        now = trio.current_time()
+        self._bytes_since_look += self.waiting_bytes
+        is_due = self._bytes_since_look >= LOOK_BYTES or now - self._looked_at >= LOOK_S
+        if not (is_due or self._shortage is not None):
+            return
+        self._bytes_since_look, self._looked_at = 0, now
         shortage = self._journal.shortage
         if shortage is not None and self._shortage is None:
             log.warning("there is no room for new calls, and running ones wait", why=str(shortage))

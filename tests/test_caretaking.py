@@ -7,13 +7,16 @@ import re
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
+from streams.cli import app
 from streams.errors import JournalError
 from streams.grants import SaveGrant, SaveSession
 from streams.journal import Ack, Append, Change, Close, Create, Outcome, Rest
@@ -88,6 +91,26 @@ def exported(path: Path) -> dict[int, list[Any]]:
     }
 
 
+class Said(msgspec.Struct):
+    """What came of the command in this process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(capfd: pytest.CaptureFixture[str]) -> Command:
+    def command(*words: str | Path) -> Said:
+        code = app([str(word) for word in words])
+        return Said(code, *capfd.readouterr())
+
+    return command
+
+
 def messages_of(path: Path) -> dict[int, list[Any]]:
     """Of each stream its request and the messages that can be saved."""
     found = exported(path)
@@ -107,8 +130,8 @@ def test_a_sound_journal_is_said_to_be_sound(journal: Path) -> None:
     assert f"is sound: {STREAMS} streams, {report.messages:,} messages." in done.stdout
 
 
-def test_an_export_has_every_message_that_is_not_confirmed(journal: Path) -> None:
-    done = run("export", str(journal))
+def test_an_export_has_every_message_that_is_not_confirmed(command: Command, journal: Path) -> None:
+    done = command("export", journal)
     assert done.returncode == 0
     found = [json.loads(each) for each in done.stdout.splitlines()]
     headers = {each["stream"]: each for each in found if "stream" in each}
@@ -126,20 +149,20 @@ def test_an_export_has_every_message_that_is_not_confirmed(journal: Path) -> Non
     assert done.stderr == f"{STREAMS} streams, {len(found) - STREAMS:,} messages.\n"
 
 
-def test_ids_of_streams_are_not_exported(journal: Path) -> None:
-    assert "stream-1" not in run("export", str(journal)).stdout
+def test_ids_of_streams_are_not_exported(command: Command, journal: Path) -> None:
+    assert "stream-1" not in command("export", journal).stdout
 
 
 def test_an_export_to_a_folder_has_a_private_file_for_each_stream(
-    journal: Path, tmp_path: Path
+    command: Command, journal: Path, tmp_path: Path
 ) -> None:
-    assert run("export", str(journal), "--to", str(tmp_path / "out")).returncode == 0
+    assert command("export", journal, "--to", tmp_path / "out").returncode == 0
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {f"{n}.ndjson" for n in range(1, STREAMS + 1)}
     text = (tmp_path / "out" / "1.ndjson").read_text()
     assert len(text.splitlines()) == 71
     assert stat.S_IMODE((tmp_path / "out" / "1.ndjson").stat().st_mode) == 0o600
-    again = run("export", str(journal), "--to", str(tmp_path / "out"))
+    again = command("export", journal, "--to", tmp_path / "out")
     assert again.returncode == 2
     assert "is there already: name a new folder" in again.stderr
 
@@ -181,14 +204,14 @@ def sqlite_pragma(path: Path, name: str) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_export_survives_pages_of_garbage(copy: Path, seed: int) -> None:
+def test_an_export_survives_pages_of_garbage(command: Command, copy: Path, seed: int) -> None:
     dice, content = random.Random(seed), bytearray(copy.read_bytes())
     [page_bytes] = sqlite_pragma(copy, "page_size")
     pages = len(content) // page_bytes
     for page in dice.sample(range(1, pages), pages // 8):  # the first one says what the file is
         content[page * page_bytes : (page + 1) * page_bytes] = dice.randbytes(page_bytes)
     copy.write_bytes(content)
-    verified, saved = run("verify", str(copy), "--json"), run("export", str(copy))
+    verified, saved = command("verify", copy, "--json"), command("export", copy)
     assert verified.returncode == 1
     assert json.loads(verified.stdout)["sound"] is False
     assert saved.returncode in (1, 2), saved.stderr
@@ -228,22 +251,22 @@ def test_what_breaks_our_own_rules_is_found(copy: Path, statement: str, said: st
     assert any(re.search(said, each) for each in found), found
 
 
-def test_who_has_a_damaged_journal_is_told_what_to_do(copy: Path) -> None:
+def test_who_has_a_damaged_journal_is_told_what_to_do(command: Command, copy: Path) -> None:
     damage(copy, "DELETE FROM runs WHERE stream = 2 AND last = 30")
-    done = run("verify", str(copy))
+    done = command("verify", copy)
     assert done.returncode == 1
     assert re.fullmatch(r"stream 2 \([0-9a-f]{8}…\): messages 1 to 30 are missing\n", done.stdout)
     assert f"{copy} is damaged" in done.stderr
     assert "restore a backup, or save what is readable with export" in done.stderr
 
 
-def test_an_export_says_which_messages_are_missing(copy: Path) -> None:
+def test_an_export_says_which_messages_are_missing(command: Command, copy: Path) -> None:
     damage(
         copy,
         "DELETE FROM runs WHERE stream = 2 AND last = 30",
         "UPDATE progress SET outcome = 'well' WHERE id = 9",
     )
-    done = run("export", str(copy))
+    done = command("export", copy)
     assert done.returncode == 1
     assert "30 are missing" in done.stderr
     assert "stream 9: its record cannot be read" in done.stderr
@@ -265,42 +288,44 @@ def test_a_line_that_is_no_json_is_missing_alone(copy: Path) -> None:
     assert [each["params"]["data"]["n"] for each in found[2][8:]] == list(range(8, 71))
 
 
-def test_a_journal_of_an_older_release_is_left_to_that_release(tmp_path: Path) -> None:
+def test_a_journal_of_an_older_release_is_left_to_that_release(
+    command: Command, tmp_path: Path
+) -> None:
     old = make_journal_of_schema(4, tmp_path / "old.db")
-    done = run("verify", str(old))
+    done = command("verify", old)
     assert done.returncode == 0
     assert "schema 4 is an older one: its streams were not looked at" in done.stdout
-    refused = run("export", str(old))
+    refused = command("export", old)
     assert refused.returncode == 2
     assert "export it with that one" in refused.stderr
 
 
-@pytest.mark.parametrize("command", ["verify", "export", "backup"])
-def test_what_is_no_journal_is_refused(tmp_path: Path, command: str) -> None:
-    to = [str(tmp_path / "to")] if command == "backup" else []
+@pytest.mark.parametrize("verb", ["verify", "export", "backup"])
+def test_what_is_no_journal_is_refused(command: Command, tmp_path: Path, verb: str) -> None:
+    to = [tmp_path / "to"] if verb == "backup" else []
     for name, content in (("text", b"no database" * 99), ("empty", b""), ("none", None)):
         path = tmp_path / name
         if content is not None:
             path.write_bytes(content)
-        done = run(command, str(path), *to)
+        done = command(verb, path, *to)
         assert done.returncode == 2, done.stderr
         assert str(path) in done.stderr
         assert done.stdout == ""
         assert not (tmp_path / "to").exists()
 
 
-def test_nothing_is_written_by_who_only_looks(copy: Path) -> None:
+def test_nothing_is_written_by_who_only_looks(command: Command, copy: Path) -> None:
     before = copy.read_bytes(), copy.stat().st_mtime_ns
-    run("verify", str(copy))
-    run("export", str(copy))
-    run("backup", str(copy), f"{copy}.copy")
+    command("verify", copy)
+    command("export", copy)
+    command("backup", copy, f"{copy}.copy")
     assert (copy.read_bytes(), copy.stat().st_mtime_ns) == before
 
 
-def test_a_copy_takes_no_other_files_place(copy: Path, tmp_path: Path) -> None:
+def test_a_copy_takes_no_other_files_place(command: Command, copy: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("mine")
-    done = run("backup", str(copy), str(other))
+    done = command("backup", copy, other)
     assert done.returncode == 2
     assert "is there already: name a new file" in done.stderr
     assert other.read_text() == "mine"
@@ -309,11 +334,11 @@ def test_a_copy_takes_no_other_files_place(copy: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("with_keys", [True, False])
 def test_a_copy_is_one_private_file_and_its_keys_are_asked_for(
-    copy: Path, tmp_path: Path, with_keys: bool
+    command: Command, copy: Path, tmp_path: Path, with_keys: bool
 ) -> None:
     token = Keyring.load(key_path(copy)).token("stream-1")
     to = tmp_path / "to.db"
-    done = run("backup", str(copy), str(to), *(["--with-keys"] if with_keys else []))
+    done = command("backup", copy, to, *(["--with-keys"] if with_keys else []))
     assert done.returncode == 0, done.stderr
     assert ("no keys" in done.stderr) is not with_keys
     made = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("to*")}

@@ -12,6 +12,7 @@ from streams.committer import (
     ALONE_BYTES_MAX,
     BATCH_BYTES_MAX,
     FEW_BYTES,
+    LOOK_S,
     SHARED_BYTES_MAX,
     SHORTAGE_S,
     Committer,
@@ -196,6 +197,7 @@ async def test_where_room_is_short_who_has_much_to_say_waits(autojump_clock: Moc
             committer.add(Create(record(source.id)))
         await committer.settle()
         journal.shortage = Shortage("little is left", is_severe=False)
+        await trio.sleep(LOOK_S)
         last.can_wait = False
         much.say("x" * FEW_BYTES)
         little.say("x")
@@ -220,6 +222,7 @@ async def test_where_hardly_any_room_is_left_only_ends_are_committed(
         committer.add(Create(record("going")))
         committer.add(Create(record("ending")))
         journal.shortage = Shortage("little is left", is_severe=True)
+        await trio.sleep(LOOK_S)
         going.say("x")
         ending.say("x")
         await trio.sleep(100)

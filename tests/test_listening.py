@@ -84,33 +84,31 @@ def test_who_comes_while_descriptors_are_out_is_served_when_there_are_some(
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("durability", ["power", "process"])
 def test_while_descriptors_are_out_calls_go_on_and_new_clients_wait(
-    tmp_path: Path, durability: str
+    server: ServerProcess,
 ) -> None:
     """Whatever the journal does in the meantime, it needs no more of them."""
-    with ServerProcess(tmp_path, options=("--durability", durability)) as server:
-        with server.connect("ws-streams") as peer, server.connect("http-lines") as other:
-            for each in (peer, other):
-                each.initialize(opting_in("http-lines", POSITIONS))
-            started = start(peer, "count", n=10)
-            descriptors, _ = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
-            allow(server, open_descriptors(server))
-            with server.connect("stdio") as relayed:
-                waiting = relayed.request("ping")
-                wait_until("the shortage is logged", lambda: NO_DESCRIPTORS in "".join(server.log))
-                for _ in range(20):  # 20 MB: segments, checkpoints, acks
-                    big = start(peer, "count", n=100, pad=10_000)
-                    reader = Reader(peer)
-                    reader.response(big.id)
-                    assert reader.seqs(big.stream) == up_to(101)
-                    ack(peer, big.stream, 101)
-                allow(server, descriptors)
-                assert relayed.response(waiting).result == {}
-            reader, _ = read_stream(other, started.with_token, after=0)
-            assert reader.seqs(started.stream) == up_to(11)
-        assert "".join(server.log).count(NO_DESCRIPTORS) == 1
-        assert server.stop() == 0
+    with server.connect("ws-streams") as peer, server.connect("http-lines") as other:
+        for each in (peer, other):
+            each.initialize(opting_in("http-lines", POSITIONS))
+        started = start(peer, "count", n=10)
+        descriptors, _ = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        allow(server, open_descriptors(server))
+        with server.connect("stdio") as relayed:
+            waiting = relayed.request("ping")
+            wait_until("the shortage is logged", lambda: NO_DESCRIPTORS in "".join(server.log))
+            for _ in range(20):  # 20 MB: segments, checkpoints, acks
+                big = start(peer, "count", n=100, pad=10_000)
+                reader = Reader(peer)
+                reader.response(big.id)
+                assert reader.seqs(big.stream) == up_to(101)
+                ack(peer, big.stream, 101)
+            allow(server, descriptors)
+            assert relayed.response(waiting).result == {}
+        reader, _ = read_stream(other, started.with_token, after=0)
+        assert reader.seqs(started.stream) == up_to(11)
+    assert "".join(server.log).count(NO_DESCRIPTORS) == 1
+    assert server.stop() == 0
 
 
 def leave(descriptors: int, monkeypatch: pytest.MonkeyPatch) -> None:

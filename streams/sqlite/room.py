@@ -26,7 +26,7 @@ class Room:
         self._is_short = False
 
     def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
-        """See `Journal.shortage`; 4 µs while there is room."""
+        """See `Journal.shortage`; 10 µs while there is room."""
         shortage = self._on_disk(reader) or self._in_file(reader)
         self._is_short = shortage is not None
         return shortage

@@ -3,8 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
 from tests.command import run
 from tests.wire.process import ServerProcess
 from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_to
@@ -12,11 +10,10 @@ from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_
 MESSAGES = 40
 
 
-@pytest.mark.parametrize("durability", ["power", "process"])
-def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path, durability: str) -> None:
+def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path) -> None:
     """W§1: entries are "kept until the client is known to have them", here by the copy."""
     copy = tmp_path / "copy.db"
-    with ServerProcess(tmp_path, options=("--durability", durability)) as server:
+    with ServerProcess(tmp_path) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             reader = Reader(peer)

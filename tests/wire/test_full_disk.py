@@ -6,6 +6,7 @@ The disk is a file system of 64 MiB in memory, which root may make.
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.wire.raw import Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, counted, opting_in, start, up_to
 
 MESSAGES = 1500  # of 10 KB: of each of four calls 15 MB
-ACK_EVERY = 100
+ACK_EVERY = 50
 KINDS = ("ws-streams", "ws-mcp", "http-lines", "stdio")
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 NO_ROOM, ROOM = "there is no room for new calls", "there is room again"
@@ -42,27 +43,33 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 class Load:
     """Four clients over four transports, each with a call that has much to say."""
 
-    def __init__(self, server: ServerProcess) -> None:
+    def __init__(self, server: ServerProcess, gate: Gate) -> None:
         self.calls: list[tuple[Peer, Started, Reader]] = []
         for kind in KINDS:
             peer = server.connect(kind)
             peer.initialize(opting_in(kind, POSITIONS))
-            started = start(peer, "count", n=MESSAGES, pad=10_000)
+            started = start(peer, "pour", n=MESSAGES, pad=10_000, gate=gate.path)
             self.calls.append((peer, started, Reader(peer)))
+        gate.release(len(KINDS))
 
     def read_all(self) -> None:
-        """Read and confirm, one after the other: all of it comes, once and in order."""
-        for peer, started, reader in self.calls:
-            for seq in range(ACK_EVERY, MESSAGES + 1, ACK_EVERY):
-                reader.until_seq(started.stream, seq)
-                ack(peer, started.stream, seq)
-            reader.until_seq(started.stream, MESSAGES + 1)
-            entries = reader.entries[started.stream]
-            assert list(entries) == up_to(MESSAGES + 1)
-            assert counted(list(entries.values())) == up_to(MESSAGES)
-            assert entries[MESSAGES + 1].result["content"][0]["text"] == f"counted {MESSAGES}"
-            ack(peer, started.stream, MESSAGES + 1)
-            peer.close()
+        """Read and confirm, all at the same time: all of it comes, once and in order."""
+        with ThreadPoolExecutor(len(self.calls)) as threads:
+            for done in [threads.submit(read, *call) for call in self.calls]:
+                done.result()
+
+
+def read(peer: Peer, started: Started, reader: Reader) -> None:
+    for seq in range(ACK_EVERY, MESSAGES + 1, ACK_EVERY):
+        reader.until_seq(started.stream, seq)
+        ack(peer, started.stream, seq)
+    reader.until_seq(started.stream, MESSAGES + 1)
+    entries = reader.entries[started.stream]
+    assert list(entries) == up_to(MESSAGES + 1)
+    assert counted(list(entries.values())) == up_to(MESSAGES)
+    assert entries[MESSAGES + 1].result["content"][0]["text"] == f"poured {MESSAGES}"
+    ack(peer, started.stream, MESSAGES + 1)
+    peer.close()
 
 
 def fill_up(path: Path) -> None:
@@ -74,12 +81,12 @@ def fill_up(path: Path) -> None:
                     file.write(bytes(size))
 
 
-def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate) -> None:
+def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate, gate2: Gate) -> None:
     """W§9: an error says what to do next; W§1: what was accepted comes, once and in order."""
     with ServerProcess(disk) as server, server.connect("ws-streams") as other:
         other.initialize(POSITIONS)
         waiting = [start(other, "steps", n=3, gate=gate.path) for _ in range(5)]
-        load = Load(server)
+        load = Load(server, gate2)
         server.hear(NO_ROOM)
         # What the WAL takes is given back first, and there may be room for a moment.
         while "result" in (refused := other.ask("tools/call", ADD)):
@@ -104,10 +111,10 @@ def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate) -> 
         assert inspect(server.journal).problems == ()
 
 
-def test_on_a_disk_that_stays_full_acks_make_room(disk: Path) -> None:
+def test_on_a_disk_that_stays_full_acks_make_room(disk: Path, gate: Gate) -> None:
     """W§4: an ack lets everything up to it be deleted."""
     with ServerProcess(disk) as server:
-        load = Load(server)
+        load = Load(server, gate)
         server.hear(NO_ROOM)
         load.read_all()
         assert server.stop() == 0
@@ -115,9 +122,7 @@ def test_on_a_disk_that_stays_full_acks_make_room(disk: Path) -> None:
         assert server.journal.stat().st_size < 40 * MIB
 
 
-def test_a_server_that_is_killed_on_a_full_disk_has_all_when_it_is_back(
-    disk: Path, gate: Gate
-) -> None:
+def test_a_server_that_is_killed_on_a_full_disk_has_all_when_it_is_back(disk: Path) -> None:
     """W§1: entries are "stored in the journal before they are sent"."""
     with ServerProcess(disk) as server:
         with server.connect("ws-streams") as peer:

@@ -84,6 +84,15 @@ async def count(call: Call, n: int, gate: str = "", pad: int = 0) -> str:
 
 
 @server.tool
+async def pour(call: Call, n: int, pad: int, gate: str) -> str:
+    """Wait at the gate, then send n messages without a pause."""
+    await passage(gate)
+    for number in range(1, n + 1):
+        await say(call, number, pad)
+    return f"poured {n}"
+
+
+@server.tool
 async def steps(call: Call, n: int, gate: str) -> str:
     """Send n messages, waiting at the gate ahead of each."""
     async with observed(gate):
