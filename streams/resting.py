@@ -92,7 +92,9 @@ class Resting:
             return stream
         if not self._streams.at_rest:
             return None
-        record = await self._journal.find(stream_id)
+        # Of one that is in memory the journal would have to put together what it knows: the next
+        # one is looked for instead, as where there is none.
+        record = await self._journal.find(stream_id if stream is None else f"{stream_id} ")
         is_theirs = record is not None and record.principal == principal
         return await self.find(stream_id) if is_theirs else None
 
