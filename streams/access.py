@@ -160,7 +160,7 @@ class Access:
         is_bound = stream is None or vouched(stream.record.principal)
         call = call_digest(params, session.principal if is_bound else "")
         is_theirs = self._keyring.is_page_token_of(stream_id, seq, call, token)
-        if stream is None or seq not in stream.pages or not is_theirs:
+        if stream is None or not is_theirs or seq not in stream.pages:
             raise refusal("invalid_token")
         return stream, seq
 

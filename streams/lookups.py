@@ -32,7 +32,10 @@ class Lookups(Protocol):
         """How much there is."""
 
     async def find(self, stream: str) -> "Record | None":
-        """The record of a stream, at rest or not.
+        """The record of a stream, at rest or not."""
+
+    async def principal_of(self, stream: str) -> str | None:
+        """Whose a stream is, at rest or not.
 
         This, and `named`, should take as long for what there is as for what there is not: the
         next one after it can be read instead.

@@ -80,6 +80,10 @@ class MemoryJournal:
         await trio.lowlevel.checkpoint()
         return self._records.get(stream)
 
+    async def principal_of(self, stream: str) -> str | None:
+        record = await self.find(stream)
+        return None if record is None else record.principal
+
     async def named(self, name: bytes) -> str | None:
         await trio.lowlevel.checkpoint()
         return self._names.get(name)

@@ -86,7 +86,7 @@ class Resting:
         """The stream of this id, if it is this principal's.
 
         One of somebody else is not had back into memory, and takes as long as one that there is
-        not: see `Lookups.find`.
+        not: see `Lookups.principal_of`.
         """
         stream = self._streams.get(stream_id)
         if stream is not None and stream.record.principal == principal:
@@ -94,8 +94,7 @@ class Resting:
             return stream
         if not self._streams.at_rest:
             return None
-        record = await self._journal.find(stream_id)
-        is_theirs = record is not None and record.principal == principal
+        is_theirs = await self._journal.principal_of(stream_id) == principal
         return await self.find(stream_id) if is_theirs else None
 
     async def recall(self, name: bytes, principal: str, session_key: str) -> None:
@@ -105,10 +104,9 @@ class Resting:
         if not self._streams.at_rest:
             return
         stream_id = await self._journal.named(name) or ""
-        record = await self._journal.find(stream_id)
+        is_theirs = await self._journal.principal_of(stream_id) == principal
         grants = await self._journal.grants(stream_id)
-        is_granted = any(grant.session == session_key for grant in grants)
-        if record is not None and (is_granted or record.principal == principal):
+        if is_theirs or any(grant.session == session_key for grant in grants):
             await self.find(stream_id)
 
     async def named(self, name: bytes) -> Stream | None:

@@ -92,6 +92,8 @@ async def test_any_record_is_found_by_its_id(open_journal: OpenJournal) -> None:
         found = [await journal.find(stream) for stream in ("a", "b", "c", "nobody's")]
         assert [r and r.due_at for r in found] == [None, 9.0, None, None]
         assert [r is None for r in found] == [False, False, True, True]
+        owners = [await journal.principal_of(s) for s in ("a", "b", "c", "nobody's", "", "~")]
+        assert owners == ["os(0)", "os(0)", None, None, None, None]
 
 
 @pytest.mark.parametrize("pages", [None, ()])

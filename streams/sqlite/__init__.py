@@ -113,6 +113,9 @@ class SQLiteJournal:
     async def find(self, stream: str) -> Record | None:
         return await self._look_up(lambda tables: tables.find(stream))
 
+    async def principal_of(self, stream: str) -> str | None:
+        return await self._look_up(lambda tables: tables.principal_of(stream))
+
     async def named(self, name: bytes) -> str | None:
         return await self._look_up(lambda tables: tables.named(name))
 

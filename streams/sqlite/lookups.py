@@ -98,9 +98,16 @@ class SQLiteLookups:
 
     def find(self, stream: str) -> Record | None:
         tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
+        found = self._records("WHERE stream = ?", stream)
+        return overlaid(found[0], tail) if found else None
+
+    def principal_of(self, stream: str) -> str | None:
         # The next one is read for one that there is not, and thrown away.
-        found = self._records("WHERE stream >= ? ORDER BY stream LIMIT 1", stream)
-        return overlaid(found[0], tail) if found and found[0].stream == stream else None
+        found = self._all(
+            "SELECT stream, principal FROM streams WHERE stream >= ? ORDER BY stream LIMIT 1",
+            stream,
+        )
+        return found[0][1] if found and found[0][0] == stream else None
 
     def named(self, name: bytes) -> str | None:
         found = self._all(
