@@ -34,6 +34,7 @@ class Witness:
         self._served: dict[str, tuple[int, FarChannel | None]] = {}
         self._asked: dict[tuple[FarChannel, Any], tuple[str, int]] = {}  # by a request's id
         self._displaced: dict[tuple[str, FarChannel], float] = {}  # since when
+        self._told: set[tuple[str, FarChannel]] = set()  # that somebody else has come
         self._read: dict[str, int] = {}  # up to where each job was sent to who is served
 
     def heard(self, channel: FarChannel, received: Sequence[Incoming]) -> None:
@@ -52,6 +53,7 @@ class Witness:
             claim = (next(self._numbers), channel)
             self._claims.setdefault(key, []).append(claim)
             self._asked[channel, said["id"]] = (key, claim[0])
+            self._told.discard((key, channel))
 
     def _key_of(self, params: dict[str, Any]) -> str | None:
         for stream, known in self._ledger.known.items():
@@ -81,7 +83,8 @@ class Witness:
             return
         job = self._world.jobs[key]
         known = self._ledger.known[job.stream or ""]
-        if served is not None and not (known.has_ended and self._read[key] == known.last):
+        has_all = known.has_ended and self._read.get(key) == known.last
+        if served is not None and not has_all and (key, served) not in self._told:
             self._displaced[key, served] = trio.current_time()
         claims = [claim for claim in self._claims.get(key, ()) if claim[1] is channel]
         newer = [claim for claim in claims if claim[0] > number]
@@ -91,6 +94,7 @@ class Witness:
     def _supersede(self, channel: FarChannel, id: Any) -> None:
         key, number = self._asked.get((channel, id), ("", 0))
         self._world.counts["told superseded"] += 1
+        self._told.add((key, channel))
         self._displaced.pop((key, channel), None)
         is_newer = any(claim[0] > number for claim in self._claims.get(key, ()))
         self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
