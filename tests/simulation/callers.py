@@ -25,7 +25,8 @@ from tests.simulation.weather import FOREVER, Weather
 from tests.simulation.world import Job, World
 
 AGAIN_S = 1.0
-GHOST_S = 900.0  # after so long whoever was displaced has heard of it
+GHOST_S = 600.0  # after so long whoever was displaced has heard of it
+_WHIMS = ("stall", "stall", "leave", "hand over", "hand over", "poll", "cancel")
 
 
 class Process:
@@ -130,6 +131,7 @@ class Caller:
             process = self._world.chance.choice(self._processes)
             if await self._visit(process):
                 await trio.sleep(self._world.chance.choice((0.0, AGAIN_S, 20.0)))
+        self._job.is_settled.set()
 
     async def _visit(self, process: Process) -> bool:
         """Read on through one process, for a while; whether the call is still to be had."""
@@ -212,7 +214,7 @@ class Caller:
     async def _be_restless(self, process: Process, client: Client, call: RunningCall) -> bool:
         """Do something that callers do; whether the call is left."""
         world, job = self._world, self._job
-        match world.chance.choice(("stall", "stall", "leave", "hand over", "poll", "cancel")):
+        match world.chance.choice(_WHIMS):
             case "stall":
                 await trio.sleep(world.chance.uniform(0, 60))
             case "leave":

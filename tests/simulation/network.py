@@ -178,6 +178,12 @@ class FarChannel(LineChannel):
         self._pings = pings
         self.witness: Witness | None = None
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its server may write to it."""
+        pipe = self._end.outgoing
+        return self.is_writable() and self.witness is not None and pipe.size < CAPACITY_BYTES
+
     async def receive(self) -> Sequence[Incoming]:
         received = await super().receive()
         if self.witness is not None:

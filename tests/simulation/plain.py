@@ -49,6 +49,7 @@ class PlainCaller:
                 async with self._dial() as channel:
                     await self._talk(channel)
             await trio.sleep(chance.choice((0.1, 1.0, 10.0)))
+        self._job.is_settled.set()
 
     async def _talk(self, channel: ClientChannel) -> None:
         self._last = None

@@ -95,7 +95,7 @@ def plan_of(chance: random.Random, seed: int) -> Plan:
         cut_every_s=chance.choice((5.0, 20.0, 80.0, 1e9)),
         trouble_every_s=chance.choice((30.0, 120.0, 1e9, 1e9)),
         latency_s=chance.choice((0.0, 0.005, 0.2)),
-        processes=chance.randint(1, 3),
+        processes=chance.choice((1, 2, 2, 3)),
         parts=tuple(
             _part(chance, f"c{n}", 0.8 * chaos_s, may_be_plain=may_be_plain)
             for n in range(chance.randint(2, 7))

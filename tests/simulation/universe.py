@@ -29,12 +29,30 @@ from tests.simulation.world import World
 KEYRING = Keyring([bytes(32)])
 CALM_S = 1_500.0  # in which everything is done, once nothing fails any more
 SETTLE_S = 15.0
+ROUNDS_MAX = 10_000  # of trio's loop, without any time passing
 SHM = Path("/dev/shm")
 EPOCH = 1_700_000_000.0
 
 
 class Deadlock(Exception):
     """Everybody waits, and nothing will ever happen."""
+
+
+class Watchdog(trio.abc.Instrument):
+    """Notices when everybody is busy, and no time passes."""
+
+    def __init__(self, world: World, clock: MockClock) -> None:
+        self._world = world
+        self._clock = clock
+        self._now = 0.0
+        self._rounds = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        now = self._clock.current_time()
+        self._rounds = self._rounds + 1 if now == self._now else 0
+        self._now = now
+        if self._rounds == ROUNDS_MAX:
+            self._world.violate("everybody is busy, and nothing comes of it")
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -60,7 +78,8 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
         clock = MockClock(autojump_threshold=0)
         _decide_everything(patch, clock, seed)
         try:
-            trio.run(_live, world, Path(directory), clock=clock)
+            watchdog = Watchdog(world, clock)
+            trio.run(_live, world, Path(directory), clock=clock, instruments=[watchdog])
         except trio.TrioInternalError as error:
             world.violations.append(str(error.__cause__))
     return Report(
@@ -104,6 +123,7 @@ async def _live(world: World, folder: Path) -> None:
             nursery.start_soon(_end_when_broken, world, nursery.cancel_scope)
             await nursery.start(network.run)
             nursery.start_soon(servers.run)
+            nursery.start_soon(servers.watch)
             processes = [
                 Process(f"p{n}", world, weather, network, world.chance.choice(("os(0)", "")))
                 for n in range(world.plan.processes)
@@ -136,10 +156,10 @@ async def _see_it_through(world: World) -> None:
     world.note("weather", "is calm from now on")
     with trio.move_on_after(CALM_S):
         for job in world.jobs.values():
-            await job.is_over.wait()
+            await job.is_settled.wait()
         await trio.sleep(SETTLE_S)
         return
-    waiting = [job.key for job in world.jobs.values() if not job.outcome]
+    waiting = [job.key for job in world.jobs.values() if not job.is_settled.is_set()]
     world.violate(f"after {CALM_S} s of calm nothing has become of {', '.join(waiting)}")
 
 
@@ -166,6 +186,12 @@ class Servers:
                 else:
                     await self._stop(life)
                 await trio.sleep(self._world.chance.choice((0.0, 1.0, 15.0)))
+
+    async def watch(self) -> None:
+        """Look now and then whether who was displaced was told."""
+        while True:
+            await trio.sleep(30)
+            self._witness.check()
 
     def _crash(self, journal: MortalJournal, life: Life) -> None:
         self._world.note("server", f"dies, {len(journal.in_flight)} changes in flight")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
+import trio
 
 from streams.keys import Keyring
 from streams.messages import Incoming
@@ -17,6 +18,7 @@ from tests.simulation.network import FarChannel
 from tests.simulation.world import World
 
 RESUMES: Final = ("stream/resume", "requests/resume")
+TOLD_S: Final = 60.0  # in which whoever is displaced has been told
 _Claim = tuple[int, FarChannel]
 
 
@@ -29,14 +31,19 @@ class Witness:
         self._keyring = keyring
         self._numbers = itertools.count(1)
         self._claims: dict[str, list[_Claim]] = {}  # on each job, in the order of their arrival
-        self._served: dict[str, _Claim] = {}
+        self._served: dict[str, tuple[int, FarChannel | None]] = {}
         self._asked: dict[tuple[FarChannel, Any], tuple[str, int]] = {}  # by a request's id
+        self._displaced: dict[tuple[str, FarChannel], float] = {}  # since when
+        self._told: set[tuple[str, FarChannel]] = set()  # that somebody else has come
+        self._read: dict[str, int] = {}  # up to where each job was sent to who is served
 
     def heard(self, channel: FarChannel, received: Sequence[Incoming]) -> None:
         """A server is given these lines."""
         for line in received:
             if isinstance(line, bytes) and (b'"tools/call"' in line or b'/resume"' in line):
                 self._claim(channel, msgspec.json.decode(line))
+            elif isinstance(line, bytes) and b"notifications/cancelled" in line:
+                self._let_go(channel, msgspec.json.decode(line)["params"]["requestId"])
 
     def _claim(self, channel: FarChannel, said: dict[str, Any]) -> None:
         params = said["params"]
@@ -46,6 +53,7 @@ class Witness:
             claim = (next(self._numbers), channel)
             self._claims.setdefault(key, []).append(claim)
             self._asked[channel, said["id"]] = (key, claim[0])
+            self._told.discard((key, channel))
 
     def _key_of(self, params: dict[str, Any]) -> str | None:
         for stream, known in self._ledger.known.items():
@@ -63,6 +71,7 @@ class Witness:
                 known = self._ledger.known.get(params["streamId"])
                 if known is not None:
                     self._serve(known.job.key, channel)
+                    self._read[known.job.key] = params["seq"] + params["count"] - 1
         if b'"superseded"' in written:
             for line in written.splitlines():
                 if b'"superseded"' in line:
@@ -72,6 +81,11 @@ class Witness:
         number, served = self._served.get(key, (0, None))
         if served is channel:
             return
+        job = self._world.jobs[key]
+        known = self._ledger.known[job.stream or ""]
+        has_all = known.has_ended and self._read.get(key) == known.last
+        if served is not None and not has_all and (key, served) not in self._told:
+            self._displaced[key, served] = trio.current_time()
         claims = [claim for claim in self._claims.get(key, ()) if claim[1] is channel]
         newer = [claim for claim in claims if claim[0] > number]
         if self._world.expect(newer, f"{key} is sent to who was displaced, or never asked"):
@@ -80,5 +94,23 @@ class Witness:
     def _supersede(self, channel: FarChannel, id: Any) -> None:
         key, number = self._asked.get((channel, id), ("", 0))
         self._world.counts["told superseded"] += 1
+        self._told.add((key, channel))
+        self._displaced.pop((key, channel), None)
         is_newer = any(claim[0] > number for claim in self._claims.get(key, ()))
         self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
+
+    def _let_go(self, channel: FarChannel, id: Any) -> None:
+        """Who asked for it does not want it any more."""
+        key, _ = self._asked.get((channel, id), ("", 0))
+        self._displaced.pop((key, channel), None)
+        if self._served.get(key, (0, None))[1] is channel:
+            self._served[key] = (self._served[key][0], None)
+
+    def check(self) -> None:
+        """Whoever was displaced, and can be told, was told."""
+        for (key, channel), since in list(self._displaced.items()):
+            if trio.current_time() - since > TOLD_S:
+                del self._displaced[key, channel]
+                self._world.expect(
+                    not channel.is_ready, f"{key}: nobody has told who was displaced of it"
+                )

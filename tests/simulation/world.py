@@ -35,7 +35,7 @@ class Job:
         self.asked = 0
         self.progress = 0
         self.outcome = ""  # how it ended for the caller
-        self.is_over = trio.Event()
+        self.is_settled = trio.Event()  # its callers are done, those that were displaced too
         # What excuses that it ends otherwise than with its result.
         self.is_cancelled = False
         self.was_interrupted = False  # a server died, or stopped, before its end was durable
@@ -59,7 +59,6 @@ class Job:
     def end(self, outcome: str) -> None:
         """Its callers are done with it."""
         self.outcome = outcome
-        self.is_over.set()
 
 
 class World:

@@ -1,0 +1,16 @@
+"""What the simulation is worth: each mistake that is put into the code is found."""
+
+from typing import Final
+
+import pytest
+
+from tests.simulation.planted import PLANTS, planted
+from tests.simulation.universe import simulate
+
+SEEDS: Final = 25  # in which each of them shows
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    with planted(name):
+        assert any(simulate(seed).violations for seed in range(SEEDS))
