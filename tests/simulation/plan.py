@@ -12,12 +12,14 @@ from streams.sqlite.tails import Budget
 BRIEF_S: Final = 30.0
 LONG_S: Final = 7 * 86_400.0
 
+# Servers die often: a tool that waits long may get no further many times.
+ALWAYS: Final = 1_000_000
 LIMITS: Final = (
-    Limits(),
-    Limits(unsent_entries_max=5, resident_max=0, tombstone_s=40, drained_s=40),
-    Limits(unsent_entries_max=50, unsent_bytes_max=3_000, resident_max=2),
-    Limits(undelivered_bytes_max=2_000, resident_max=1),
-    Limits(streams_per_principal_max=3, resident_max=1),
+    Limits(restarts_max=ALWAYS),
+    Limits(restarts_max=ALWAYS, unsent_entries_max=5, resident_max=0, tombstone_s=40, drained_s=40),
+    Limits(restarts_max=ALWAYS, unsent_entries_max=50, unsent_bytes_max=3_000, resident_max=2),
+    Limits(restarts_max=ALWAYS, undelivered_bytes_max=2_000, resident_max=1),
+    Limits(restarts_max=ALWAYS, streams_per_principal_max=3, resident_max=1),
 )
 BUDGETS: Final = (
     Budget(),
@@ -25,7 +27,7 @@ BUDGETS: Final = (
     Budget(log_bytes=600, segment_bytes=10_000, direct_bytes=100_000),
     Budget(log_bytes=0, streams_max=0),
 )
-TOOLS: Final = ("talk", "talk", "talk", "brief", "strict")
+TOOLS: Final = ("talk", "talk", "talk", "brief", "strict", "lasting", "lasting")
 KINDS: Final = ("say", "say", "say", "report", "ask", "flush", "wait", "burst")
 
 
@@ -48,6 +50,11 @@ class Part(msgspec.Struct, frozen=True):
     dialects: tuple[str, ...]
     is_plain: bool  # a client without positions
     restlessness: float  # how likely its caller is to do something unusual at each message
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether it goes on when its server has died."""
+        return self.tool == "lasting"
 
     @property
     def said(self) -> int:

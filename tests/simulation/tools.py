@@ -4,6 +4,7 @@ A tool of a server that is dead may still be on its way to its end: what it does
 """
 
 from functools import partial
+from typing import Any, Final
 
 import trio
 
@@ -41,21 +42,26 @@ def make_server(world: World, life: Life) -> Server:
     return server
 
 
-_SETTINGS = {
+_SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "talk": {},
     "brief": {"resume_max_s": BRIEF_S},
     "strict": {"overflow": "fail"},
+    "lasting": {"restart": True},
 }
 
 
 async def _work(world: World, life: Life, call: Call, job: Job) -> str:
     world.started(job)
-    for step in job.part.steps:
+    first = job.restore(call.restored)
+    for n, step in enumerate(job.part.steps[first:], first):
         for _ in range(step.count):
             if step.pause_s:
                 await trio.sleep(step.pause_s)
             await _live(life)
             await _take(world, life, call, job, step)
+            await _live(life)
+        if job.part.is_lasting:
+            await call.checkpoint(job.state(n + 1))
             await _live(life)
     world.note("tool", f"{job.key} is done")
     if job.part.fails:

@@ -51,6 +51,18 @@ class Job:
         """What its result says."""
         return f"{self.key}: {self.part.said} said, {self.part.asked} asked"
 
+    def state(self, step: int) -> dict[str, int]:
+        """What its tool keeps when it has come to this step."""
+        counted = {"said": self.said, "reported": self.reported, "answers": self.answers}
+        return {"step": step, **counted}
+
+    def restore(self, state: dict[str, int] | None) -> int:
+        """Go back to where its tool begins again; the step."""
+        state = state or {"step": 0, "said": 0, "reported": 0, "answers": 0}
+        self.said, self.reported = state["said"], state["reported"]
+        self.answers = state["answers"]
+        return state["step"]
+
     def saying(self, number: int) -> dict[str, Any]:
         """What its log message of this number says."""
         size = zlib.crc32(f"{self.key}/{number}".encode()) % 60
@@ -103,7 +115,8 @@ class World:
     def started(self, job: Job) -> None:
         """A tool has begun to work on a job."""
         job.runs += 1
-        self.expect(job.runs == 1, f"{job.key} is run {job.runs} times")
+        is_fine = job.runs == 1 or job.part.is_lasting
+        self.expect(is_fine, f"{job.key} is run {job.runs} times")
 
     # What the callers tell
 
@@ -151,7 +164,7 @@ class World:
     def refused(self, job: Job, reason: str) -> None:
         """A caller was told that nothing more will come."""
         is_fine = {
-            "interrupted": job.was_interrupted,
+            "interrupted": job.was_interrupted and not job.part.is_lasting,
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
             "stream_not_found": job.max_s == BRIEF_S,  # a tombstone lasts for a while only
             "cancelled": job.is_cancelled,
