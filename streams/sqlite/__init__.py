@@ -22,7 +22,10 @@ Rules of the file:
 - Acks delete whole segments, and what is acked before it became one is never written as one.
 - Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
   seldom, and each is a row of text that is found by its keys.
-- `commit` is one transaction, whatever the number of changes.
+- `commit` is one transaction, whatever the number of changes. It is not acknowledged before it was
+  looked whether the files are still there (`streams.sqlite.presence`), and the last of the room for
+  them is kept for what ends (`streams.sqlite.room`).
+- Who only looks (`streams.sqlite.looking`) has a read transaction, and takes damage as it comes.
 - Readers leave no transaction open behind them, else the WAL could never start over. A thread and
   the commits themselves keep it within 64 MiB (`streams.sqlite.checkpoints`); closing empties it.
 - The file does not shrink. Pages of deleted lines are used again, and `secure_delete` decides
