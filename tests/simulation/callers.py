@@ -5,6 +5,7 @@ through: through whichever process is there, from the last ticket that it kept.
 """
 
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -167,6 +168,7 @@ class Caller:
         except StreamGone as gone:
             self._gone(gone)
         except CallFailed as failed:
+            self._keep(call)
             self._failed(failed)
 
     @property
@@ -183,8 +185,7 @@ class Caller:
         reason = data.get("reason", "busy" if "journal" in failed.message else failed.message)
         if reason == "busy" and self._ticket is not None:
             return  # it could not be found just now
-        if self._ticket is not None:
-            self._world.handed(self._job, self._at + 1)
+        self._world.handed(self._job, self._at)  # the final response is what says so
         self._world.refused(self._job, reason)
 
     async def _read(self, process: Process, client: Client, call: RunningCall) -> None:
@@ -267,6 +268,8 @@ class Caller:
                 assert call.ticket is not None
                 self._world.expect(call.ticket.after == at, f"{at} expected, {call.ticket.after}")
                 self._world.handed(self._job, at)
-            await call.result()
+            with suppress(CallFailed):  # which is a final response, too
+                await call.result()
+            self._world.handed(self._job, at + 1)
         except ClientError as error:
             self._world.note("ghost", f"of {self._job.key} ends at {at}: {type(error).__name__}")

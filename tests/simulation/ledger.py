@@ -66,6 +66,11 @@ class Ledger:
         )
         self._world.expect(is_fine, f"{job.key} is forgotten: {job.handed} of {known.last}")
 
+    def is_news(self, stream: str, seq: int) -> bool:
+        """Whether nobody has said yet that this line is durable."""
+        known = self.known.get(stream)
+        return known is not None and seq > known.last
+
     def done(self, changes: Sequence[Change]) -> None:
         """This is durable."""
         for change in changes:

@@ -105,7 +105,10 @@ class MortalJournal:
         return await self.inner.totals()
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
-        return await self._ask(lambda: self.inner.read(stream, after, bytes_max=bytes_max))
+        runs = await self._ask(lambda: self.inner.read(stream, after, bytes_max=bytes_max))
+        if runs and self.in_flight and self._ledger.is_news(stream, runs[-1].last):
+            self._ledger.done(self.in_flight)  # it is durable before anybody is told so
+        return runs
 
     async def find(self, stream: str) -> Record | None:
         return await self._ask(lambda: self.inner.find(stream))
