@@ -38,7 +38,12 @@ class Front:
         self._rig = rig
         self._dice = dice
         self._callers = [
-            Caller(f"{name}-{number}", rig.dialer, self.ledger, Random(dice.random()))
+            Caller(
+                f"{name}-{number}",
+                rig.dialer,
+                self.ledger,
+                Random(dice.random()),  # nosec B311 # who does what, not a secret
+            )
             for number in range(1, CALLERS + 1)
         ]
 

@@ -13,7 +13,7 @@ import trio
 
 from streams.errors import Full, JournalError, Unavailable
 from streams.grants import Grant, SessionRecord
-from streams.journal import Change, Journal, Record
+from streams.journal import Change, Journal, Record, Shortage
 from streams.lookups import Totals
 from streams.memory import MemoryJournal
 from streams.messages import Run
@@ -51,6 +51,10 @@ class MortalJournal:
     def kill(self) -> None:
         """The process that uses it is dead."""
         self.is_dead = True
+
+    @property
+    def shortage(self) -> Shortage | None:
+        return self.inner.shortage
 
     async def _live(self) -> None:
         if self.is_dead:
@@ -112,6 +116,9 @@ class MortalJournal:
 
     async def find(self, stream: str) -> Record | None:
         return await self._ask(lambda: self.inner.find(stream))
+
+    async def principal_of(self, stream: str) -> str | None:
+        return await self._ask(lambda: self.inner.principal_of(stream))
 
     async def named(self, name: bytes) -> str | None:
         return await self._ask(lambda: self.inner.named(name))
