@@ -31,6 +31,8 @@ class Laid:
         self.client = await trio.open_tcp_stream("127.0.0.1", self.cables.port)
         self.clients.append(self.client)
         self.server = await self._arrivals.receive()
+        await self.client.send_all(b".")  # what has passed has a cable
+        assert await self.server.receive_some() == b"."
 
 
 @asynccontextmanager

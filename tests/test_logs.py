@@ -46,7 +46,11 @@ def test_the_application_decides(capfd: pytest.CaptureFixture[str]) -> None:
 SECRETS = (new_bearer(), new_id(), Keyring.load(None).page_token(new_id(), 7, b"x" * 32))
 
 
-@pytest.mark.parametrize("secret", [*SECRETS, "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln"])
+@pytest.mark.parametrize(
+    "secret",
+    [*SECRETS, "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0.c2ln"],
+    ids=["bearer", "stream", "page", "jwt"],
+)
 @pytest.mark.parametrize(
     "line",
     [

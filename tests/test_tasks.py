@@ -17,7 +17,7 @@ from transports.wire import open_wire
 @asynccontextmanager
 async def http_tasks() -> AsyncIterator[None]:
     connections = Connections(Address("http://127.0.0.1:1/mcp", HTTP), None)
-    channel = HttpChannel(connections, 1024)
+    channel = HttpChannel(connections, 1024, None)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)
         yield

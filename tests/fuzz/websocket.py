@@ -1,6 +1,7 @@
 """WebSockets from either side: what wsproto reads, and what is read beside it."""
 
 import contextlib
+import math
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
+from streams.exchange import Caller
 from streams.messages import Incoming
 from tests.fuzz.pieces import ways_to_cut
 from transports.frames import MCP, MCP_STREAMS, Oversize, framing_of
@@ -21,6 +23,14 @@ from transports.sieve import Piece, Sieve
 from transports.wsserver import ServerWebSocket
 
 LIMIT = 60
+# What wsproto keeps to itself of a request's head.
+TAKEN_BY_WSPROTO = {
+    "connection",
+    "upgrade",
+    "sec-websocket-version",
+    "sec-websocket-protocol",
+    "sec-websocket-extensions",
+}
 FOLLOWING = bytes(16)
 
 
@@ -34,7 +44,11 @@ def handshake(data: bytes) -> None:
     if (plain := _plain_opening(data)) is not None:
         assert plain == opening
         by_wsproto = _any_opening(data)
-        assert plain._replace(origins=list(plain.origins)) == by_wsproto
+        told, others = plain.head.headers, by_wsproto.head.headers
+        assert others.items() <= told.items()
+        assert told.keys() - others.keys() <= TAKEN_BY_WSPROTO
+        assert plain[1:] == (by_wsproto.origins, *by_wsproto[2:])
+        assert (plain.head.method, plain.head.path) == ("GET", by_wsproto.head.path)
     answer = opening.accept(None)
     assert answer.startswith(b"HTTP/1.1 101 ")
     assert answer.count(b"\r\n\r\n") == 1
@@ -137,7 +151,11 @@ async def _serve(pieces: list[bytes], subprotocol: str) -> tuple[list[Incoming],
     async with trio.open_nursery() as nursery:
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
         channel = ServerWebSocket(
-            stream, framing_of(subprotocol, LIMIT), nursery, principal="", early=b""
+            stream,
+            framing_of(subprotocol, LIMIT),
+            nursery,
+            caller=Caller("", lambda: math.inf),
+            early=b"",
         )
 
         async def receive() -> None:
