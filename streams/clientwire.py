@@ -36,7 +36,9 @@ _CAPABILITIES: Final = {
 }
 
 # The same call may do better in a while: the client waits and asks again.
-RETRIED: Final = frozenset({"too_early", "too_many_requests", "id_in_use", "released"})
+RETRIED: Final = frozenset(
+    {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
+)
 
 
 _UNKNOWN: Final = Dialect()  # of which no word is known

@@ -16,6 +16,7 @@ from streams import extension
 from streams.delivery import Delivery
 from streams.errors import Unavailable
 from streams.framing import NUMBERED, PLAIN, Framing
+from streams.joining import missing
 from streams.journal import STORED_BYTES_MAX, Journal
 from streams.limits import MIB
 from streams.messages import Channel, Run
@@ -270,6 +271,8 @@ class Connection:
             runs = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
         if delivery.is_over or not delivery.may_open:
             return
+        if not runs and delivery.position < state.durable:
+            raise missing(delivery.position + 1, state.durable)
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]

@@ -101,6 +101,7 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "Too much waits to be delivered to you: resume or cancel some calls, then try again.",
     ),
+    "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
     "interrupted": (
         INTERNAL_ERROR,
         "The server stopped before the call was done: make it again if that is safe.",

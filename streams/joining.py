@@ -10,12 +10,14 @@ from streams.messages import Run
 def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
     """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
 
-    Raises `JournalUnusable` where one is missing between two others: a gap is never handed on.
+    Raises `JournalUnusable` where one is missing ahead of another: a gap is never handed on.
     """
     runs = iter(stored)
     first = next(runs, None)
     if first is None:
         return []
+    if first.seq > after + 1:
+        raise missing(after + 1, first.seq - 1)
     first = first.after(after)
     if len(first.body) > bytes_max:
         return [next(first.split(bytes_max))]
@@ -23,7 +25,7 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
     bytes_left, room = bytes_max - len(first.body), STORED_BYTES_MAX - len(first.body)
     for run in runs:
         if run.seq != next_seq:
-            raise JournalUnusable(f"lines {next_seq} to {run.seq - 1} of a stream are missing")
+            raise missing(next_seq, run.seq - 1)
         size, next_seq = len(run.body), run.last + 1
         bytes_left -= size
         if bytes_left < 0:
@@ -34,6 +36,14 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
         groups[-1].append(run)
         room -= size
     return [_as_one(group) for group in groups]
+
+
+def missing(first: int, last: int) -> JournalUnusable:
+    """What to raise where these lines should be, and are not."""
+    return JournalUnusable(
+        f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore a "
+        "backup"
+    )
 
 
 def _as_one(group: Sequence[Run]) -> Run:

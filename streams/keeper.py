@@ -227,7 +227,7 @@ class Keeper:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = clientwire.error_of(reply)
-            if error.reason not in ("too_early", "too_many_requests", "released"):
+            if error.reason not in clientwire.RETRIED:
                 raise clientwire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 

@@ -14,7 +14,6 @@ from streams import dialects, extension, messages
 from streams.connection import Connection
 from streams.engine import Engine, Handler
 from streams.errors import (
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -320,7 +319,9 @@ class Peer:
 
 def unreadable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
-    return Refusal(INTERNAL_ERROR, f"The journal cannot be read now ({trouble}): try again later.")
+    refused = refusal("unavailable")
+    refused.message = f"The journal cannot be read now ({trouble}): try again later."
+    return refused
 
 
 def id_of(message: Message) -> RequestId | None:

@@ -15,7 +15,8 @@ from typing import Any
 import trio
 
 from streams import messages
-from streams.errors import JournalUnusable, Refusal, refusal
+from streams.errors import Refusal, refusal
+from streams.joining import missing
 from streams.journal import STORED_BYTES_MAX, Journal
 from streams.lifecycle import Question
 from streams.messages import Kind, RequestId
@@ -89,7 +90,7 @@ class Repetition:
             lambda: self._journal.read(self._stream, seq, bytes_max=STORED_BYTES_MAX)
         )
         if not runs:
-            raise JournalUnusable(f"lines {seq + 1} to {self._last} of a stream are missing")
+            raise missing(seq + 1, self._last)
         return [line for run in runs for line in run.lines][: self._last - seq]
 
     def _take(self) -> None:

@@ -1,5 +1,7 @@
 """The engine in bad times: shutdowns, peers that fall silent, journals that take nothing."""
 
+from typing import Any
+
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -7,6 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Call, Server
 from streams.engine import SHUTDOWN_S
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.messages import Run
 from tests.house import (
     PLAIN,
     POSITIONS,
@@ -327,6 +330,28 @@ async def test_a_journal_that_cannot_be_read_for_a_while_loses_nothing(
         await talker.answer(1)
     assert said(talker.seen) == ["a", "b"]
     assert journal.refused < 250
+
+
+async def test_messages_that_are_missing_end_the_engine_and_leave_no_gap(
+    server: Server, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Troubled()
+
+    async def nothing(*_: Any, **__: Any) -> list[Run]:
+        await trio.lowlevel.checkpoint()
+        return []
+
+    with pytest.RaisesGroup(
+        pytest.RaisesExc(JournalUnusable, match="lines 1 to 1 of a stream are missing"),
+        flatten_subgroups=True,
+        allow_unwrapped=True,
+    ):
+        async with open_house(server, journal=journal) as house:
+            talker = await house.dial()
+            await talker.begin(1, "step")
+            monkeypatch.setattr(journal, "read", nothing)
+            steps.log("a")
+            await trio.sleep_forever()
 
 
 async def test_a_journal_that_failed_for_good_ends_the_engine(

@@ -390,6 +390,11 @@ async def test_closing_twice_is_as_good_as_once(open_journal: OpenJournal) -> No
         await journal.aclose()
 
 
+def test_a_gap_ahead_of_stored_runs_is_never_handed_on() -> None:
+    with pytest.raises(JournalUnusable, match="lines 2 to 4 of a stream are missing"):
+        joined([lines(5, 6)], 1, PLENTY)
+
+
 def test_a_gap_between_stored_runs_is_never_handed_on() -> None:
     with pytest.raises(JournalUnusable, match="lines 3 to 4 of a stream are missing"):
         joined([lines(1, 2), lines(5, 6)], 0, PLENTY)

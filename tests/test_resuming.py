@@ -185,7 +185,7 @@ async def test_who_is_superseded_does_not_come_back(autojump_clock: MockClock) -
     assert len(server.got("stream/resume")) == 2
 
 
-@pytest.mark.parametrize("refused", ["too_early", "id_in_use"])
+@pytest.mark.parametrize("refused", ["too_early", "id_in_use", "unavailable"])
 async def test_what_cannot_be_resumed_yet_is_resumed_later(
     refused: str, autojump_clock: MockClock
 ) -> None:
