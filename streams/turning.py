@@ -51,7 +51,7 @@ async def _print_all(pages: Pages, *, as_json: bool) -> int:
 def _way_on(wanted: Wanted, token: str | None, *, as_json: bool) -> str:
     command = None
     if token is not None:
-        words = [wanted.url, wanted.tool, *wanted.words, "--token", token]
+        words = [wanted.url, wanted.tool, *wanted.words, f"--token={token}"]
         command = f"mcp-streams pages {shlex.join(words)}"
     if as_json:
         return as_json_text({"left": {"pages": command, "token": token}})

@@ -1,5 +1,6 @@
 """The command as a child process, off a terminal and on one."""
 
+import codecs
 import contextlib
 import os
 import pty
@@ -62,6 +63,7 @@ class Following:
 
     def __init__(self, *words: str, on_terminal: bool = False, cwd: Path | None = None) -> None:
         self.said = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         if on_terminal:
             self._ear, theirs = pty.openpty()
         else:
@@ -90,7 +92,8 @@ class Following:
             data = os.read(self._ear, 1 << 16)
         except OSError:  # the other end of a terminal is gone
             data = b""
-        self.said = _ESCAPES.sub("", self.said + data.decode().replace("\r\n", "\n"))
+        heard = self._decoder.decode(data).replace("\r\n", "\n")
+        self.said = _ESCAPES.sub("", self.said + heard)
         return bool(data)
 
     def interrupt(self) -> None:

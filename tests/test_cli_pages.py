@@ -61,6 +61,11 @@ def test_who_leaves_is_told_how_to_go_on(url: str, gate: Gate) -> None:
     assert (done.returncode, done.stdout) == (0, "page 2\npage 3\n")
 
 
+def test_a_token_may_begin_with_a_dash(url: str, gate: Gate) -> None:
+    done = run("pages", url, "pages", "n:=3", "--token=-no-such-token")
+    assert done.returncode == 1, "it is refused by the server, and not as an option"
+
+
 def test_who_leaves_before_the_first_page_has_nothing_to_go_on_with(url: str, gate: Gate) -> None:
     with Following("pages", url, "pages", "n:=3", f"gate={gate.path}", "--json") as reading:
         gate.wait_for("at 1")
