@@ -203,9 +203,9 @@ class StreamState:
         if is_error:
             self._last_error = self.last
 
-    def release_held(self) -> bool:
+    def release_held(self, *, is_forced: bool = False) -> bool:
         """Number what was held back where there is room again; tell whether anything was."""
-        if not (self._held and self.outcome is LIVE and self.has_room):
+        if not (self._held and self.outcome is LIVE and (is_forced or self.has_room)):
             return False
         self._release_held()
         return True

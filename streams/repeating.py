@@ -28,6 +28,7 @@ class Repetition:
 
     def __init__(self, journal: Journal, stream: str, position: int, last: int) -> None:
         self.position = position  # of the line that came again last
+        self.has_dropped = False  # something since then
         self._journal = journal
         self._stream = stream
         self._last = last
@@ -49,7 +50,9 @@ class Repetition:
                 return False
             if await self._next() == line:
                 self._take()
-            elif not is_droppable:
+            elif is_droppable:
+                self.has_dropped = True
+            else:
                 raise diverged("it sends another message than before")
             return True
 
@@ -96,6 +99,7 @@ class Repetition:
     def _take(self) -> None:
         self._lines.popleft()
         self.position += 1
+        self.has_dropped = False
 
 
 def _request_id(line: bytes) -> RequestId | None:

@@ -52,6 +52,13 @@ class Rerun:
         """Whether a checkpoint is on its way, with which the lines before it must go."""
         return self._stream.state.durable < self._saved
 
+    def is_different(self, *, is_error: bool) -> bool:
+        """Whether it ends before it has sent all of what it had sent.
+
+        An error may well come earlier now, unless messages were taken to have been dropped before.
+        """
+        return not self.repetition.is_over and (self.repetition.has_dropped or not is_error)
+
     async def recall(self, open_answers: dict[RequestId, Answer]) -> None:
         """Open the questions again that have no answer: it may come before the tool asks again."""
         record, restart = self._record, self._restart
@@ -114,6 +121,7 @@ class Rerun:
         stream, record = self._stream, self._record
         if stream.state.outcome is not Outcome.LIVE:
             raise Ended(f"a checkpoint: the stream is {stream.state.outcome.value} already")
+        stream.make_use_of_room(is_forced=True)  # progress from before it is not sent behind it
         # What is yet to come again is behind it.
         seq = stream.state.last if self.repetition.is_over else self.repetition.position
         self._saved = seq

@@ -259,7 +259,7 @@ class Stream:
         """Send the final response, a result; `is_error` tells whether it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
             self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
-        elif self.is_repeating and not is_error:
+        elif self.rerun is not None and self.rerun.is_different(is_error=is_error):
             self.fail(diverged("it is done, and has not sent all of that again"))
         else:
             self._end(line, Event.END, is_error=is_error)
@@ -296,7 +296,7 @@ class Stream:
         news = [self.state.wrote(run) for run in runs]
         if any(news):
             self._delivered()
-        self._make_use_of_room()
+        self.make_use_of_room()
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
@@ -320,7 +320,7 @@ class Stream:
         """Nothing up to `seq` is wanted any more, be it a page or not."""
         if not self.is_at_rest and self.state.deliver(seq):
             self._delivered()
-            self._make_use_of_room()
+            self.make_use_of_room()
 
     @property
     def pages(self) -> Container[int]:
@@ -392,8 +392,9 @@ class Stream:
         if self.state.is_drained:
             self._on_settled(self)
 
-    def _make_use_of_room(self) -> None:
+    def make_use_of_room(self, *, is_forced: bool = False) -> None:
+        """Send the progress that was held back, if there is room now or it must be sent."""
         size = self.state.batch_bytes
-        if self.state.release_held():
+        if self.state.release_held(is_forced=is_forced):
             self._mark(size)
         self.notify()

@@ -24,6 +24,7 @@ from tests.house import (
     methods,
     open_house,
     reason,
+    said,
     text_of,
 )
 
@@ -209,6 +210,58 @@ async def test_progress_and_logs_that_were_dropped_are_dropped_again(
     assert methods(came).count("notifications/progress") == 5
     assert methods(came).count("notifications/message") == 0
     assert counts(came) == [1]
+
+
+async def test_progress_that_was_held_back_comes_before_the_checkpoint() -> None:
+    lives = Lives(unsent_entries_max=2)
+
+    async def first(call: Call) -> None:
+        await call.request("elicitation/create", {"message": "?"})
+        for n in range(1, 6):
+            await call.progress(n)
+        await call.checkpoint("reported")
+        await forever(call)
+
+    async with lives.house(first) as house:
+        talker = await house.dial(POSITIONS)
+        await talker.call(1, "step", token="t")
+        stream = await talker.announced()
+        asked = await question(talker)
+        await talker.leave()
+        talker = await house.dial(POSITIONS)
+        await talker.say({"id": asked["id"], "result": {}})
+        await wait_all_tasks_blocked()
+        lives.die(house)
+    async with lives.house(numbered(1, 1)) as house:
+        came = await rest_of(house, stream, after=1)
+    reported = [m["params"]["progress"] for m in came if "progress" in m.get("params", {})]
+    assert reported == [1, 2, 5]
+    assert counts(came) == [1]
+
+
+async def test_who_fails_with_other_logs_than_before_has_not_repeated_itself(lives: Lives) -> None:
+    async def logging(call: Call, *texts: str) -> None:
+        for text in texts:
+            await call.log("info", text)
+        await call.flush()
+
+    async def first(call: Call) -> None:
+        await logging(call, "a", "b")
+        await forever(call)
+
+    async def second(call: Call) -> None:
+        await logging(call, "a", "c")
+        raise ValueError("too bad")
+
+    async with lives.house(first) as house:
+        talker, stream = await begin(house)
+        await talker.find(lambda m: said([m]) == ["b"])
+        lives.die(house)
+    with structlog.testing.capture_logs():
+        async with lives.house(second) as house:
+            came = await rest_of(house, stream)
+    assert reason(next(m for m in came if m.get("id") == 1)["error"]) == "interrupted"
+    assert said(came) == ["a", "b"]
 
 
 async def question(talker: Talker) -> Json:

@@ -128,7 +128,7 @@ class PlainCaller:
 
     def _refused(self, reason: str) -> None:
         self._world.note(self._name, f"is refused: {reason}")
-        could_not_look = reason == "busy" and self._token
+        could_not_look = reason in ("busy", "unavailable") and self._token
         if reason in RETRIED or could_not_look:
             raise trio.EndOfChannel
         self._world.refused(self._job, reason)
