@@ -214,7 +214,9 @@ class Servers:
         """Whose end is not durable yet may end as interrupted."""
         outcomes = {known.job.key: known.outcome for known in self._store.ledger.known.values()}
         for job in self._world.jobs.values():
-            if job.runs and outcomes.get(job.key, Outcome.LIVE) is Outcome.LIVE:
+            # A call may have been made, and its tool wait for the journal.
+            is_called = job.runs or job.part.starts_at <= trio.current_time()
+            if is_called and outcomes.get(job.key, Outcome.LIVE) is Outcome.LIVE:
                 job.was_interrupted = True
 
     async def _serve(self, journal: MortalJournal, life: Life) -> None:

@@ -171,6 +171,7 @@ class World:
             "too_large": job.part.tool == "strict",
             "too_many_streams": job.runs == 0 and self.plan.limits.streams_per_principal_max < 10,
             "busy": job.runs == 0,  # the journal took nothing: no new calls
+            "The server is shutting down: try again later.": job.runs == 0,
             "unavailable": job.runs == 0,  # nor could it be asked whether there was such a call
             "lost": not job.has_ticket,
         }
