@@ -21,9 +21,9 @@ def check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
 def check_answerable(stream: Stream, after: int) -> None:
     """A client that waits for the response itself cannot be told just that it has it already."""
     if stream.state.is_finished(after):
-        gone = refusal("messages_gone", earliestSeq=stream.state.delivered + 1)
-        gone.message = "Nothing is left to resume: all of it, the response too, is confirmed."
-        raise gone
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1).saying(
+            "Nothing is left to resume: all of it, the response too, is confirmed."
+        )
 
 
 def check_same_call(stream: Stream, params: msgspec.Raw) -> None:
@@ -38,12 +38,10 @@ def check_same_call(stream: Stream, params: msgspec.Raw) -> None:
 def check_undelivered(stream: Stream, after: int) -> None:
     """Of a tool's pages, the first is what the call is made for; the others have their tokens."""
     if stream.state.is_finished(after) or (stream.state.is_paged and after):
-        gone = refusal("messages_gone", earliestSeq=after + 1)
-        gone.message = (
+        raise refusal("messages_gone", earliestSeq=after + 1).saying(
             "The result of the call with this idempotencyKey was delivered already: "
             "use a new key to make the call once more."
         )
-        raise gone
 
 
 def check_cursor(stream: Stream, after: int | None) -> None:

@@ -12,13 +12,13 @@ from typing import Final
 
 import trio
 
-from streams import extension, messages
 from streams.access import Access
 from streams.clock import wall
 from streams.committer import Committer
 from streams.connection import Connection, CursorOf, no_cursor
 from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, Refusal
+from streams.extension import Mark
 from streams.framing import Framing
 from streams.holding import Holding
 from streams.idempotency import KeyedCalls
@@ -95,18 +95,19 @@ class Engine:
         overflow: Overflow = "block",
         is_paged: bool = False,
         is_rerun: bool = False,
+        mark: Mark | None = None,
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
         One that `is_rerun` is begun again when the server has died, if its client can come back.
+        `mark` is what the request has in the place of its idempotency key.
         There is room for it if nothing was waited for since `make_room`.
         """
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
-        mark = extension.mark_of(messages.parse(request).params)
         # Pages are, once their client has a token.
         is_reachable = is_told or (mark is not None and not mark.is_own)
         record = Record(

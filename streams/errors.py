@@ -46,6 +46,10 @@ class Refusal(StreamsError):
         self.message = message
         self.data = data
 
+    def saying(self, message: str) -> "Refusal":
+        """The same in other words, where the usual ones do not say what to do."""
+        return Refusal(self.code, message, self.data)
+
 
 _REASONS: Final[dict[str, tuple[int, str]]] = {
     "stream_not_found": (

@@ -21,6 +21,7 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
+from streams.extension import Mark
 from streams.handling import CallTool
 from streams.lifecycle import ProgressToken
 from streams.logs import log
@@ -234,7 +235,7 @@ class Peer:
         async with self._engine.keyed.looked_up(key, self.session.principal) as called:
             if called.stream is None:
                 marked = extension.marked(message, called.mark)
-                await self._begin(message, params, marked, connection)
+                await self._begin(message, params, marked, connection, called.mark)
                 return
             self._check_free(message.id)
             access, stream = self._engine.access, called.stream
@@ -242,9 +243,14 @@ class Peer:
             stream.progress_token = params.meta.progress_token
 
     async def _begin(
-        self, message: Message, params: CallTool, line: bytes, connection: Connection
+        self,
+        message: Message,
+        params: CallTool,
+        line: bytes,
+        connection: Connection,
+        mark: Mark | None = None,
     ) -> None:
-        """Begin a call whose request is kept as `line`."""
+        """Begin a call whose request is kept as `line`, with this mark in it."""
         assert isinstance(message.id, int | str)
         tool = self._server.tools.get(params.name)
         if tool is None:
@@ -274,6 +280,7 @@ class Peer:
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
             is_rerun=tool.restart,
+            mark=mark,
         )
         stream.progress_token = params.meta.progress_token
 
@@ -319,9 +326,8 @@ class Peer:
 
 def unreadable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
-    refused = refusal("unavailable")
-    refused.message = f"The journal cannot be read now ({trouble}): try again later."
-    return refused
+    message = f"The journal cannot be read now ({trouble}): try again later."
+    return refusal("unavailable").saying(message)
 
 
 def id_of(message: Message) -> RequestId | None:

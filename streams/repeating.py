@@ -113,9 +113,7 @@ def _request_id(line: bytes) -> RequestId | None:
 
 def diverged(why: str) -> Refusal:
     """How a call ends whose tool, run again, has not done the same as before."""
-    refused = refusal("interrupted")
-    refused.message = (
+    return refusal("interrupted").saying(
         f"The server stopped, and the tool, run again, did not repeat itself ({why}): "
         "make the call again if that is safe."
     )
-    return refused

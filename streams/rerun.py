@@ -136,9 +136,7 @@ class Rerun:
 
 
 def _given_up(attempts: int) -> Refusal:
-    refused = refusal("interrupted", attempts=attempts)
-    refused.message = (
+    return refusal("interrupted", attempts=attempts).saying(
         f"The server stopped {attempts + 1} times while it was at the same place of this call: "
         "find out why before you make it again."
     )
-    return refused

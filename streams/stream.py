@@ -152,9 +152,7 @@ class Stream:
         where it is too large, or there is no room and the stream fails of that, or of another one
         that was sent in its place before the server died.
         """
-        self._check_size(line)
-        if self.ahead_of_messages is not None:
-            await self.ahead_of_messages()
+        await self._let_out_ahead_of(line)
         if self.rerun is None or not await self.rerun.swallow(line, is_droppable=is_droppable):
             await self._offer(lambda: self.state.add(line))
 
@@ -165,9 +163,7 @@ class Stream:
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress; where there is no room, only the latest of its token is kept."""
-        self._check_size(line)
-        if self.ahead_of_messages is not None:
-            await self.ahead_of_messages()
+        await self._let_out_ahead_of(line)
         if self.rerun is not None and await self.rerun.swallow(line, is_droppable=True):
             return
         size = self.state.batch_bytes
@@ -178,9 +174,7 @@ class Stream:
 
     async def send_request(self, request_id: RequestId, line: bytes) -> None:
         """Send a request to the client. As for `send`."""
-        self._check_size(line)
-        if self.ahead_of_messages is not None:
-            await self.ahead_of_messages()
+        await self._let_out_ahead_of(line)
         is_forced = self.overflow == "fail"
         await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
 
@@ -243,13 +237,19 @@ class Stream:
     def _mark(self, size_before: int) -> None:
         self._committer.mark(self, self.state.batch_bytes - size_before)
 
+    async def _let_out_ahead_of(self, line: bytes) -> None:
+        self._check_size(line)
+        if self.ahead_of_messages is not None:
+            await self.ahead_of_messages()
+
     def _check_size(self, line: bytes) -> None:
         if len(line) > self._limits.message_bytes_max:
             raise refusal("too_large", limit=self._limits.message_bytes_max)
 
     def _fail(self) -> Exception:
-        failure = refusal("too_large", limit=self._limits.unsent_entries_max)
-        failure.message = "The client reads too slowly and the stream is full: make the call again."
+        failure = refusal("too_large", limit=self._limits.unsent_entries_max).saying(
+            "The client reads too slowly and the stream is full: make the call again."
+        )
         self.fail(failure)
         return failure
 
