@@ -132,10 +132,25 @@ def restart(db: Database) -> None:
 SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
 
 
+BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
+
+
 def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
     return sqlite3.connect(
         path, timeout=busy_ms / 1000, isolation_level=None, check_same_thread=False
     )
+
+
+def connect_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that writes nothing, and needs no further descriptor whatever it reads."""
+    connection = connect(path, BUSY_READ_MS)
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("PRAGMA schema_version").fetchone()  # which opens the WAL
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def create_file(path: Path) -> None:

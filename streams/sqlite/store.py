@@ -19,11 +19,13 @@ from streams.ownership import OwnerLock
 from streams.sqlite.batch import Batch
 from streams.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.sqlite.file import (
+    BUSY_READ_MS,
     DAMAGED,
     Durability,
     configure,
     configure_copier,
     connect,
+    connect_to_read,
     create_file,
     prepare,
     translated,
@@ -32,12 +34,11 @@ from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
 from streams.sqlite.room import Room
-from streams.sqlite.segments import stored
+from streams.sqlite.segments import Segments
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
-BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
 # Who starts looks at each stream at rest within so long, and puts it off where that is right.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
@@ -84,12 +85,12 @@ class SQLiteStore:
                 prepare(self._writer, path)
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
                 index.open()
-                self._reader = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
-                self._reader.execute("PRAGMA query_only = ON")
+                self._reader = opened.enter_context(closing(connect_to_read(path)))
                 self._recover()
                 copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
                 configure_copier(copier, durability)
-            self._presence = Presence(path)
+                self._presence = Presence(path)
+                self._segments = opened.enter_context(closing(Segments(path, self._presence.check)))
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
@@ -197,9 +198,8 @@ class SQLiteStore:
         beyond = () if tail is None else tail.beyond(after)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
-        with translated(self._path), closing(self._reader.cursor()) as cursor:
-            # Closing the cursor half-way ends the read transaction.
-            return joined(stored(cursor, stream, after, bytes_max, beyond), after, bytes_max)
+        with translated(self._path):
+            return self._segments.read(stream, after, bytes_max, beyond)
 
     def close(self) -> None:
         """Empty the log into the tables and the WAL into the file, and let go. Twice is as good as

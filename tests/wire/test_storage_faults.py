@@ -1,5 +1,6 @@
 """Storage that fails under a real server: it ends with a sentence, and takes nothing back."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import pytest
 from streams.sqlite.inspection import inspect
 from tests.injecting import injected
 from tests.wire.process import Gate, ServerProcess
-from tests.wire.raw import Peer, PeerGone
+from tests.wire.raw import Peer, PeerGone, method_is
 from tests.wire.verbs import POSITIONS, Reader, Started, opting_in, read_stream, refused, start
 
 
@@ -26,9 +27,13 @@ def begun(server: ServerProcess, kind: str, gate: Gate) -> tuple[Peer, Started, 
 
 
 def until_it_ends(server: ServerProcess, peer: Peer, gate: Gate, reader: Reader) -> str:
-    """Let the tool go on until the server is gone; what it said in the end."""
-    gate.release(20)
-    reader.drain()
+    """Let the tool go on, a commit for each message, until the server is gone; what it said in the
+    end.
+    """
+    with contextlib.suppress(PeerGone):
+        while True:
+            gate.release()
+            reader.until(method_is("notifications/message"))
     assert server.wait() == 2
     with pytest.raises((PeerGone, OSError)):
         peer.ask("ping")
