@@ -23,6 +23,8 @@ from streams.running import RunningCall
 from streams.ticket import Ticket
 
 PATIENCE_S: Final = 60.0  # nothing here takes as long
+# To list all streams keeps each of them for as long again, those also that nobody comes back for.
+POLL_ALL_EVERY_S: Final = 60.0
 FAILURES_MAX: Final = 20
 SIZE: Final = 200
 
@@ -35,6 +37,7 @@ class Day:
         self.dice = Random(seed)  # nosec B311 # what happens next, not a secret
         self.done: Counter[str] = Counter()
         self.failures: list[str] = []
+        self.polls_all_at = 0.0  # next, in trio's time
 
     def client(self, transport: str = "", **settings: Any) -> Client:
         """A new client, over any transport."""
@@ -155,8 +158,10 @@ async def _look_around(day: Day) -> None:
         await client.ping()
         if len(await client.list_tools()) != 5:
             raise Lost("the server has 5 tools")
-    async with day.client("stdio") as client:
-        await client.poll_all()
+    if trio.current_time() >= day.polls_all_at:
+        day.polls_all_at = trio.current_time() + POLL_ALL_EVERY_S
+        async with day.client("stdio") as client:
+            await client.poll_all()
 
 
 async def _open_sessions(day: Day) -> None:

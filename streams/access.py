@@ -370,9 +370,15 @@ class Access:
                 return
         for stream in reversed(self._streams.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
-            if is_meant and not stream.is_answered:
+            if is_meant and not _is_answered(stream.state):
                 self._on_cancel(stream)
                 return
+
+
+def _is_answered(state: StreamState) -> bool:
+    """Whether the originating request was, be it with the first of many pages."""
+    answer = state.answer_after(0)
+    return answer is not None and answer <= state.written
 
 
 def _report(

@@ -1,5 +1,6 @@
 """One stream as its handler and the engine hold it: its state, and who waits for that to change."""
 
+import math
 from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -40,6 +41,7 @@ class Stream:
         "_changed",
         "_committer",
         "_keyring",
+        "_left_at",
         "_limits",
         "_offered",
         "_on_settled",
@@ -104,6 +106,7 @@ class Stream:
         self._changed: trio.Event | None = None
         self._reader: Session | None = None  # to whom it was last delivered
         self._offered = 0  # up to which seq
+        self._left_at = -math.inf  # when that ended last
         self.witness: Proofs | None = None  # whose signs of life may prove what was written
 
     @property
@@ -120,12 +123,6 @@ class Stream:
     def deadline(self) -> float | None:
         """When it is due to be given up, in trio's time."""
         return self.state.deadline
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the originating request was, be it with the first of many pages."""
-        answer = self.state.answer_after(0)
-        return answer is not None and answer <= self.state.written
 
     @property
     def names(self) -> tuple[bytes, ...]:
@@ -346,9 +343,8 @@ class Stream:
         """Whether who has had it last may still say, or show, that it has more of it."""
         if self.witness is not None and self.witness.may_prove(self):
             return True
-        idle_since, state = self.state.idle_since, self.state
-        is_asked = state.client_confirms and state.delivered < self._offered
-        return is_asked and (idle_since is None or now - idle_since < ACK_WAIT_S)
+        is_asked = self.state.client_confirms and self.state.delivered < self._offered
+        return is_asked and now - self._left_at < ACK_WAIT_S
 
     def attach(self, delivery: "Delivery") -> None:
         """From now on the delivery follows this stream."""
@@ -365,15 +361,18 @@ class Stream:
         """The delivery is over; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
-            self.state.detach(trio.current_time())
-            self._on_settled(self)
+            self._leave()
             self.notify()
 
     def fall_silent(self, delivery: "Delivery") -> None:
         """The delivery's peer shows no life: that counts as detached, until it does again."""
         if self.delivery is delivery and self.state.idle_since is None:
-            self.state.detach(trio.current_time())
-            self._on_settled(self)
+            self._leave()
+
+    def _leave(self) -> None:
+        self._left_at = trio.current_time()
+        self.state.detach(self._left_at)
+        self._on_settled(self)
 
     async def change(self) -> None:
         """Wait for something to happen to the stream, perhaps nothing of interest."""

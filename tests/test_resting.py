@@ -61,6 +61,21 @@ async def test_what_runs_or_is_followed_stays_in_memory(autojump_clock: MockCloc
         assert in_memory(house) == []
 
 
+async def test_to_be_polled_is_no_confirmation_to_wait_for(autojump_clock: MockClock) -> None:
+    server, steps = serving()
+    async with open_house(server) as house:
+        talker, poller = await house.dial(POSITIONS), await house.dial()
+        stream = await talker.begin(1, "step")
+        steps.finish()
+        await talker.answer(1)
+        await talker.leave()
+        for n in range(int(ACK_WAIT_S) + 4):
+            await poller.poll(n, stream)
+            await poller.request(100 + n, "stream/poll/all")
+            await trio.sleep(1)
+        assert (in_memory(house), at_rest(house)) == ([], 1)
+
+
 async def test_what_a_client_may_yet_confirm_stays_in_memory(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house:
