@@ -38,8 +38,13 @@ _FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is somethin
 
 
 def new_id() -> str:
-    """256 random bits, url-safe: a stream's id, or anything else that must not be guessed."""
-    return secrets.token_urlsafe(32)
+    """256 random bits, url-safe: a stream's id, or anything else that must not be guessed.
+
+    None begins with a dash: on a command line it would be an option.
+    """
+    while (drawn := secrets.token_urlsafe(32)).startswith("-"):
+        pass
+    return drawn
 
 
 def new_bearer() -> str:

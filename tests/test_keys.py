@@ -75,6 +75,12 @@ def test_tokens_and_ids_are_256_bits_url_safe() -> None:
         assert "=" not in text
 
 
+def test_no_id_is_taken_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["-first", "--second", "th-ird"])
+    monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(drawn))
+    assert new_id() == "th-ird"
+
+
 def test_ids_do_not_come_twice() -> None:
     for make in (new_id, new_request_id):
         assert len({make() for _ in range(1000)}) == 1000
