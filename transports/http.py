@@ -7,6 +7,7 @@ a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
 import select
 import ssl
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -84,46 +85,38 @@ async def serve(
     await serve_listeners(server.welcome, listeners)
 
 
+@dataclass(frozen=True, slots=True)
 class _Server:
     """What the connections of one `serve` share."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        body_bytes_max: int,
-        room: Room,
-        origins: Origins,
-        ssl_context: ssl.SSLContext | None,
-        admit: Admit | None,
-    ) -> None:
-        self._endpoint = endpoint
-        self._body_bytes_max = body_bytes_max
-        self._room = room
-        self._origins = origins
-        self._ssl_context = ssl_context
-        self._admit = admit
+    endpoint: Endpoint
+    body_bytes_max: int
+    room: Room
+    origins: Origins
+    ssl_context: ssl.SSLContext | None
+    admit: Admit | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
-        self._room.open += 1
+        self.room.open += 1
         try:
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
-                stream = await secured(tcp, self._ssl_context)
+                stream = await secured(tcp, self.ssl_context)
             if stream is not None:
                 await self._converse(_Line(stream, tcp, nursery))
         except (trio.BrokenResourceError, OSError):
             pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
         finally:
-            self._room.open -= 1
+            self.room.open -= 1
 
     async def _converse(self, line: "_Line") -> None:
-        requests = Requests(self._origins, self._body_bytes_max)
+        requests = Requests(self.origins, self.body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
             self._check_room(line)
             while request := await self._next_request(line, requests, phase):
-                with self._room.held_by(request.caller):
+                with self.room.held_by(request.caller):
                     await self._answer(request, requests, line)
                 await line.unwatch()
                 if not requests.next_cycle():
@@ -144,14 +137,14 @@ class _Server:
         Raises `Refused`, also for a request of which only a part comes.
         """
         caller: Caller | None = None
-        is_admitted = self._admit is None
+        is_admitted = self.admit is None
         with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
             while (request := requests.next_request()) is None:
                 if requests.phase not in (phase, Phase.NOTHING):
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
-                    caller = await admitted(self._admit, requests.head)
+                    caller = await admitted(self.admit, requests.head)
                     is_admitted = True
                 if permission := requests.go_ahead():
                     await line.send(permission)
@@ -162,7 +155,7 @@ class _Server:
                 requests.feed(data)
             else:
                 if not is_admitted:
-                    caller = await admitted(self._admit, request)
+                    caller = await admitted(self.admit, request)
                 if caller is not None:
                     request = msgspec.structs.replace(request, caller=caller)
                 return request
@@ -171,7 +164,7 @@ class _Server:
         raise Refused(408, "The request did not come whole in time: send it again.")
 
     def _check_room(self, line: "_Line") -> None:
-        if self._room.is_over_full(line.tcp):
+        if self.room.is_over_full(line.tcp):
             full = "Too many connections are open: try again later."
             raise Refused(503, Refusal(INTERNAL_ERROR, full))
 
@@ -179,7 +172,7 @@ class _Server:
         """Have the request answered. Raises `Refused` where the endpoint failed to."""
         exchange = _Exchange(requests, line)
         try:
-            await self._endpoint(request, exchange)
+            await self.endpoint(request, exchange)
             await exchange.complete()
         except Exception as error:
             if not exchange.is_open() and _is_hang_up(error):

@@ -9,6 +9,7 @@ import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 import trio
 from trio_websocket import WebSocketConnection
@@ -73,28 +74,20 @@ async def serve(
     await serve_listeners(server.welcome, listeners)
 
 
+@dataclass(frozen=True, slots=True)
 class _Server:
     """What the connections of one `serve` share."""
 
-    def __init__(
-        self,
-        handler: Handler,
-        message_bytes_max: int,
-        room: Room,
-        origins: Origins,
-        ssl_context: ssl.SSLContext | None,
-        admit: Admit | None,
-    ) -> None:
-        self._handler = handler
-        self._message_bytes_max = message_bytes_max
-        self._room = room
-        self._origins = origins
-        self._ssl_context = ssl_context
-        self._admit = admit
+    handler: Handler
+    message_bytes_max: int
+    room: Room
+    origins: Origins
+    ssl_context: ssl.SSLContext | None
+    admit: Admit | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection from its handshake to its end; the caller closes it."""
-        self._room.open += 1
+        self.room.open += 1
         try:
             with ExitStack() as holding:
                 channel = None
@@ -103,7 +96,7 @@ class _Server:
                 if channel is not None:
                     await self._run(channel)
         finally:
-            self._room.open -= 1
+            self.room.open -= 1
 
     async def _shake_hands(
         self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
@@ -111,12 +104,12 @@ class _Server:
         """An open WebSocket, if the request may come in."""
         stream: ServerStream = tcp
         try:
-            stream = await secured(tcp, self._ssl_context)
+            stream = await secured(tcp, self.ssl_context)
             head, early = await read_head(stream)
             opening = parse_head(head)
             self._check_welcome(opening, tcp)
-            caller = await admitted(self._admit, opening.head)
-            holding.enter_context(self._room.held_by(caller))
+            caller = await admitted(self.admit, opening.head)
+            holding.enter_context(self.room.held_by(caller))
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except Refused as refused:
@@ -124,14 +117,14 @@ class _Server:
             return None
         except (trio.BrokenResourceError, OSError):
             return None  # gone before it was in
-        framing = framing_of(subprotocol, self._message_bytes_max)
+        framing = framing_of(subprotocol, self.message_bytes_max)
         caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
         return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
 
     async def _run(self, channel: ServerWebSocket) -> None:
         code = CloseReason.INTERNAL_ERROR
         try:
-            await self._handler(channel)
+            await self.handler(channel)
             code = CloseReason.NORMAL_CLOSURE
         finally:
             if trio.current_effective_deadline() == -math.inf:
@@ -141,9 +134,9 @@ class _Server:
 
     def _check_welcome(self, opening: Opening, tcp: trio.SocketStream) -> None:
         """Raises `Refused` for who may not come in, whoever it is."""
-        if self._room.is_over_full(tcp):
+        if self.room.is_over_full(tcp):
             raise Refused(503, "Too many connections are open: try again later.")
-        if why := self._origins.why_refused(opening.host, opening.origins):
+        if why := self.origins.why_refused(opening.host, opening.origins):
             raise Refused(403, why)
 
 
