@@ -11,7 +11,7 @@ import pytest
 from tests.simulation.universe import Report, simulate
 
 ROOT: Final = Path(__file__).parents[2]
-SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "15"))
+SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "25"))
 KEPT: Final = [
     int(line.split()[0])
     for line in Path(__file__).with_name("seeds.txt").read_text().splitlines()

@@ -100,11 +100,14 @@ class Witness:
         self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
 
     def _let_go(self, channel: FarChannel, id: Any) -> None:
-        """Who asked for it does not want it any more."""
+        """Who asked for it does not want it any more, and may get it all the same: what has ended
+        cannot be cancelled.
+        """
         key, _ = self._asked.get((channel, id), ("", 0))
         self._displaced.pop((key, channel), None)
-        if self._served.get(key, (0, None))[1] is channel:
-            self._served[key] = (self._served[key][0], None)
+        number, served = self._served.get(key, (0, None))
+        if served is channel:
+            self._served[key] = (number - 1, None)
 
     def check(self) -> None:
         """Whoever was displaced, and can be told, was told."""
