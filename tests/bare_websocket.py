@@ -111,15 +111,19 @@ def close_code(events: list[Any]) -> int:
 def frames_of(wire: bytes) -> list[tuple[int, bytes]]:
     """Opcode and payload of each frame that a server sent; fails on half a frame."""
     frames = []
-    while wire:
-        length, start = wire[1], 2
+    at = 0
+    while at < len(wire):
+        opcode, length = wire[at], wire[at + 1]
+        start = at + 2
         if length == 126:
-            length, start = struct.unpack("!H", wire[2:4])[0], 4
+            (length,) = struct.unpack_from("!H", wire, start)
+            start += 2
         elif length == 127:
-            length, start = struct.unpack("!Q", wire[2:10])[0], 10
-        assert len(wire) >= start + length
-        frames.append((wire[0], wire[start : start + length]))
-        wire = wire[start + length :]
+            (length,) = struct.unpack_from("!Q", wire, start)
+            start += 8
+        at = start + length
+        assert len(wire) >= at
+        frames.append((opcode, wire[start:at]))
     return frames
 
 

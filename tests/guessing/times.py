@@ -3,8 +3,9 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -163,69 +164,73 @@ async def _of_lookups(journal_path: Path, theirs: Theirs, rounds: int) -> list[A
             away = [each for each in ids if each not in here]
             assert here, "some that ended just now are in memory"
             assert away, "some that had ended are at rest"
-            return await _timed(engine, keyring, Guesser(theirs, 4), (here, away), rounds)
+            guesser, dice = Guesser(theirs, 4), random.Random(5)
+            streams = {
+                "unknown": guesser.word,
+                "in memory": lambda: dice.choice(here),
+                "at rest": lambda: dice.choice(away),
+            }
+            lookups = _Lookups(engine, keyring, guesser)
+            return [lookups.pages(rounds), *await lookups.streams(streams, rounds)]
 
 
-async def _timed(
-    engine: Engine,
-    keyring: Keyring,
-    guesser: Guesser,
-    streams: tuple[Sequence[str], Sequence[str]],
-    rounds: int,
-) -> list[Apart]:
-    session, dice = HttpSession("a guesser's"), random.Random(5)
-    here, away = streams
-    ids = {
-        "unknown": guesser.word,
-        "in memory": lambda: dice.choice(here),
-        "at rest": lambda: dice.choice(away),
-    }
+@dataclass(frozen=True, slots=True)
+class _Lookups:
+    """What a session that owns nothing looks up; each is timed in nanoseconds."""
 
-    async def find(stream: str, token: str | None) -> int:
-        intent = Poll(stream, token, None)
+    engine: Engine
+    keyring: Keyring
+    guesser: Guesser
+    session: HttpSession = field(default_factory=lambda: HttpSession("a guesser's"))
+
+    async def streams(self, choices: dict[str, Callable[[], str]], rounds: int) -> list[Apart]:
+        """Each way to name a stream, once a round for each choice of one."""
+        ways = ("id", "id and token", "event id")
+        taken: dict[str, dict[str, list[int]]] = {
+            way: {name: [] for name in choices} for way in ways
+        }
+        names, dice = list(choices), random.Random(6)
+        for _ in range(rounds):
+            dice.shuffle(names)
+            for name in names:
+                # All is at hand first: what was done last must not be what differs.
+                stream, token = received(choices[name]()), self.guesser.word()
+                event_id = f"{name_of(self.keyring.token(stream)).hex()}_1"
+                taken["id"][name].append(await self._find(Poll(stream, None, None)))
+                taken["id and token"][name].append(await self._find(Poll(stream, token, None)))
+                taken["event id"][name].append(await self._recall(event_id))
+        return [
+            Apart(
+                f"lookup, {way}",
+                {name: statistics.median(each) / 1000 for name, each in of.items()},
+            )
+            for way, of in taken.items()
+        ]
+
+    def pages(self, rounds: int) -> Apart:
+        choices = {"unknown": self.guesser.unknown_page, "theirs": self.guesser.known_page}
+        kinds = {name: partial(self._page, choose) for name, choose in choices.items()}
+        return medians("lookup, page", kinds, rounds, 6)
+
+    async def _recall(self, event_id: str) -> int:
+        began = time.perf_counter_ns()
+        await self.engine.access.recall(self.session, event_id)
+        return time.perf_counter_ns() - began
+
+    async def _find(self, intent: Poll) -> int:
         began = time.perf_counter_ns()
         try:
-            await engine.access.find(session, intent)
+            await self.engine.access.find(self.session, intent)
         except Refusal:
             return time.perf_counter_ns() - began
         raise AssertionError("a guess was right")
 
-    async def recall(event_id: str) -> int:
-        began = time.perf_counter_ns()
-        await engine.access.recall(session, event_id)
-        return time.perf_counter_ns() - began
-
-    def event_of(stream: str) -> str:
-        return f"{name_of(keyring.token(stream)).hex()}_1"
-
-    by_id: dict[str, list[int]] = {name: [] for name in ids}
-    by_token: dict[str, list[int]] = {name: [] for name in ids}
-    by_event: dict[str, list[int]] = {name: [] for name in ids}
-    pages = {"unknown": guesser.unknown_page, "theirs": guesser.known_page}
-
-    def turn(choose: Callable[[], Ask]) -> int:
+    def _page(self, choose: Callable[[], Ask]) -> int:
         params = choose()[1]
         token, raw = received(params["resumeToken"]), msgspec.Raw(msgspec.json.encode(params))
         began = time.perf_counter_ns()
         try:
-            engine.access._find_page(session, token, raw)
+            self.engine.access._find_page(self.session, token, raw)
         except Refusal:
             return time.perf_counter_ns() - began
         raise AssertionError("a guess was right")
-
-    by_page = medians(
-        "lookup, page", {n: partial(turn, choose) for n, choose in pages.items()}, rounds, 6
-    )
-    names = list(ids)
-    for _ in range(rounds):
-        dice.shuffle(names)
-        for name in names:
-            stream, token = received(ids[name]()), guesser.word()
-            event_id = event_of(stream)
-            by_id[name].append(await find(stream, None))
-            by_token[name].append(await find(stream, token))
-            by_event[name].append(await recall(event_id))
-    return [by_page] + [
-        Apart(f"lookup, {what}", {n: statistics.median(each) / 1000 for n, each in taken.items()})
-        for what, taken in (("id", by_id), ("id and token", by_token), ("event id", by_event))
-    ]
