@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import structlog
 
+from streams import Server
+from tests.house import Steps
+from tests.journals import OpenJournal, journals
+
 _numbers = count()
 
 
@@ -34,6 +38,17 @@ def log_as_by_default() -> Iterator[None]:
     """A command that ran in this process has sent the log to its own standard error."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def steps(server: Server) -> Steps:
+    """The tool `step` of the `server` that a file's tests are about."""
+    return Steps(server)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
+    return journals(request.param, tmp_path)
 
 
 # What takes longest comes first, or else one worker would be left with it at the end.

@@ -28,11 +28,6 @@ def server() -> Server:
     return Server("tested", resume_min_s=0, resume_max_s=600)
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 @pytest.fixture(params=[BOTH, REQUESTS], ids=["both", "requests"])
 def made_with(request: pytest.FixtureRequest) -> tuple[str, ...]:
     dialects: tuple[str, ...] = request.param

@@ -38,11 +38,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return server
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 async def cut_off(browser: Browser) -> dict[str, str]:
     """Begin a call and lose its response; what leads back to it."""
     first = await browser.call(1, "step")

@@ -21,11 +21,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     )
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 async def test_a_session_and_its_responses_survive_a_crash(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:

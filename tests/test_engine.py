@@ -30,11 +30,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return Server("tested", resume_max_s=MAX_S, limits=Limits(resident_max=request.param))
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 # Who is attached
 
 

@@ -27,11 +27,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return Server("tested", limits=Limits(resident_max=request.param))
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 async def question(talker: Talker) -> Json:
     return await talker.find(lambda m: m.get("method") == "elicitation/create")
 

@@ -29,11 +29,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     return Server("tested", resume_max_s=MAX_S, limits=Limits(resident_max=request.param))
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 async def test_ten_thousand_streams_are_abandoned_each_at_its_time(
     autojump_clock: MockClock,
 ) -> None:

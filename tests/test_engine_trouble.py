@@ -35,11 +35,6 @@ def server() -> Server:
     return Server("tested", resume_max_s=600)
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 # Shutdown
 
 

@@ -107,11 +107,6 @@ def server() -> Server:
     return Server("tested", resume_min_s=0, resume_max_s=600)
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 # The server
 
 

@@ -1,7 +1,6 @@
 """What every journal promises: one suite for all of them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -31,7 +30,6 @@ from tests.journals import (
     applied,
     as_one,
     grant,
-    journals,
     last_append,
     lines,
     read_all,
@@ -39,11 +37,6 @@ from tests.journals import (
     session,
     stored,
 )
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
-    return journals(request.param, tmp_path)
 
 
 async def test_a_record_comes_back_in_every_field(open_journal: OpenJournal) -> None:

@@ -1,7 +1,6 @@
 """What every journal promises of streams at rest, and how it finds them."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +15,6 @@ from tests.journals import (
     applied,
     as_one,
     grant,
-    journals,
     last_append,
     lines,
     read_all,
@@ -26,11 +24,6 @@ from tests.journals import (
 )
 
 NAMES = [bytes([n]) * 16 for n in range(4)]
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
-    return journals(request.param, tmp_path)
 
 
 def ended(stream: str, *, last: int = 3) -> list[Change]:

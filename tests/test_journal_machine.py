@@ -245,5 +245,5 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
 
 TestSQLiteAgainstMemory = SQLiteAgainstMemory.TestCase
 TestSQLiteAgainstMemory.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[*HealthCheck]
+    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=[*HealthCheck]
 )

@@ -1,7 +1,5 @@
 """What every journal promises of streams that give pages, and of deliveries that may go on."""
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -12,7 +10,6 @@ from tests.journals import (
     append,
     applied,
     grant,
-    journals,
     last_append,
     lines,
     read_all,
@@ -20,11 +17,6 @@ from tests.journals import (
     session,
     stored,
 )
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
-    return journals(request.param, tmp_path)
 
 
 def paged(**more: object) -> Record:

@@ -32,11 +32,6 @@ def server(request: pytest.FixtureRequest) -> Server:
     )
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 # Introduction
 
 

@@ -35,11 +35,6 @@ def server() -> Server:
     return Server("tested", resume_max_s=MAX_S)
 
 
-@pytest.fixture
-def steps(server: Server) -> Steps:
-    return Steps(server)
-
-
 # Announcements
 
 

@@ -214,11 +214,11 @@ class Cutter:
         return passing
 
     def _make(self, cut: Cut, client: socket.socket) -> None:
+        self._made += 1  # first: a client that sees it may be back at once, for the next one
         if cut.is_reset:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
             client.shutdown(socket.SHUT_WR)
-        self._made += 1
         self._on_cut(self._made)
         raise CutError
 
