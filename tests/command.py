@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Self
 
@@ -107,11 +108,24 @@ class Following:
 
     def end(self, *, within_s: float = DEADLINE_S) -> tuple[int, str]:
         """Wait for the end; the exit code, and what is on standard output."""
-        out, _ = self.process.communicate(timeout=within_s)
-        while self._hear():
-            pass
+        with ThreadPoolExecutor(1) as beside:
+            ending = beside.submit(self._read_out, within_s)
+            while self._hear():  # a terminal that nobody reads holds up who writes to it
+                pass
+            out = ending.result()
         assert "Traceback" not in self.said, self.said
         return self.process.returncode, out
+
+    def _read_out(self, within_s: float) -> str:
+        try:
+            return self.process.communicate(timeout=within_s)[0]
+        except subprocess.TimeoutExpired:
+            self._kill_all()  # so that it is heard to its end
+            raise
+
+    def _kill_all(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     @property
     def way_back(self) -> str:
@@ -127,8 +141,7 @@ class Following:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._kill_all()
         self.process.wait()
         assert self.process.stdout is not None
         self.process.stdout.close()
