@@ -3,12 +3,12 @@
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -32,6 +32,8 @@ from tests.wire.verbs import PLAIN, POSITIONS
 
 APART_MAX: Final = 0.02
 
+T = TypeVar("T")
+
 
 class Apart(NamedTuple):
     """The medians of guesses that must take the same time, in µs; the first is for what there is
@@ -52,14 +54,24 @@ class Apart(NamedTuple):
         return f"{self.what}: {figures}; {self.most:.2%} apart"
 
 
-def medians(what: str, kinds: dict[str, Callable[[], int]], rounds: int, seed: int) -> Apart:
-    """Each kind once a round, in an order that changes; each returns nanoseconds."""
+def medians(
+    what: str,
+    kinds: Mapping[str, Callable[[], T]],
+    ask: Callable[[T], int],
+    rounds: int,
+    seed: int,
+) -> Apart:
+    """Ask for each kind once a round, in an order that changes; `ask` returns nanoseconds.
+
+    What is asked in a round is made before it: what was done last must not be what differs.
+    """
     taken: dict[str, list[int]] = {name: [] for name in kinds}
     names, dice = list(kinds), random.Random(seed)
     for _ in range(rounds):
+        made = {name: kinds[name]() for name in names}
         dice.shuffle(names)
         for name in names:
-            taken[name].append(kinds[name]())
+            taken[name].append(ask(made[name]))
     return Apart(what, {name: statistics.median(each) / 1000 for name, each in taken.items()})
 
 
@@ -72,18 +84,17 @@ def over_websocket(server: ServerProcess, guesser: Guesser, rounds: int) -> list
         assert isinstance(peer, WebSocketPeer)
         asked = peer
 
-        def timed(choose: Callable[[], Ask]) -> Callable[[], int]:
-            def ask() -> int:
-                body = body_of(choose(), 0) + b"\n"
-                began = time.perf_counter_ns()
-                asked.send_frame(body)
-                asked.receive_raw()
-                return time.perf_counter_ns() - began
+        def ask(body: bytes) -> int:
+            began = time.perf_counter_ns()
+            asked.send_frame(body)
+            asked.receive_raw()
+            return time.perf_counter_ns() - began
 
-            return ask
+        def line(choose: Callable[[], Ask]) -> bytes:
+            return body_of(choose(), 0) + b"\n"
 
         return [
-            medians(f"WebSocket, {what}", {n: timed(c) for n, c in kinds.items()}, rounds, 1)
+            medians(f"WebSocket, {what}", _made(line, kinds), ask, rounds, 1)
             for what, kinds in _asks(guesser).items()
         ]
 
@@ -93,30 +104,31 @@ def over_http(server: ServerProcess, guesser: Guesser, rounds: int) -> list[Apar
         client.initialize(PLAIN)
         with closing(Pipeline(server.http_port)) as pipeline:
 
-            def timed(request: Callable[[], bytes]) -> Callable[[], int]:
-                def ask() -> int:
-                    data = request()
-                    began = time.perf_counter_ns()
-                    pipeline.send(data)
-                    pipeline.response()
-                    return time.perf_counter_ns() - began
+            def ask(request: bytes) -> int:
+                began = time.perf_counter_ns()
+                pipeline.send(request)
+                pipeline.response()
+                return time.perf_counter_ns() - began
 
-                return ask
+            def post(choose: Callable[[], Ask]) -> bytes:
+                return client.post_bytes(body_of(choose(), 0))
 
-            def posted(choose: Callable[[], Ask]) -> Callable[[], int]:
-                return timed(lambda: client.post_bytes(body_of(choose(), 0)))
-
-            def continued(choose: Callable[[], str]) -> Callable[[], int]:
-                headers = {"Accept": EVENTS}
-                return timed(lambda: client.head("GET", {**headers, "Last-Event-ID": choose()}))
+            def get(choose: Callable[[], str]) -> bytes:
+                return client.head("GET", {"Accept": EVENTS, "Last-Event-ID": choose()})
 
             found = [
-                medians(f"HTTP, {what}", {n: posted(c) for n, c in kinds.items()}, rounds, 2)
+                medians(f"HTTP, {what}", _made(post, kinds), ask, rounds, 2)
                 for what, kinds in _asks(guesser).items()
             ]
             events = {"unknown": guesser.unknown_event, "theirs": guesser.known_event}
-            kinds = {name: continued(choose) for name, choose in events.items()}
-            return [*found, medians("HTTP, event id", kinds, rounds, 3)]
+            return [*found, medians("HTTP, event id", _made(get, events), ask, rounds, 3)]
+
+
+def _made(
+    make: Callable[[Callable[[], T]], bytes], kinds: Mapping[str, Callable[[], T]]
+) -> dict[str, Callable[[], bytes]]:
+    """What goes out for each kind of guess."""
+    return {name: partial(make, choose) for name, choose in kinds.items()}
 
 
 def _asks(guesser: Guesser) -> dict[str, dict[str, Callable[[], Ask]]]:
@@ -209,8 +221,7 @@ class _Lookups:
 
     def pages(self, rounds: int) -> Apart:
         choices = {"unknown": self.guesser.unknown_page, "theirs": self.guesser.known_page}
-        kinds = {name: partial(self._page, choose) for name, choose in choices.items()}
-        return medians("lookup, page", kinds, rounds, 6)
+        return medians("lookup, page", choices, self._page, rounds, 6)
 
     async def _recall(self, event_id: str) -> int:
         began = time.perf_counter_ns()
@@ -225,8 +236,8 @@ class _Lookups:
             return time.perf_counter_ns() - began
         raise AssertionError("a guess was right")
 
-    def _page(self, choose: Callable[[], Ask]) -> int:
-        params = choose()[1]
+    def _page(self, ask: Ask) -> int:
+        params = ask[1]
         token, raw = received(params["resumeToken"]), msgspec.Raw(msgspec.json.encode(params))
         began = time.perf_counter_ns()
         try:
