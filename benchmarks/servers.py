@@ -109,7 +109,10 @@ async def _started(
 ) -> AsyncIterator[tuple[trio.Process, list[str]]]:
     """A server that listens at so many addresses, which its log says."""
     with tempfile.TemporaryFile() as log:
-        process = await trio.lowlevel.open_process(command, cwd=ROOT, stdout=log, stderr=log)
+        # Ctrl-C on a terminal is for us; we end it.
+        process = await trio.lowlevel.open_process(
+            command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             with trio.fail_after(START_S):
                 urls = await _addresses(process, log.fileno(), count)

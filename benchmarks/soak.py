@@ -6,11 +6,12 @@ A real server over all transports, with a journal on disk, meets clients that do
 do, right and wrong (`soak_day`). It keeps nothing for longer than 20 s (`soak_app`), so what it
 uses must be flat when the first quarter is over: memory, descriptors, threads, WAL, file, streams
 and sessions, each within a bound that is printed. It exits with 1 where one is not, where a message
-was missing or out of place, or where the server has ended.
+was missing or out of place, or where the server has ended. Ctrl-C ends the day early.
 """
 
 import argparse
 import logging
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from rich.table import Column, Table
 from benchmarks.flat import MIB, Sample, Series, verdict
 from benchmarks.servers import everywhere
 from benchmarks.soak_day import HABITS, Day
+from streams.commands import cancel_on
 from streams.console import log_to_stderr
 
 APP: Final = f"{Path(__file__).resolve().with_name('soak_app.py')}:server"
@@ -38,7 +40,7 @@ COLUMNS: Final = ("first tenth", "last tenth", "highest", "per hour", "allowed")
 class Report(msgspec.Struct, frozen=True):
     """A whole run."""
 
-    minutes: float
+    minutes: float  # up to the last sample
     seed: int
     done: dict[str, int]
     failures: list[str]
@@ -67,7 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seed = SystemRandom().randrange(2**32) if chosen.seed is None else chosen.seed
     chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=chosen.out) as folder:
-        report = trio.run(_soak, chosen.app, Path(folder), chosen.minutes, seed)
+        try:
+            report = trio.run(_soak, chosen.app, Path(folder), chosen.minutes, seed)
+        except ValueError as error:
+            parser.exit(1, f"too short: {error}\n")
     encoded = msgspec.json.encode(report)
     (chosen.out / "soak.json").write_bytes(encoded + b"\n")
     if chosen.json:
@@ -78,17 +83,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _soak(app: str, folder: Path, minutes: float, seed: int) -> Report:
+    """The whole day. Raises `ValueError` where it was too short to tell anything."""
     journal = folder / "soak.db"
     samples: list[Sample] = []
-    async with everywhere(app, journal) as served:
-        day = Day(served, seed)
-        with trio.move_on_after(60 * minutes):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_sample, served["ws"].pid, journal, samples)
-                for name, habit in HABITS.items():
-                    for _ in range(habit.clients):
-                        nursery.start_soon(day.go_on, name)
-    return Report(minutes, seed, dict(day.done), day.failures, verdict(samples), samples)
+    with trio.open_signal_receiver(signal.SIGINT) as interrupts:
+        async with everywhere(app, journal) as served, trio.open_nursery() as nursery:
+            nursery.cancel_scope.deadline = trio.current_time() + 60 * minutes
+            nursery.start_soon(cancel_on, interrupts, nursery.cancel_scope)
+            nursery.start_soon(_sample, served["ws"].pid, journal, samples)
+            day = Day(served, seed)
+            for name, habit in HABITS.items():
+                for _ in range(habit.clients):
+                    nursery.start_soon(day.go_on, name)
+    series = verdict(samples)
+    return Report(samples[-1].at_s / 60, seed, dict(day.done), day.failures, series, samples)
 
 
 async def _sample(pid: int, journal: Path, samples: list[Sample]) -> None:
@@ -112,7 +120,7 @@ def _print(report: Report) -> None:
         shown = [f"{value / scale:,.1f}" for value in values]
         table.add_row(f"{name}, MiB" if unit else name, *shown, "flat" if one.is_flat else "GROWS")
     out.print(table)
-    out.print(f"{report.minutes:g} min, --seed {report.seed}")
+    out.print(f"{report.minutes:.1f} min, --seed {report.seed}")
     out.print(", ".join(f"{name}: {report.done.get(name, 0):,}" for name in HABITS))
     for failure in report.failures:
         out.print(failure, markup=False, soft_wrap=True)

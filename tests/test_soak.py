@@ -1,7 +1,10 @@
 """Soaking a server works, sees to it that all messages are right, and tells what is not flat."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from benchmarks.flat import BOUNDS, MIB, WARM_UP, Sample, Series, verdict
 from benchmarks.soak import Report
 from benchmarks.soak_day import HABITS
 from tests.command import run
+from tests.rigs import ROOT
+from tests.wire.raw import DEADLINE_S
 
 SECONDS = 200
 FAULTY = f"{Path(__file__).with_name('faulty_fill.py')}:lossy"
@@ -103,6 +108,20 @@ def test_everything_is_done_and_every_message_is_right(tmp_path: Path) -> None:
     assert [one["name"] for one in told["series"]] == list(BOUNDS)
     assert json.loads((tmp_path / "soak.json").read_text()) == told
     assert [path.name for path in tmp_path.iterdir()] == ["soak.json"], "no journal is left"
+
+
+def test_ctrl_c_ends_a_day_that_was_too_short_to_tell(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--out", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as soaking:
+        until = time.monotonic() + DEADLINE_S
+        while not list(tmp_path.glob("*/soak.db")):
+            assert time.monotonic() < until, "the server does not start"
+            time.sleep(0.05)
+        soaking.send_signal(signal.SIGINT)
+        _, said = soaking.communicate(timeout=DEADLINE_S)
+    assert (soaking.returncode, said.count("\n")) == (1, 1), said
+    assert said.startswith("too short: "), said
+    assert list(tmp_path.iterdir()) == [], "no journal is left"
 
 
 def test_a_server_that_loses_a_message_is_found_out(
