@@ -64,12 +64,12 @@ class Cables:
             except OSError:
                 return  # the server has just ended: the client sees that nobody is there
             cable = _Cable(near, far)
-            self._laid.add(cable)
-            try:
-                async with far:
+            async with far:
+                self._laid.add(cable)
+                try:
                     await cable.carry()
-            finally:
-                self._laid.discard(cable)
+                finally:
+                    self._laid.discard(cable)  # before an end is closed: that takes a turn
 
 
 class _Cable:

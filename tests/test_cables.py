@@ -103,6 +103,32 @@ async def test_a_reset_is_an_error_at_both_ends() -> None:
                 await end.receive_some()
 
 
+class Resetting(trio.abc.Instrument):
+    """Resets the cables at every turn; keeps what went wrong, for what it raised would be lost."""
+
+    def __init__(self, cables: Cables) -> None:
+        self._cables = cables
+        self.errors: list[OSError] = []
+
+    def after_io_wait(self, timeout: float) -> None:
+        try:
+            self._cables.reset()
+        except OSError as error:
+            self.errors.append(error)
+
+
+async def test_a_reset_may_come_while_a_connection_ends() -> None:
+    async with laid() as ends:
+        resetting = Resetting(ends.cables)
+        trio.lowlevel.add_instrument(resetting)
+        assert ends.cables.reset() == 1
+        for end in (ends.client, ends.server):
+            with pytest.raises(trio.BrokenResourceError):
+                await end.receive_some()
+        trio.lowlevel.remove_instrument(resetting)
+        assert (ends.cables.reset(), resetting.errors) == (0, [])
+
+
 async def test_nothing_comes_through_a_hushed_connection_nor_later() -> None:
     async with laid() as ends:
         hushed_client, hushed_server = ends.client, ends.server
