@@ -132,7 +132,7 @@ def _shown(
     async def tell() -> None:
         while True:
             await trio.sleep(TELL_EVERY_S)
-            out.print(_line(storm))
+            out.print(_line(storm), soft_wrap=True)
 
     if not out.is_terminal:
         yield tell
