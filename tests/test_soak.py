@@ -58,6 +58,12 @@ def test_a_file_may_be_as_large_as_what_was_in_use_at_once() -> None:
     assert not_flat(day(file_bytes=grown, used_bytes=used)) == set()
 
 
+def test_a_wal_may_grow_until_it_starts_over() -> None:
+    grows = [8 * MIB + 31 * MIB * at / SECONDS for at in range(SECONDS)]
+    assert not_flat(day(wal_bytes=grows)) == set()
+    assert not_flat(day(wal_bytes=[2 * size for size in grows])) == {"wal_bytes"}
+
+
 def test_the_warm_up_and_a_single_peak_do_not_count() -> None:
     early = int(WARM_UP * SECONDS)
     warming = [MIB * float(at) for at in range(early)] + [float(early * MIB)] * (SECONDS - early)
