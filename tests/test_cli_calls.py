@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ import pytest
 from streams.callbook import Callbook
 from tests.acceptance.launch import LINGER, owners, wait_for_end
 from tests.command import Following, run, run_as_printed, stdio_url
-from tests.wire.process import Gate, ServerProcess, gate_in
-from tests.wire.raw import DEADLINE_S
+from tests.wire.process import Gate, ServerProcess, gate_in, wait_until
 
 APP = f"{Path(__file__).parent / 'command_server.py'}:server"
 NOTHING = "No call is noted: none that was begun here is left to come back to."
@@ -60,13 +58,6 @@ def listed() -> list[dict[str, Any]]:
     return rows
 
 
-def wait_until(is_so: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        os.sched_yield()
-
-
 # What is kept
 
 
@@ -86,7 +77,7 @@ def test_what_was_left_is_listed_and_comes_back_by_its_name(
     assert line.split()[:2] == ["count-1", "count"]
     assert line.endswith("  running")
     gate.release()
-    wait_until(lambda: listed()[0]["state"] == "done")
+    wait_until("the call is done", lambda: listed()[0]["state"] == "done")
     assert run("calls").stdout.splitlines()[1].endswith("  done, result waiting")
     done = run_as_printed(farewell[1])
     assert (done.returncode, done.stdout, done.stderr) == (0, "counted 3\n", "")
@@ -109,7 +100,7 @@ def test_a_call_is_noted_before_its_first_message_is_shown(
 
 def test_a_call_that_says_nothing_is_noted_too(server: ServerProcess, book: Callbook) -> None:
     with Following("call", server.url, "forever") as call:
-        wait_until(book.entries)
+        wait_until("the call is noted", book.entries)
         call.kill()
     assert [(row["name"], row["state"]) for row in listed()] == [("forever-1", "running")]
 

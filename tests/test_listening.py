@@ -5,15 +5,14 @@ import os
 import resource
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 
 from tests import bare_http, bare_websocket
-from tests.wire.process import ServerProcess
+from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
 from transports import listening, websocket
@@ -34,13 +33,6 @@ def allow(server: ServerProcess, descriptors: int) -> None:
 
 def open_descriptors(server: ServerProcess) -> int:
     return len(os.listdir(f"/proc/{server.pid}/fd"))
-
-
-def wait_until(what: str, is_so: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < give_up_at, what
-        time.sleep(0.01)
 
 
 def asking(server: ServerProcess, kind: str) -> tuple[int, bytes, bytes]:

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from benchmarks.soak import Report
 from benchmarks.soak_day import HABITS
 from tests.command import run
 from tests.rigs import ROOT
+from tests.wire.process import wait_until
 from tests.wire.raw import DEADLINE_S
 
 SECONDS = 200
@@ -119,10 +119,7 @@ def test_everything_is_done_and_every_message_is_right(tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_day_that_was_too_short_to_tell(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.soak", "--out", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as soaking:
-        until = time.monotonic() + DEADLINE_S
-        while not list(tmp_path.glob("*/soak.db")):
-            assert time.monotonic() < until, "the server does not start"
-            time.sleep(0.05)
+        wait_until("the server starts", lambda: list(tmp_path.glob("*/soak.db")))
         soaking.send_signal(signal.SIGINT)
         _, said = soaking.communicate(timeout=DEADLINE_S)
     assert (soaking.returncode, said.count("\n")) == (1, 1), said

@@ -4,15 +4,14 @@ import json
 import random
 import sqlite3
 import string
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.wire.httpclient import HttpClient
-from tests.wire.process import Gate, ServerProcess, gate_in
-from tests.wire.raw import DEADLINE_S, Peer
+from tests.wire.process import Gate, ServerProcess, gate_in, wait_until
+from tests.wire.raw import Peer
 from tests.wire.verbs import POSITIONS, STREAMS, start
 
 LETTERS: Final = string.ascii_letters + string.digits + "-_"
@@ -82,11 +81,13 @@ def _event_ids(server: ServerProcess, gate: Gate) -> list[str]:
 
 
 def _wait_for_rest(journal: Path, count: int) -> None:
-    until = time.monotonic() + DEADLINE_S
     with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as file:
-        while file.execute("SELECT count(*) FROM rests").fetchone()[0] < count:
-            assert time.monotonic() < until, "the streams do not come to rest"
-            time.sleep(0.05)
+
+        def are_at_rest() -> bool:
+            [rests] = file.execute("SELECT count(*) FROM rests").fetchone()
+            return bool(rests >= count)
+
+        wait_until("the streams come to rest", are_at_rest)
 
 
 class Guesser:

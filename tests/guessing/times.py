@@ -3,7 +3,7 @@
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +43,11 @@ class Apart(NamedTuple):
     what: str
     medians: dict[str, float]
 
+    @classmethod
+    def of(cls, what: str, taken: Mapping[str, Sequence[int]]) -> "Apart":
+        """What so many nanoseconds of each kind come to."""
+        return cls(what, {name: statistics.median(each) / 1000 for name, each in taken.items()})
+
     @property
     def most(self) -> float:
         """The largest difference to the first, as a part of it."""
@@ -72,7 +77,7 @@ def medians(
         dice.shuffle(names)
         for name in names:
             taken[name].append(ask(made[name]))
-    return Apart(what, {name: statistics.median(each) / 1000 for name, each in taken.items()})
+    return Apart.of(what, taken)
 
 
 # Over sockets
@@ -211,13 +216,7 @@ class _Lookups:
                 taken["id"][name].append(await self._find(Poll(stream, None, None)))
                 taken["id and token"][name].append(await self._find(Poll(stream, token, None)))
                 taken["event id"][name].append(await self._recall(event_id))
-        return [
-            Apart(
-                f"lookup, {way}",
-                {name: statistics.median(each) / 1000 for name, each in of.items()},
-            )
-            for way, of in taken.items()
-        ]
+        return [Apart.of(f"lookup, {way}", each) for way, each in taken.items()]
 
     def pages(self, rounds: int) -> Apart:
         choices = {"unknown": self.guesser.unknown_page, "theirs": self.guesser.known_page}

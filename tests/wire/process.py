@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,14 @@ OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
 _END: Final = "(end of standard error)"
 _WS_ADDRESS: Final = re.compile(r"wss?://127\.0\.0\.1:(\d+)")
 _HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
+
+
+def wait_until(what: str, is_so: Callable[[], object]) -> None:
+    """Look until it is so; `what` says what was waited for in vain."""
+    give_up_at = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < give_up_at, what
+        time.sleep(0.01)
 
 
 class ServerProcess:
