@@ -18,6 +18,7 @@ from streams.binding import call_digest, vouched
 from streams.checks import (
     check_answerable,
     check_cursor,
+    check_free,
     check_ids,
     check_same_call,
     check_undelivered,
@@ -106,14 +107,19 @@ class Access:
         session = connection.session
         given = connection.cursor_of(stream.id) if intent.after is None else intent.after
         check_cursor(stream, given)
+        check_free(session, reply_id, besides=stream)
         if not takes_over:
-            check_ids(stream, reply_id, session)
+            check_ids(stream, session)
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
-        if given is not None:
-            stream.deliver(given)
         if takes_over:
+            stream.deliver(after)  # a client that has all of it is refused, but has said so
             check_answerable(stream, after)
+        elif reply_id == stream.request_id:
+            # Two responses cannot have one id: the stream's own, if it is to come, is the reply.
+            takes_over = not stream.state.is_finished(after)
+        _displace(stream, connection, reply_id)
+        stream.deliver(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
     def turn(
@@ -130,8 +136,11 @@ class Access:
         Raises `Refusal` where the token leads to no page of that call: one answer, whatever it is.
         """
         stream, seq = self._find_page(connection.session, token, params)
-        speaks = connection.session.settings.dialects
+        session = connection.session
+        check_free(session, reply_id, besides=stream)
+        _displace(stream, connection, reply_id)
         stream.turn(seq)
+        speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
         return stream
 
@@ -149,7 +158,10 @@ class Access:
         after = stream.state.delivered
         check_undelivered(stream, after)
         self._check_early(stream)
-        speaks = connection.session.settings.dialects
+        session = connection.session
+        check_free(session, reply_id, besides=stream)
+        _displace(stream, connection, reply_id)
+        speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
 
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
@@ -175,8 +187,6 @@ class Access:
         takes_over: bool,
         is_call: bool = False,
     ) -> None:
-        if stream.delivery is not None:
-            stream.delivery.supersede(connection)
         state = stream.state
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
         # An answer is still wanted, whatever the cursor says.
@@ -349,7 +359,7 @@ class Access:
         # At once, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
-            stream.deliver(question.seq)
+            stream.confirm(session, question.seq)
         stream.asking.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
@@ -373,6 +383,17 @@ class Access:
             if is_meant and not _is_answered(stream.state):
                 self._on_cancel(stream)
                 return
+
+
+def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
+    """End the delivery that is attached now, noticed to be dead or not: the newest wins."""
+    current = stream.delivery
+    if current is None:
+        return
+    if current.connection.session is by.session and current.waiting_id == reply_id:
+        current.drop()  # its client asks again, and must not hear under this id that it failed
+    else:
+        current.supersede(by)
 
 
 def _is_answered(state: StreamState) -> bool:

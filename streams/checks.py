@@ -6,15 +6,21 @@ import msgspec
 
 from streams import messages
 from streams.binding import call_digest
-from streams.errors import INVALID_PARAMS, Refusal, refusal
+from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.messages import RequestId
 from streams.session import Session
 from streams.stream import Stream
 
 
-def check_ids(stream: Stream, reply_id: RequestId, session: Session) -> None:
-    """The response comes under an id of its own, beside the reply."""
-    if session.is_taken(stream.request_id, reply_id) or stream.request_id == reply_id:
+def check_free(session: Session, request_id: RequestId, *, besides: Stream | None = None) -> None:
+    """A new request needs an id of its own, unless it displaces what has that id: `besides`."""
+    if session.is_taken(request_id, besides=besides):
+        raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
+
+
+def check_ids(stream: Stream, session: Session) -> None:
+    """The response is replayed under the id of the original request, which must be free."""
+    if session.is_taken(stream.request_id, besides=stream):
         raise refusal("id_in_use")
 
 

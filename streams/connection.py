@@ -14,9 +14,8 @@ import trio
 
 from streams import extension
 from streams.delivery import Delivery
-from streams.errors import Unavailable
+from streams.errors import Missing, Unavailable, refusal
 from streams.framing import NUMBERED, PLAIN, Framing
-from streams.joining import missing
 from streams.journal import STORED_BYTES_MAX, Journal
 from streams.limits import MIB
 from streams.messages import Channel, Run
@@ -266,13 +265,9 @@ class Connection:
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
-        runs: Sequence[Run] = ()
-        if delivery.position < state.durable:
-            runs = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
+        runs = await self._read_runs(delivery, share)
         if delivery.is_over or not delivery.may_open:
             return
-        if not runs and delivery.position < state.durable:
-            raise missing(delivery.position + 1, state.durable)
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
@@ -285,6 +280,28 @@ class Connection:
             self._conclude(delivery, response, write)
         elif delivery.position < state.durable:
             self._ready[delivery] = None
+
+    async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
+        """What follows the delivery's position. It is all there: `delivered` never passes the
+        position of the attached delivery, and the journal keeps what is above `delivered`.
+
+        A delivery that ends meanwhile may find a gap, since a newer one lets go of messages. So may
+        one that stands below `delivered` against that rule: its client is told, and no other.
+        """
+        state, position = delivery.stream.state, delivery.position
+        if position >= state.durable:
+            return ()
+        runs: Sequence[Run] = ()
+        try:
+            runs = await self._journal.read(delivery.stream.id, position, bytes_max=share)
+        except Missing:
+            if not delivery.is_over and position >= state.delivered:
+                raise
+        if not delivery.is_over and position < state.delivered:
+            delivery.fail(refusal("messages_gone", earliestSeq=state.delivered + 1))
+        if not (runs or delivery.is_over):
+            raise Missing(position + 1, state.durable)
+        return runs
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
@@ -324,9 +341,11 @@ class Connection:
         """The write is out. Only now may a pong be taken for a proof that it was read."""
         for delivery, seq in write.runs:
             delivery.written = seq
-            if seq and delivery.stream.record.is_announced and self._may_prove:
-                self._proofs.wrote(delivery.stream, seq)
-            delivery.stream.notify()
+            stream = delivery.stream
+            is_provable = self._may_prove and stream.record.is_announced
+            if seq and is_provable and stream.is_newest(delivery.number):
+                self._proofs.wrote(delivery, seq)
+            stream.notify()
         self._finish()
         self._moved.unpark_all()
 
@@ -350,7 +369,9 @@ class Connection:
                 delivery.stream.attach(delivery)
 
     async def _watch(self) -> None:
-        await trio.sleep(SETTLE_S if self._proofs else PING_EVERY_S)
+        with trio.move_on_after(PING_EVERY_S):
+            await self._proofs.needed()
+            await trio.sleep(SETTLE_S)
         marks = self._proofs.marks
         has_pong = None
         with trio.move_on_after(SILENCE_S):

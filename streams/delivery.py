@@ -61,6 +61,7 @@ class Delivery:
         "is_granted",
         "is_open",
         "is_over",
+        "number",
         "position",
         "preamble",
         "reply_id",
@@ -87,6 +88,7 @@ class Delivery:
         self.stream = stream
         self.connection = connection
         self.start = after if granted is None else granted.start
+        self.number = 0  # in the order of its stream's deliveries, once it is attached
         self.position = after  # handed to the sender
         self.written = after - 1  # becomes `after` once the client knows how to come back
         self.preamble = preamble  # lines that have no number

@@ -10,6 +10,7 @@
     │   ├── Unavailable      busy: nothing was written, or perhaps all of it; repeat the same call
     │   │   └── Full         the disk is full; repeat the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
+    │       └── Missing      lines that the journal should have
     └── ClientError          what a caller of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
@@ -156,6 +157,16 @@ class Full(Unavailable):
 
 class JournalUnusable(JournalError):
     """This file cannot be a journal here and now; the message says why and what to do."""
+
+
+class Missing(JournalUnusable):
+    """Lines `first` to `last` of a stream should be in the journal, and are not."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__(
+            f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore "
+            "a backup"
+        )
 
 
 class ClientError(StreamsError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from streams.errors import JournalUnusable
+from streams.errors import Missing
 from streams.journal import STORED_BYTES_MAX
 from streams.messages import Run
 
@@ -10,14 +10,14 @@ from streams.messages import Run
 def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
     """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
 
-    Raises `JournalUnusable` where one is missing ahead of another: a gap is never handed on.
+    Raises `Missing` where one is missing ahead of another: a gap is never handed on.
     """
     runs = iter(stored)
     first = next(runs, None)
     if first is None:
         return []
     if first.seq > after + 1:
-        raise missing(after + 1, first.seq - 1)
+        raise Missing(after + 1, first.seq - 1)
     first = first.after(after)
     if len(first.body) > bytes_max:
         return [next(first.split(bytes_max))]
@@ -25,7 +25,7 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
     bytes_left, room = bytes_max - len(first.body), STORED_BYTES_MAX - len(first.body)
     for run in runs:
         if run.seq != next_seq:
-            raise missing(next_seq, run.seq - 1)
+            raise Missing(next_seq, run.seq - 1)
         size, next_seq = len(run.body), run.last + 1
         bytes_left -= size
         if bytes_left < 0:
@@ -36,14 +36,6 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
         groups[-1].append(run)
         room -= size
     return [_as_one(group) for group in groups]
-
-
-def missing(first: int, last: int) -> JournalUnusable:
-    """What to raise where these lines should be, and are not."""
-    return JournalUnusable(
-        f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore a "
-        "backup"
-    )
 
 
 def _as_one(group: Sequence[Run]) -> Run:

@@ -9,6 +9,10 @@ changed nothing.
 
 These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
 no longer kept.
+
+`reader` is the position of the delivery that is attached now, if there is one. `delivered` never
+passes it, so a reader always finds in the journal what follows its position. A new reader may stand
+far below `written`: the replay of a backlog begins again at `delivered`.
 """
 
 import enum
@@ -102,6 +106,7 @@ class StreamState:
         "outcome",
         "pages",
         "questions",
+        "reader",
         "written",
     )
 
@@ -113,6 +118,7 @@ class StreamState:
         self.last = self.durable = record.last
         self.delivered = record.acked
         self.written = record.last if record.is_read else record.acked
+        self.reader: int | None = None
         self._last_request = record.last_request
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
@@ -259,6 +265,7 @@ class StreamState:
         It does for the oldest of what a client that confirms nothing has been sent too much of.
         """
         self.committed(run.last)  # it came from the journal, which may be ahead of its own report
+        self.reader = run.last
         if run.last <= self.written:
             return False
         news = run.after(self.written)
@@ -276,9 +283,11 @@ class StreamState:
         return is_news
 
     def deliver(self, seq: int) -> bool:
-        """The client has everything up to `seq`; tell whether that is news."""
-        seq = min(seq, self.durable)
-        if seq <= self.delivered:
+        """The client has everything up to `seq`; tell whether that is news.
+
+        It changes nothing where the attached reader is not there yet: its messages must be kept.
+        """
+        if not self.delivered < seq <= (self.durable if self.reader is None else self.reader):
             return False
         self.delivered = seq
         self.written = max(self.written, seq)
@@ -299,6 +308,7 @@ class StreamState:
         self._held.clear()
         self.pages.clear()
         self.questions.clear()
+        self.reader = None  # nothing is kept for it
         self.delivered = self.written = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
 
@@ -360,13 +370,19 @@ class StreamState:
 
     # Who is there
 
-    def attach(self, *, confirms: bool) -> None:
-        """A connection follows the stream: the clock of `max` stands still."""
+    def attach(self, position: int, *, confirms: bool) -> None:
+        """A connection follows the stream from `position` on: the clock of `max` stands still."""
+        self.reader = position
         self.idle_since = None
         self.client_confirms = confirms
 
     def detach(self, now: float) -> None:
         """No connection follows the stream any more."""
+        self.reader = None
+        self.fall_silent(now)
+
+    def fall_silent(self, now: float) -> None:
+        """The attached connection shows no life: the clock of `max` runs again."""
         self.idle_since = now
         if self.is_paged and self._answered_at is None and self.is_finished(self.written):
             self._answered_at = now

@@ -11,6 +11,7 @@ import msgspec
 import trio
 
 from streams import dialects, extension, messages
+from streams.checks import check_free
 from streams.connection import Connection
 from streams.engine import Engine, Handler
 from streams.errors import (
@@ -145,22 +146,17 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        self._check_free(request_id)
-        if method in self._deliveries:
+        if method in self._deliveries:  # which may displace what has their id
             assert connection is not None
             await self._deliveries[method](message, line, connection)
             return None
+        check_free(self.session, request_id)
         if method in self._questions:
             return messages.result(request_id, await self._poll(message))
         if method in self._requests:
             return messages.result(request_id, self._requests[method](message))
         known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
-
-    def _check_free(self, request_id: RequestId) -> None:
-        """Where something was waited for, another request may have taken the id meanwhile."""
-        if self.session.is_taken(request_id):
-            raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
@@ -237,7 +233,6 @@ class Peer:
                 marked = extension.marked(message, called.mark)
                 await self._begin(message, params, marked, connection, called.mark)
                 return
-            self._check_free(message.id)
             access, stream = self._engine.access, called.stream
             access.repeat(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
@@ -252,6 +247,7 @@ class Peer:
     ) -> None:
         """Begin a call whose request is kept as `line`, with this mark in it."""
         assert isinstance(message.id, int | str)
+        check_free(self.session, message.id)
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
@@ -270,7 +266,7 @@ class Peer:
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
-        self._check_free(message.id)
+        check_free(self.session, message.id)  # it may have been taken meanwhile
         stream = self._engine.begin(
             connection,
             line,
@@ -302,7 +298,6 @@ class Peer:
         word = self._resumings[method]
         intent = word.read(message.params)
         stream = await self._engine.access.find(self.session, intent)
-        self._check_free(request_id)
         self._engine.access.resume(
             connection,
             stream,

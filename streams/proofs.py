@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 if TYPE_CHECKING:
+    from streams.delivery import Delivery
     from streams.stream import Stream
 
 # What was written, has left the kernel's queue, and is followed so much later by a sign of life,
 # has arrived: the time is the one that the Streams page names.
 BELIEF_S: Final = 120.0
 
-Marks = dict["Stream", int]  # up to which seq each stream was written
+# Of each stream, the number of the delivery that was written last, and up to which seq. A stream
+# that has a newer delivery by now takes no proof of this one.
+Marks = dict["Stream", tuple[int, int]]
 
 
 class Proofs:
@@ -25,19 +28,25 @@ class Proofs:
     def __init__(self) -> None:
         self._unproved: Marks = {}
         self._emptied: deque[tuple[float, Marks]] = deque()  # when the queue was seen empty
+        self._is_needed = trio.Event()
 
-    def __bool__(self) -> bool:
-        return bool(self._unproved)
+    async def needed(self) -> None:
+        """Wait until something was written that is yet to be proved."""
+        if not self._unproved:
+            self._is_needed = trio.Event()
+            await self._is_needed.wait()
 
     @property
     def marks(self) -> Marks:
         """What was written until now, and nothing has been seen of since."""
         return dict(self._unproved)
 
-    def wrote(self, stream: "Stream", seq: int) -> None:
-        """A stream was written up to `seq`."""
-        self._unproved[stream] = seq
+    def wrote(self, delivery: "Delivery", seq: int) -> None:
+        """A delivery was written up to `seq`."""
+        stream = delivery.stream
+        self._unproved[stream] = (delivery.number, seq)
         stream.witness = self
+        self._is_needed.set()
 
     def may_prove(self, stream: "Stream") -> bool:
         """Whether a sign of life may yet tell that what was written of a stream was read."""
@@ -71,11 +80,11 @@ class Proofs:
         self._emptied.clear()
 
     def _forget(self, marks: Marks) -> None:
-        for stream, seq in marks.items():
-            if self._unproved.get(stream) == seq:  # else more was written since
+        for stream, mark in marks.items():
+            if self._unproved.get(stream) == mark:  # else more was written since
                 del self._unproved[stream]
 
 
 def _deliver(marks: Marks) -> None:
-    for stream, seq in marks.items():
-        stream.deliver(seq)
+    for stream, mark in marks.items():
+        stream.prove(*mark)

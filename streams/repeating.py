@@ -15,8 +15,7 @@ from typing import Any
 import trio
 
 from streams import messages
-from streams.errors import Refusal, refusal
-from streams.joining import missing
+from streams.errors import Missing, Refusal, refusal
 from streams.journal import STORED_BYTES_MAX, Journal
 from streams.lifecycle import Question
 from streams.messages import Kind, RequestId
@@ -93,7 +92,7 @@ class Repetition:
             lambda: self._journal.read(self._stream, seq, bytes_max=STORED_BYTES_MAX)
         )
         if not runs:
-            raise missing(seq + 1, self._last)
+            raise Missing(seq + 1, self._last)
         return [line for run in runs for line in run.lines][: self._last - seq]
 
     def _take(self) -> None:

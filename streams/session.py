@@ -4,6 +4,7 @@ On stdio and a WebSocket that lasts as long as the connection; over HTTP it goes
 number of requests (`streams.sessions`).
 """
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from streams.extension import Settings
@@ -27,19 +28,25 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
-        self.taken: set[RequestId] = set()  # the ids that stand for something now
+        self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
 
-    def is_taken(self, *ids: RequestId) -> bool:
-        """Whether one of these ids stands for something now.
+    def is_taken(self, *ids: RequestId, besides: "Stream | None" = None) -> bool:
+        """Whether one of these ids stands for something now, `besides` the delivery of a stream
+        that the request with these ids displaces.
 
-        Who was cut off may be back, under the same id, before its former connection is done with.
+        A client that was cut off may be back, under the same id, before the server has noticed.
         """
-        if self.taken.isdisjoint(ids):
+        if not self._is_any_taken(ids, besides):
             return False
         for delivery in list(self.deliveries):
             if not delivery.connection.channel.is_writable():
                 delivery.drop()
-        return not self.taken.isdisjoint(ids)
+        return self._is_any_taken(ids, besides)
+
+    def _is_any_taken(self, ids: tuple[RequestId, ...], besides: "Stream | None") -> bool:
+        displaced = None if besides is None else besides.delivery
+        own = displaced.taken_ids if displaced in self.deliveries else ()
+        return any(self._taken[each] > (each in own) for each in ids)
 
     def has_begun(self, stream: "Stream") -> bool:
         """Whether the stream was begun here, and its request can be cancelled from here even when
@@ -50,9 +57,9 @@ class Session:
     def attach(self, delivery: "Delivery") -> None:
         """A stream is delivered to this client from now on."""
         self.deliveries[delivery] = None
-        self.taken |= delivery.taken_ids
+        self._taken.update(delivery.taken_ids)
 
     def detach(self, delivery: "Delivery") -> None:
         """It no longer is. Twice is as good as once."""
         if self.deliveries.pop(delivery, delivery) is None:
-            self.taken -= delivery.taken_ids
+            self._taken -= Counter(delivery.taken_ids)

@@ -43,6 +43,7 @@ class Stream:
         "_keyring",
         "_left_at",
         "_limits",
+        "_newest",
         "_offered",
         "_on_settled",
         "_progress_token",
@@ -104,8 +105,11 @@ class Stream:
         self.asking = Asking(self, answers)
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
-        self._reader: Session | None = None  # to whom it was last delivered
-        self._offered = 0  # up to which seq
+        # The newest delivery, attached or over: its number, its client, and up to which seq it
+        # has come. Only what that client shows of that delivery can move the delivered mark.
+        self._newest = 0
+        self._reader: Session | None = None
+        self._offered = 0
         self._left_at = -math.inf  # when that ended last
         self.witness: Proofs | None = None  # whose signs of life may prove what was written
 
@@ -306,15 +310,18 @@ class Stream:
         return Forget(self.id, self.record.fence)
 
     def deliver(self, seq: int) -> None:
-        """The client has everything up to `seq`.
+        """The client says itself that it has everything up to `seq`.
 
-        That a page has arrived does not mean that it will not be asked for again.
+        A page that has arrived may be asked for again, so nothing is let go of a stream with pages.
         """
         if not self.state.is_paged:
             self.turn(seq)
 
     def turn(self, seq: int) -> None:
-        """Nothing up to `seq` is wanted any more, be it a page or not."""
+        """Let go of everything up to `seq`, pages too, as far as the attached delivery has come.
+
+        Everything that moves the delivered mark goes through here, or through `wrote`.
+        """
         if not self.is_at_rest and self.state.deliver(seq):
             self._delivered()
             self.make_use_of_room()
@@ -333,45 +340,60 @@ class Stream:
         return self._keyring.page_token(self.id, seq, self.digest)
 
     def confirm(self, session: "Session", seq: int) -> bool:
-        """An ack of a client that counts; False where it is not for this one to give."""
+        """Take a client's word, an ack or an answer, that it has everything up to `seq`.
+
+        False where the newest delivery is another client's, or has not come so far.
+        """
         if session is not self._reader or seq > self._offered:
             return False
         self.deliver(seq)
         return True
 
+    def is_newest(self, delivery_number: int) -> bool:
+        """Whether no later delivery has begun since this one."""
+        return delivery_number == self._newest
+
+    def prove(self, delivery_number: int, seq: int) -> None:
+        """A sign of life shows that a delivery was read up to `seq`: the newest one counts."""
+        if self.is_newest(delivery_number):
+            self.deliver(seq)
+
     def may_be_confirmed(self, now: float) -> bool:
-        """Whether who has had it last may still say, or show, that it has more of it."""
+        """Whether its last client may still say, or show, that it has more of it."""
         if self.witness is not None and self.witness.may_prove(self):
             return True
         is_asked = self.state.client_confirms and self.state.delivered < self._offered
         return is_asked and now - self._left_at < ACK_WAIT_S
 
     def attach(self, delivery: "Delivery") -> None:
-        """From now on the delivery follows this stream."""
+        """From now on the delivery follows this stream, or it shows life again."""
         session = delivery.connection.session
-        if session is not self._reader:
-            self._reader, self._offered = session, 0
+        if delivery is not self.delivery:
+            self._newest += 1
+            delivery.number = self._newest
+            self._reader, self._offered, self.witness = session, delivery.position, None
         self.delivery = delivery
         if delivery.start > self.asked:
             self.asked = delivery.start
             self.notify()
-        self.state.attach(confirms=session.settings.positions or self.state.is_paged)
+        confirms = session.settings.positions or self.state.is_paged
+        self.state.attach(delivery.position, confirms=confirms)
 
     def detach(self, delivery: "Delivery") -> None:
         """The delivery is over; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
-            self._leave()
+            self._leave(self.state.detach)
             self.notify()
 
     def fall_silent(self, delivery: "Delivery") -> None:
         """The delivery's peer shows no life: that counts as detached, until it does again."""
         if self.delivery is delivery and self.state.idle_since is None:
-            self._leave()
+            self._leave(self.state.fall_silent)
 
-    def _leave(self) -> None:
+    def _leave(self, leave: Callable[[float], None]) -> None:
         self._left_at = trio.current_time()
-        self.state.detach(self._left_at)
+        leave(self._left_at)
         self._on_settled(self)
 
     async def change(self) -> None:

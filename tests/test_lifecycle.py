@@ -159,7 +159,7 @@ def test_what_was_written_once_is_not_unsent_again() -> None:
     state.add(line(1))
     run = write(state)
     state.detach(0.0)
-    state.attach(confirms=False)
+    state.attach(0, confirms=False)
     assert not state.wrote(run)  # the replay of it
     assert state.add(line(2))
     assert state.add(line(3))
@@ -247,7 +247,7 @@ KIB = 1024
 @pytest.mark.parametrize("size", [10 * KIB, 64 * KIB, 100 * KIB])
 def test_a_plain_client_is_taken_to_have_the_oldest_beyond_the_limit(size: int) -> None:
     state = a_state(Limits(undelivered_bytes_max=640 * KIB))
-    state.attach(confirms=False)
+    state.attach(0, confirms=False)
     for _ in range(100):
         assert state.add(b"x" * (size - 1) + b"\n")
         write(state)
@@ -257,7 +257,7 @@ def test_a_plain_client_is_taken_to_have_the_oldest_beyond_the_limit(size: int) 
 
 def test_the_undelivered_stay_limited_when_messages_grow() -> None:
     state = a_state(Limits(undelivered_bytes_max=640 * KIB))
-    state.attach(confirms=False)
+    state.attach(0, confirms=False)
     for size in [64 * KIB] * 20 + [256 * KIB] * 20:
         state.add(b"x" * (size - 1) + b"\n")
         write(state)
@@ -266,7 +266,7 @@ def test_the_undelivered_stay_limited_when_messages_grow() -> None:
 
 def test_what_was_only_just_written_is_not_taken_for_delivered() -> None:
     state = a_state(Limits(undelivered_bytes_max=10))
-    state.attach(confirms=False)
+    state.attach(0, confirms=False)
     state.add(b"x" * 99 + b"\n")
     write(state)
     assert state.delivered == 0
@@ -274,7 +274,7 @@ def test_what_was_only_just_written_is_not_taken_for_delivered() -> None:
 
 def test_a_confirming_client_holds_up_its_handler_at_the_limit() -> None:
     state = a_state(Limits(undelivered_bytes_max=100))
-    state.attach(confirms=True)
+    state.attach(0, confirms=True)
     for _ in range(10):
         assert state.add(b"x" * 9 + b"\n")
         write(state)
@@ -361,7 +361,7 @@ def test_an_attached_stream_has_no_deadline() -> None:
     assert state.deadline == 110.0
     state.touch(50.0)
     assert state.deadline == 150.0
-    state.attach(confirms=False)
+    state.attach(0, confirms=False)
     state.touch(60.0)
     assert state.deadline is None
 

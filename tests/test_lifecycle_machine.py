@@ -28,6 +28,7 @@ class Life(RuleBasedStateMachine):
         self.error_seq = 0
         self.final_seq = 0
         self.seen = 0  # the highest seq that was handed to a connection in this life
+        self.reader: int | None = None  # where the attached connection has come to
         self.clock = 0.0
         self.serial = 0
 
@@ -108,12 +109,12 @@ class Life(RuleBasedStateMachine):
         assert stored is not None
         self.stored = stored
 
-    @precondition(lambda self: self.state.durable > self.state.delivered)
+    @precondition(lambda self: self.reader is not None and self.reader < self.state.durable)
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        first = data.draw(st.integers(self.state.delivered + 1, self.state.durable))
-        first = min(first, self.state.written + 1)  # a connection skips nothing
-        last = data.draw(st.integers(first, self.state.durable))
+        assert self.reader is not None
+        first = self.reader + 1  # a connection skips nothing
+        last = self.reader = data.draw(st.integers(first, self.state.durable))
         self.seen = max(self.seen, last)
         body = b"".join(self.journal[first - 1 : last])
         if self.state.wrote(Run(first, last - first + 1, body)):
@@ -122,35 +123,49 @@ class Life(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
+        """A cursor, an ack, an answer or a pong, be it from an earlier connection."""
         seq = data.draw(st.integers(0, self.state.written))
-        is_news = seq > self.state.delivered
-        assert self.state.deliver(seq) is is_news
+        assert self.state.deliver(seq) is self.is_news(seq)
         self.store(Ack("a-stream", FENCE, self.state.delivered))
         self.release()
+
+    def is_news(self, seq: int) -> bool:
+        is_kept_for_reader = self.reader is not None and seq > self.reader
+        return seq > self.stored.acked and not is_kept_for_reader
 
     def release(self) -> None:
         if self.state.release_held():
             self.numbered += self.held.values()
             self.held.clear()
 
-    @rule(confirms=st.booleans(), passed=st.floats(0, 50))
-    def attach(self, confirms: bool, passed: float) -> None:
+    @rule(data=st.data(), confirms=st.booleans(), passed=st.floats(0, 50))
+    def attach(self, data: st.DataObject, confirms: bool, passed: float) -> None:
+        """A connection begins anywhere behind what was delivered, for one or in place of one."""
         self.clock += passed
-        self.state.attach(confirms=confirms)
+        self.reader = data.draw(st.integers(self.state.delivered, self.state.durable))
+        self.state.attach(self.reader, confirms=confirms)
         assert self.state.deadline is None
 
     @rule(passed=st.floats(0, 50))
     def detach(self, passed: float) -> None:
         self.clock += passed
+        self.reader = None
         self.state.detach(self.clock)
         assert self.state.deadline is not None
         assert self.state.deadline > self.clock
+
+    @precondition(lambda self: self.reader is not None)
+    @rule(passed=st.floats(0, 50))
+    def fall_silent(self, passed: float) -> None:
+        self.clock += passed
+        self.state.fall_silent(self.clock)
+        assert self.state.deadline is not None
 
     @rule()
     def crash(self) -> None:
         """What is not durable is lost, and so is the handler: nobody can answer any more."""
         self.state = StreamState(self.stored, self.limits)
-        self.numbered, self.seen = [], self.state.written
+        self.numbered, self.seen, self.reader = [], self.state.written, None
         self.held.clear()
         self.requests = {n: q for n, q in self.requests.items() if n <= len(self.journal)}
         self.error_seq = self.error_seq if self.error_seq <= len(self.journal) else 0
@@ -160,6 +175,11 @@ class Life(RuleBasedStateMachine):
     def marks_are_in_order(self) -> None:
         state = self.state
         assert state.last >= state.durable >= state.written >= state.delivered >= 0
+
+    @invariant()
+    def what_the_attached_reader_has_not_had_is_kept(self) -> None:
+        assert self.state.reader == self.reader
+        assert self.reader is None or self.state.delivered <= self.reader
 
     @invariant()
     def there_is_never_a_gap(self) -> None:
@@ -223,20 +243,22 @@ class LifeWithPages(Life):
         durable = [seq for seq in self.made if seq <= self.state.durable]
         if durable:
             seq = data.draw(st.sampled_from(durable))
-            assert self.state.deliver(seq) is (seq > self.stored.acked)
+            assert self.state.deliver(seq) is self.is_news(seq)
             self.seen = max(self.seen, self.state.delivered)
             self.store(Ack("a-stream", FENCE, self.state.delivered))
             self.release()
 
-    @rule(passed=st.floats(0, 50))
-    def attach(self, passed: float) -> None:
+    @rule(data=st.data(), passed=st.floats(0, 50))
+    def attach(self, data: st.DataObject, passed: float) -> None:
         self.clock += passed
-        self.state.attach(confirms=True)
+        self.reader = data.draw(st.integers(self.state.delivered, self.state.durable))
+        self.state.attach(self.reader, confirms=True)
         assert self.state.deadline is None
 
     @rule(passed=st.floats(0, 50))
     def detach(self, passed: float) -> None:
         self.clock += passed
+        self.reader = None
         self.state.detach(self.clock)
         # Who comes back for the last page again and again does not put off its end.
         assert self.state.deadline is not None

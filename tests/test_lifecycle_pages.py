@@ -161,7 +161,7 @@ def test_the_last_page_can_be_had_again_for_two_minutes() -> None:
 def test_asking_for_the_last_page_again_does_not_extend_its_time() -> None:
     state = ended(Limits(last_page_s=50.0), max_s=3600.0)
     for now in (20.0, 40.0, 59.0):
-        state.attach(confirms=True)
+        state.attach(0, confirms=True)
         assert state.deadline is None
         state.detach(now)
         assert state.deadline == 60.0

@@ -1,7 +1,7 @@
 """HTTP without a network: requests to a house's endpoint, under any clock."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from streams.endpoint import HttpEndpoint
-from streams.exchange import Caller, Headers, Request
+from streams.exchange import Caller, Endpoint, Headers, Request
 from tests.house import House, Json, said
 
 EVENTS = "text/event-stream"
@@ -98,6 +98,8 @@ class Answer:
 class Browser:
     """A client of a house, with one session or none."""
 
+    make_answer: Callable[[], Answer] = Answer
+
     def __init__(
         self,
         house: House,
@@ -107,12 +109,12 @@ class Browser:
     ) -> None:
         self.session = session
         self.caller = caller
-        self._endpoint = HttpEndpoint(house.running)
+        self._endpoint: Endpoint = HttpEndpoint(house.running)
         self._nursery = nursery
 
     def ask(self, method: str, body: Any = None, *, path: str = "/mcp", **headers: str) -> Answer:
         """Send a request; its answer comes meanwhile."""
-        answer = Answer()
+        answer = self.make_answer()
         given = {"content-type": JSON, "accept": BOTH}
         if self.session is not None:
             given["mcp-session-id"] = self.session

@@ -23,8 +23,9 @@ CAPACITY_BYTES: Final = 16 * 1024
 class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
     """Bytes in one direction, each piece with the time at which it arrives."""
 
-    def __init__(self, weather: Weather) -> None:
+    def __init__(self, weather: Weather, capacity_bytes: int = CAPACITY_BYTES) -> None:
         self._weather = weather
+        self._capacity_bytes = capacity_bytes
         self._pieces: deque[tuple[float, bytes | trio.Event]] = deque()
         self.size = 0
         self._arrives_at = 0.0  # the last piece: none overtakes another
@@ -41,7 +42,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         while True:
             if self._is_closed or self.is_broken_off:
                 raise trio.BrokenResourceError("the other end is gone")
-            room = min(CAPACITY_BYTES - self.size, len(data) - sent)
+            room = min(self._capacity_bytes - self.size, len(data) - sent)
             if room > 0:
                 self._put(bytes(data[sent : sent + room]))
                 self.size += room
@@ -50,8 +51,13 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
                 return
             await self._changed.wait()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can be written before something is read."""
+        return self.size >= self._capacity_bytes
+
     async def wait_send_all_might_not_block(self) -> None:
-        while self.size >= CAPACITY_BYTES and not (self._is_closed or self.is_broken_off):
+        while self.is_full and not (self._is_closed or self.is_broken_off):
             await self._changed.wait()
 
     def probe(self) -> trio.Event:
@@ -182,7 +188,7 @@ class FarChannel(LineChannel):
     def is_ready(self) -> bool:
         """Whether its server may write to it."""
         pipe = self._end.outgoing
-        return self.is_writable() and self.witness is not None and pipe.size < CAPACITY_BYTES
+        return self.is_writable() and self.witness is not None and not pipe.is_full
 
     async def receive(self) -> Sequence[Incoming]:
         received = await super().receive()
@@ -206,8 +212,10 @@ class FarChannel(LineChannel):
 class Cable:
     """A connection: `near` is the client's end, `far` the server's."""
 
-    def __init__(self, weather: Weather, *, principal: str, pings: bool) -> None:
-        up, down = Pipe(weather), Pipe(weather)
+    def __init__(
+        self, weather: Weather, *, principal: str, pings: bool, capacity_bytes: int
+    ) -> None:
+        up, down = Pipe(weather), Pipe(weather, capacity_bytes)
         self.near_end, self.far_end = End(up, down), End(down, up)
         self.near = LineChannel(self.near_end, principal=principal)
         self.far = FarChannel(self.far_end, principal=principal, pings=pings)
@@ -236,17 +244,19 @@ class Network:
 
     def dialer(
         self, owner: str, principal: str, *, pings: bool
-    ) -> Callable[[], AbstractAsyncContextManager[ClientChannel]]:
+    ) -> Callable[..., AbstractAsyncContextManager[ClientChannel]]:
         """What connects a client of this name."""
 
         @asynccontextmanager
-        async def dial() -> AsyncIterator[ClientChannel]:
+        async def dial(capacity_bytes: int = CAPACITY_BYTES) -> AsyncIterator[ClientChannel]:
             await trio.sleep(self._weather.latency_s())
             if self.accept is None:
                 await trio.sleep(self._weather.notice_s())
                 raise ConnectionRefusedError("nobody listens")
             whose = principal or f"conn({self._world.chance.getrandbits(64)})"
-            cable = Cable(self._weather, principal=whose, pings=pings)
+            cable = Cable(
+                self._weather, principal=whose, pings=pings, capacity_bytes=capacity_bytes
+            )
             self.cables[cable] = owner
             self._nursery.start_soon(self._arrive, cable)
             self._nursery.start_soon(self._fare, cable)

@@ -1,5 +1,8 @@
 """Clients that know the proposals and no numbers, line by line: what they may see twice, they may
 never miss.
+
+Now and then one comes back over a new connection while the old one is open, and reads from both:
+then the old one's pongs and answers are late.
 """
 
 from contextlib import suppress
@@ -17,8 +20,21 @@ from tests.simulation.world import Job, World
 CALL: Final = 1  # the id of the call's request
 ANNOUNCED: Final = ("notifications/stream/create", "notifications/requests/resumePolicy")
 RETRIED: Final = ("superseded", "released", "id_in_use", "too_early")
+# What lies between server and client, unread.
+WIDE_BYTES: Final = 64 * 1024
+NARROW_BYTES: Final = 1024
 # What to say, and how to be understood.
 HELLO: Final = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "plain", "version": "0"}}
+
+
+class Visit:
+    """One connection of a caller."""
+
+    def __init__(self, *, is_slow: bool) -> None:
+        self.is_slow = is_slow  # pauses after all that it reads
+        self.is_left = trio.Event()  # it is over, or another one is opened beside it
+        self.is_over = False
+        self.last: int | None = None  # the seq that came last
 
 
 class PlainCaller:
@@ -38,21 +54,36 @@ class PlainCaller:
         self._stream = self._token = ""
         self._was_called = False
         self._resumes = 0
-        self._last: int | None = None  # the seq that came last over this connection
 
     async def run(self) -> None:
         """Make the call, and come back for it until it is over."""
         chance = self._world.chance
         await trio.sleep(self._job.part.starts_at)
-        while not self._job.outcome:
-            with suppress(OSError, trio.EndOfChannel, trio.BrokenResourceError):
-                async with self._dial() as channel:
-                    await self._talk(channel)
-            await trio.sleep(chance.choice((0.1, 1.0, 10.0)))
+        async with trio.open_nursery() as nursery:
+            is_slow = False
+            while not self._job.outcome:
+                visit = Visit(is_slow=is_slow)
+                nursery.start_soon(self._visit, visit, nursery.cancel_scope)
+                await visit.is_left.wait()
+                is_slow = not visit.is_over
+                await trio.sleep(0 if is_slow else chance.choice((0.1, 1.0, 10.0)))
         self._job.is_settled.set()
 
-    async def _talk(self, channel: ClientChannel) -> None:
-        self._last = None
+    async def _visit(self, visit: "Visit", visits: trio.CancelScope) -> None:
+        """Have one connection until it is over, alone or with another one beside it."""
+        with suppress(OSError, trio.EndOfChannel, trio.BrokenResourceError):
+            async with self._dial(NARROW_BYTES if visit.is_slow else WIDE_BYTES) as channel:
+                try:
+                    await self._talk(channel, visit)
+                finally:
+                    if visit.is_left.is_set() and not self._job.outcome:
+                        await trio.sleep(5)  # what it has read is still told by its pongs
+        if self._job.outcome:
+            visits.cancel()
+        visit.is_over = True
+        visit.is_left.set()
+
+    async def _talk(self, channel: ClientChannel, visit: "Visit") -> None:
         await _say(channel, id=0, method="initialize", params=self._hello)
         if not self._was_called:
             self._was_called = True
@@ -70,10 +101,22 @@ class PlainCaller:
         while not self._job.outcome:
             for line in await channel.receive():
                 assert isinstance(line, bytes)
-                await self._hear(line + b"\n", channel)
+                await self._hear(line + b"\n", channel, visit)
             if self._world.chance.random() < self._job.part.restlessness:
-                await trio.sleep(self._world.chance.uniform(0, 60))
+                await self._be_restless(visit)
+            elif visit.is_slow and not self._world.is_calm:
+                await trio.sleep(self._world.chance.uniform(0, 5))
         await trio.sleep(self._world.chance.choice((0.0, 5.0)))
+
+    async def _be_restless(self, visit: "Visit") -> None:
+        """Read no more for a while, and perhaps come back over another connection meanwhile."""
+        world = self._world
+        is_alone = self._token and not visit.is_left.is_set() and not world.is_calm
+        is_doubled = is_alone and world.chance.random() < 0.7
+        if is_doubled:
+            world.counts["doubled"] += 1
+            visit.is_left.set()
+        await trio.sleep(world.chance.uniform(0, 5 if is_doubled or world.is_calm else 60))
 
     @property
     def _hello(self) -> dict[str, Any]:
@@ -89,7 +132,7 @@ class PlainCaller:
         else:
             await _say(channel, id=CALL, method="requests/resume", params=token)
 
-    async def _hear(self, line: bytes, channel: ClientChannel) -> None:
+    async def _hear(self, line: bytes, channel: ClientChannel, visit: "Visit") -> None:
         seq = None
         if self._job.stream is not None:
             seq = self._ledger.seqs[self._job.stream].get(line)
@@ -99,23 +142,25 @@ class PlainCaller:
             self._stream, self._token = told.get("streamId", ""), told["resumeToken"]
             self._job.has_ticket = True
         elif seq is not None:
-            await self._take(seq, said, channel)
+            await self._take(seq, said, channel, visit)
         elif "error" in said:
             self._refused(said["error"].get("data", {}).get("reason", "busy"))
         elif said.get("id") == CALL:
             self._world.violate(f"{self._job.key}: {said} is not in the journal")
 
-    async def _take(self, seq: int, said: dict[str, Any], channel: ClientChannel) -> None:
+    async def _take(
+        self, seq: int, said: dict[str, Any], channel: ClientChannel, visit: "Visit"
+    ) -> None:
         job, method = self._job, said.get("method")
         is_question = method == "elicitation/create"
         if is_question:
             await _say(channel, id=said["id"], result={"to": said["params"]})
-        if is_question and seq <= job.handed and seq - 1 != self._last:
+        if is_question and seq <= job.handed and seq - 1 != visit.last:
             return  # asked again, ahead of what follows
-        expected = job.handed + 1 if self._last is None else self._last + 1
-        is_next = seq <= expected if self._last is None else seq == expected
+        expected = job.handed + 1 if visit.last is None else visit.last + 1
+        is_next = seq <= expected if visit.last is None else seq == expected
         self._world.expect(is_next, f"{job.key}: {expected} expected, {seq} has come")
-        self._last = seq
+        visit.last = seq
         if seq != job.handed + 1:
             return
         self._world.handed(job, seq)

@@ -80,6 +80,7 @@ class Plan(msgspec.Struct, frozen=True):
     cut_every_s: float  # each connection
     trouble_every_s: float  # the journal takes nothing
     latency_s: float
+    read_bytes: int  # how much of a backlog goes out in one write; 0 is as much as ever
     processes: int  # of clients
     parts: tuple[Part, ...]
 
@@ -102,6 +103,7 @@ def plan_of(chance: random.Random, seed: int) -> Plan:
         cut_every_s=chance.choice((5.0, 20.0, 80.0, 1e9)),
         trouble_every_s=chance.choice((30.0, 120.0, 1e9, 1e9)),
         latency_s=chance.choice((0.0, 0.005, 0.2)),
+        read_bytes=seed % 2 * 1_000,
         processes=chance.choice((1, 2, 2, 3)),
         parts=tuple(
             _part(chance, f"c{n}", 0.8 * chaos_s, may_be_plain=may_be_plain)
@@ -123,7 +125,7 @@ def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool
         starts_at=chance.choice((0.0, chance.uniform(0, until_s))),
         dialects=chance.choice(dialects),
         is_plain=is_plain,
-        restlessness=chance.choice((0.0, 0.02, 0.1)),
+        restlessness=max(chance.choice((0.0, 0.02, 0.1)), 0.3 * is_plain),
     )
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from streams import journal
-from streams.access import Access
+from streams import access, journal
 from streams.connection import Connection
 from streams.delivery import Delivery
 from streams.errors import refusal
@@ -101,6 +100,17 @@ def what_was_written_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StreamState, "wrote", wrote_wrongly)
 
 
+@plant
+def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
+    """What an older connection has read moves the mark, wherever the newest reader is."""
+
+    def prove_any(stream: Stream, delivery_number: int, seq: int) -> None:
+        stream.state.reader = None
+        stream.deliver(seq)
+
+    patch.setattr(Stream, "prove", prove_any)
+
+
 # Trimming
 
 
@@ -182,13 +192,9 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
 @plant
 def the_older_wins(patch: pytest.MonkeyPatch) -> None:
     """Who comes while somebody is there is sent away."""
-    deliver = Access._deliver
 
-    def deliver_to_the_first(
-        access: Access, connection: Connection, stream: Stream, *args: Any, **how: Any
-    ) -> None:
+    def displace_none(stream: Stream, *_: Any) -> None:
         if stream.delivery is not None:
             raise refusal("superseded")
-        deliver(access, connection, stream, *args, **how)
 
-    patch.setattr(Access, "_deliver", deliver_to_the_first)
+    patch.setattr(access, "_displace", displace_none)

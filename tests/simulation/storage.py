@@ -44,6 +44,7 @@ class MortalJournal:
         self._weather = weather
         self._ledger = ledger
         self.is_dead = False
+        self.check: Callable[[], None] = lambda: None  # what must hold at each commit
         self.in_flight: Sequence[Change] = ()  # nobody knows whether they are durable
         self._trouble_at = trio.current_time() + weather.trouble_in_s()
         self._trouble_until = 0.0
@@ -73,6 +74,7 @@ class MortalJournal:
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         await self._live()
         self._ledger.asked(changes)
+        self.check()
         if self._weather.is_so(0.2):
             await trio.sleep(self._world.chance.expovariate(20))
         await self._live()

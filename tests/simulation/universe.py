@@ -3,6 +3,7 @@
 import math
 import random
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from streams.engine import Engine
 from streams.errors import first_of
 from streams.journal import Outcome
 from streams.keys import Keyring
@@ -77,6 +79,9 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
     ):
         clock = MockClock(autojump_threshold=0)
         _decide_everything(patch, clock, seed)
+        for limit in ("RUNS_BYTES", "RUNS_BYTES_MAX", "STREAM_BYTES_MIN"):
+            if world.plan.read_bytes:
+                patch.setattr(f"streams.connection.{limit}", world.plan.read_bytes)
         try:
             watchdog = Watchdog(world, clock)
             trio.run(_live, world, Path(directory), clock=clock, instruments=[watchdog])
@@ -230,6 +235,16 @@ class Servers:
             self._store.close(journal)
             life.is_gone.set()
 
+    def _check_marks(self, engine: Engine) -> None:
+        """What an attached reader has not had is kept."""
+        for stream in engine._streams:
+            if stream.delivery is not None:
+                delivered, position = stream.state.delivered, stream.delivery.position
+                self._world.expect(
+                    delivered <= position,
+                    f"{stream.id[:8]}: {delivered} are let go, and its reader is at {position}",
+                )
+
     async def _work(self, journal: MortalJournal, life: Life) -> None:
         server = make_server(self._world, life)
         async with trio.open_nursery() as nursery:
@@ -241,6 +256,7 @@ class Servers:
                     nursery.start_soon(running.serve, cable.far)
 
                 self._network.accept = accept
+                journal.check = partial(self._check_marks, running.engine)
                 await life.is_over.wait()
                 self._network.accept = None
             nursery.cancel_scope.cancel()
