@@ -359,6 +359,22 @@ async def test_a_late_pong_of_the_old_connection_moves_nothing(autojump_clock: M
         await rig.see_it_through()
 
 
+@pytest.mark.parametrize("quiet_s", [0.0, 3.0, 14.0, 100.0])
+async def test_the_first_ping_follows_a_write_by_a_second(
+    autojump_clock: MockClock, quiet_s: float
+) -> None:
+    async with open_rig() as rig:
+        channel = rig.dial(STREAMS)
+        channel.line.open()
+        channel.say(calling())
+        await rig.began()
+        await trio.sleep(quiet_s)
+        rig.say()
+        await trio.sleep(1.1)
+        assert rig.stream.state.delivered == 1
+        await rig.see_it_through()
+
+
 async def test_an_ack_of_an_earlier_delivery_moves_nothing(autojump_clock: MockClock) -> None:
     """A resume from 0 and an ack of where the former delivery ended, in one piece."""
     async with open_rig() as rig:

@@ -110,19 +110,6 @@ def resumed(
     )
 
 
-def resumed_after_cut(
-    client: HttpClient, params: dict[str, Any], id: Id, *, after: int
-) -> Exchange:
-    """Resume in the session whose call was just cut off, be it before the server has noticed.
-
-    WIRE §5: until then the call's id is "in flight there", and the answer is `id_in_use`.
-    """
-    while True:
-        exchange = resumed(client, params, id, after=after).head()
-        if exchange.media_type == EVENTS or exchange.message().reason != "id_in_use":
-            return exchange
-
-
 def text_of(response: Message) -> str:
     """What the tool has returned."""
     text: str = response.result["content"][0]["text"]

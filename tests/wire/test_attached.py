@@ -8,6 +8,7 @@ from tests.wire.conftest import Wire
 from tests.wire.process import Gate
 from tests.wire.raw import Message, Peer, answers_to, method_is
 from tests.wire.verbs import (
+    COMPLETED,
     CREATE,
     END,
     SUPERSEDED,
@@ -114,17 +115,27 @@ def test_a_positions_client_may_resume_anew_on_its_own_connection(wire: Wire, ga
     assert reader.seqs(started.stream) == [3, 4, 5, 6]
 
 
-def test_who_has_no_positions_cannot_resume_twice_on_one_connection(wire: Wire, gate: Gate) -> None:
-    """W§5: "`stream/resume` of a stream whose original id is taken: `id_in_use`", and it is taken
-    "while a stream with that originating id is attached without positions"."""
+@pytest.mark.parametrize("is_same_id", [False, True])
+def test_a_second_resume_on_one_connection_displaces_the_first(
+    wire: Wire, gate: Gate, is_same_id: bool
+) -> None:
+    """W§5: an id is taken "except by a delivery of the very stream that is asked for: a resume
+    […] displaces that one at once, […] and under the same id". Under the same id there is one
+    reply."""
     started = held(maker := wire.streams(), gate, id=7)
     maker.cut()
     peer = wire.streams()
     first = peer.request("stream/resume", {**started.with_token, "after": 0})
     peer.expect(lambda message: counted([message]) == [5])
-    refused(peer.ask("stream/resume", started.with_token), "id_in_use")
+    second = first if is_same_id else None
+    second = peer.request("stream/resume", {**started.with_token, "after": 2}, id=second)
+    if not is_same_id:
+        assert peer.response(first).result == SUPERSEDED
+    peer.expect(lambda message: counted([message]) == [5])
     gate.release()
-    assert "result" in peer.response(first), "the delivery that was there goes on"
+    assert peer.response(7).result["content"][0]["text"] == "counted 5"
+    assert peer.response(second).result == COMPLETED
+    assert not any("id" in message for message in peer.settle())
 
 
 @pytest.mark.parametrize("id", [7, "7"])
@@ -155,29 +166,36 @@ def test_a_stream_cannot_come_under_an_id_that_is_in_flight(
 
 
 @pytest.mark.parametrize("positions", [False, True])
-def test_a_resume_may_not_have_the_id_of_the_call(wire: Wire, positions: bool) -> None:
-    """W§5: "taken on a connection […] while in flight there": the resume itself has taken the id
-    under which the final response would come, and each of the two is a response."""
+def test_a_resume_with_the_id_of_the_call_is_answered_with_its_response(
+    wire: Wire, positions: bool
+) -> None:
+    """W§5: a resume displaces "under the same id" too. Two responses cannot have one id: the
+    response of the call is the reply, and where none is left there is the reply alone."""
     started = start(maker := wire.positions(), "count", 7, n=5)
     maker.expect(method_is(END))
     peer = wire.positions() if positions else wire.streams()
-    refused(peer.ask("stream/resume", {**started.with_token, "after": 0}, id=7), "id_in_use")
-    assert "result" in peer.response(peer.request("stream/resume", started.with_token, id="7"))
+    peer.request("stream/resume", {**started.with_token, "after": 0}, id=7)
+    assert peer.response(7).result["content"][0]["text"] == "counted 5"
+    peer.expect(method_is(END))
+    assert not any("id" in message for message in peer.settle())
+    peer.request("stream/resume", {**started.with_token, "after": 6}, id=7)
+    assert peer.response(7).result == COMPLETED
 
 
-def test_an_own_call_in_flight_cannot_be_resumed_beside_itself(wire: Wire, gate: Gate) -> None:
-    """W§5: the original call's id is in flight on its own connection: `id_in_use`; but "All other
-    checks come after" the token's (W§9)."""
+def test_an_own_call_in_flight_is_displaced_by_its_resume(wire: Wire, gate: Gate) -> None:
+    """W§5: "a resume […] displaces that one at once", and "an original call […] gets the error
+    `superseded` under its id"; "All other checks come after" the token's (W§9)."""
     maker = wire.positions()
     started = held(maker, gate)
     reader = Reader(maker)
     reader.until_seq(started.stream, 5)
-    own = maker.request("stream/resume", started.by_id)
-    refused(reader.response(own), "id_in_use")
     wrong = maker.request("stream/resume", {**started.by_id, "resumeToken": UNKNOWN})
     refused(reader.response(wrong), "stream_not_found")
+    own = maker.request("stream/resume", {**started.by_id, "after": 5})
+    refused(reader.response(started.id), "superseded")
     gate.release()
-    assert "result" in reader.response(started.id)
+    assert reader.response(own).result == COMPLETED
+    assert reader.entries[started.stream][6].result["content"][0]["text"] == "counted 5"
 
 
 def test_a_new_request_may_not_take_an_id_in_flight(wire: Wire, gate: Gate) -> None:

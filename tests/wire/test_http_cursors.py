@@ -13,7 +13,6 @@ from tests.wire.httpverbs import (
     read_until,
     refusal,
     resumed,
-    resumed_after_cut,
     streamed,
 )
 from tests.wire.process import Gate
@@ -121,7 +120,7 @@ def test_a_resume_is_told_under_its_own_id(http: Http, gate: Gate) -> None:
     call = client.call("brief", 7, gate=gate.path)
     stream = announced(read_until(call, CREATE))
     call.cut()
-    resume = resumed_after_cut(client, stream.by_id, "r", after=0)
+    resume = resumed(client, stream.by_id, "r", after=0)
     last = EventId.of_resume(read_to_n(resume, 1)[-1])
     resume.cut()
     gate.wait_for("cancelled")

@@ -13,7 +13,6 @@ from tests.wire.httpverbs import (
     read_to_n,
     read_until,
     resumed,
-    resumed_after_cut,
     streamed,
     text_of,
 )
@@ -111,7 +110,7 @@ def test_a_get_continues_a_resume_and_its_reply(http: Http, gate: Gate, replay: 
     call = client.call("steps", 7, n=6, gate=gate.path)
     stream = announced(read_until(call, CREATE))
     call.cut()
-    resume = resumed_after_cut(client, stream.by_id, "the resume", after=0)
+    resume = resumed(client, stream.by_id, "the resume", after=0)
     gate.release(3)
     last = EventId.of_resume(read_to_n(resume, 3)[-1])
     resume.cut()
@@ -134,6 +133,31 @@ def test_a_get_continues_a_resume_and_its_reply(http: Http, gate: Gate, replay: 
         assert text_of_inner(reply.result["_meta"][RESPONSE]) == "stepped 6"
 
 
+@pytest.mark.parametrize("by", ["the same id", "another id", "a GET"])
+def test_a_response_that_is_not_known_to_be_cut_is_displaced_at_once(
+    http: Http, gate: Gate, by: str
+) -> None:
+    """W§5: a resume, by POST or GET, displaces a delivery of the same stream "at once, also where
+    nobody has noticed yet that its connection is dead (half-open), and under the same id"."""
+    client = http.opened(STREAMS)
+    call = client.call("steps", 7, n=6, gate=gate.path)
+    prime = EventId.of_call(primed(call))
+    stream = announced(read_until(call, CREATE))
+    gate.release(3)
+    read_to_n(call, 3)
+    awaited = "another" if by == "another id" else 7
+    for _ in range(2):  # nothing is read of `call` from here on, and it stays open
+        if by == "a GET":
+            resume = client.get(prime.at(3))
+        else:
+            resume = resumed(client, stream.by_id, awaited, after=3)
+        streamed(resume)
+    gate.release(3)
+    messages = messages_of(resume.events())
+    assert counted(messages) == [4, 5, 6]
+    assert [message for message in messages if "id" in message][-1].answers(awaited)
+
+
 def text_of_inner(response: dict[str, object]) -> object:
     assert response["id"] == 7
     result = response["result"]
@@ -151,7 +175,7 @@ def test_each_response_is_continued_as_itself(http: Http, gate: Gate) -> None:
     call.cut()
     ids = []
     for name in ("first", "second"):
-        resume = resumed_after_cut(client, stream.by_id, name, after=0)
+        resume = resumed(client, stream.by_id, name, after=0)
         ids.append(EventId.of_resume(read_to_n(resume, 1)[-1]))
         resume.cut()
     gate.release()

@@ -144,14 +144,12 @@ def test_one_may_resume_anew_on_ones_own_connection(wire: Wire, gate: Gate) -> N
 
 def test_an_id_in_flight_is_taken(wire: Wire, gate: Gate, gate2: Gate) -> None:
     """W§3: "Refused only if that id is taken (section 5)"; W§5: "A new request with a taken id:
-    -32600": by another call, by the call itself, by a resume; and none of them is the worse
-    for it."""
+    -32600": by another call or by its resume; and none of them is the worse for it."""
     peer = wire.opened(REQUESTS)
     promised = held(peer, gate, 7)
     other = held(peer, gate2, 8)
-    for taken in (7, 8):
-        return_for(peer, promised, taken)
-        assert peer.response(taken).error["code"] == -32600
+    return_for(peer, promised, 8)
+    assert peer.response(8).error["code"] == -32600
     return_for(peer, promised, "r", after=5)
     refused(peer.response(7), "superseded")
     return_for(peer, other, "r")
@@ -160,6 +158,20 @@ def test_an_id_in_flight_is_taken(wire: Wire, gate: Gate, gate2: Gate) -> None:
     gate2.release()
     assert text_of(peer.response("r")) == "counted 5"
     assert text_of(peer.response(8)) == "counted 5"
+
+
+def test_a_call_may_be_resumed_under_its_own_id_while_it_is_attached(
+    wire: Wire, gate: Gate
+) -> None:
+    """W§5: a resume displaces a delivery of the same stream "under the same id (925 demands it)":
+    under that id comes the response of the call, once, and no error."""
+    peer = wire.opened(REQUESTS)
+    promised = held(peer, gate, 7)
+    return_for(peer, promised, 7, after=3)
+    peer.expect(lambda message: counted([message]) == [5])
+    gate.release()
+    assert text_of(peer.response(7)) == "counted 5"
+    assert not any("id" in message for message in peer.settle())
 
 
 def test_the_calls_id_is_free_while_it_is_resumed_under_another(
@@ -180,19 +192,20 @@ def test_the_calls_id_is_free_while_it_is_resumed_under_another(
     assert text_of(peer.response("r")) == "counted 5"
 
 
-def test_an_id_that_a_stream_has_taken_is_taken_for_a_resume_too(wire: Wire, gate: Gate) -> None:
-    """W§5: "or while a stream with that originating id is attached without positions": as long as
-    a `stream/resume` may bring a response under 7, no other request may be 7."""
+def test_an_id_that_a_stream_has_taken_is_free_for_its_own_resume(wire: Wire, gate: Gate) -> None:
+    """W§5: taken "while a stream with that originating id is attached without positions […] except
+    by a delivery of the very stream that is asked for"."""
     started = held_stream(maker := wire.streams(), gate, 7)
     maker.cut()
     peer = wire.streams()
     resume_id = peer.request("stream/resume", {**started.with_token, "after": 5})
     peer.arrived()
+    assert peer.ask("ping", id=7).error["code"] == -32600
     return_for(peer, Promised.of(started), 7)
-    assert peer.response(7).error["code"] == -32600
+    assert peer.response(resume_id).result == SUPERSEDED
     gate.release()
     assert text_of(peer.response(7)) == "counted 5"
-    assert "result" in peer.response(resume_id)
+    assert not any("id" in message for message in peer.settle())
 
 
 def test_cancelling_under_the_calls_id_stops_the_work(wire: Wire, gate: Gate) -> None:

@@ -56,6 +56,28 @@ def promised_in(events: list[Event]) -> Promised:
     return Promised.by(policy)
 
 
+@pytest.mark.parametrize("id", [7, "another"])
+def test_a_response_that_is_not_known_to_be_cut_is_displaced_at_once(
+    http: Http, gate: Gate, id: Id
+) -> None:
+    """W§5: as 925 demands it, under the call's own id too; the half-open response gets no error
+    under an id that is still waited for."""
+    client = http.opened(REQUESTS)
+    call = client.call("steps", 7, n=6, gate=gate.path)
+    promised = promised_in(read_until(call, POLICY))
+    gate.release(3)
+    read_to_n(call, 3)
+    for _ in range(2):
+        resume = streamed(came_back(client, promised, id, after=3))
+    gate.release(3)
+    messages = messages_of(resume.events())
+    assert counted(messages) == [4, 5, 6]
+    assert text_of(messages[-1]) == "stepped 6"
+    assert messages[-1].answers(id)
+    refusals = [message.reason for message in messages_of(call.events()) if "error" in message]
+    assert refusals == ([] if id == 7 else ["superseded"])
+
+
 def whole(client: HttpClient, n: int = 5, id: Id = 7) -> tuple[Promised, EventId]:
     """A call that is over; and the id of its last event."""
     events = client.call("count", id, n=n).events()
