@@ -19,6 +19,7 @@ import trio
 
 from streams.endpoint import HttpEndpoint
 from streams.errors import JournalUnusable, first_of
+from streams.exit import END_OF_FAILURE, END_SIGNALS, Exit, let_children_end
 from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
 from streams.journal import Journal
@@ -98,10 +99,11 @@ def run(options: Options) -> None:
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
     _tune()
+    let_children_end()
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve_watched, server, options, fds, guard)
+        trio.run(_serve_watched, server, options, fds, guard, Exit())
     except* (CannotServe, JournalUnusable, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -139,13 +141,15 @@ async def _serve(
     options: Options,
     fds: tuple[int, int] | None,
     guard: Guard,
+    exit: Exit,
 ) -> None:
     async with (
         _open_journal(options) as (journal, keyring),
         server.open(journal, keyring) as running,
+        _ending(exit, running),
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(_stop_on_signal, running, nursery.cancel_scope)
+        nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
         await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
@@ -176,8 +180,20 @@ async def _open_journal(options: Options) -> AsyncIterator[tuple[Journal, Keyrin
         yield journal, Keyring.load(key_path(options.journal))
 
 
-async def _stop_on_signal(running: RunningServer, scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+@asynccontextmanager
+async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
+    """A block that, once it fails or is cancelled, leaves the process no more than its deadline."""
+    exit.tools = lambda: running.tools_at_work
+    exit.failure = lambda: running.engine.failure
+    try:
+        yield
+    except BaseException:
+        exit.begin(END_OF_FAILURE)
+        raise
+
+
+async def _stop_on_signal(running: RunningServer, exit: Exit, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
         async for number in signals:
             log.info("shutting down", signal=signal.Signals(number).name)
             await running.engine.shut_down()
