@@ -53,7 +53,7 @@ def key_path(journal: Path) -> Path:
 
 
 def _beside(journal: Path, suffix: str) -> Path:
-    real = journal.resolve()
+    real = Path(os.path.realpath(journal))  # a loop of links is found when it is opened
     return real.with_name(real.name + suffix)
 
 

@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from streams.endpoint import HttpEndpoint
-from streams.errors import JournalUnusable, first_of
+from streams.errors import Full, JournalError, first_of
 from streams.exit import END_OF_FAILURE, END_SIGNALS, Exit, let_children_end
 from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
@@ -104,10 +104,12 @@ def run(options: Options) -> None:
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
         trio.run(_serve_watched, server, options, fds, guard, Exit())
-    except* (CannotServe, JournalUnusable, OSError) as errors:
+    except* (CannotServe, JournalError, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
-        raise CannotServe(str(failure)) from failure
+        # While it runs a full disk ends nothing: this one was full when it started.
+        advice = " Make room, or name another journal." if isinstance(failure, Full) else ""
+        raise CannotServe(f"{failure}{advice}") from failure
 
 
 def _tune() -> None:
@@ -160,7 +162,7 @@ async def _serve(
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
-            _tell_starter()
+            tell_starter(READY)
             await running.engine.rest(_linger_s(options))
             nursery.cancel_scope.cancel()
 
@@ -271,19 +273,26 @@ async def _serve_relays(
                 )
         return None
 
-    await unix.serve(
-        running.serve,
-        socket_path(options.journal),
-        hello_check=check,
-        message_bytes_max=running.server.limits.message_bytes_max,
-        task_status=task_status,
-    )
+    path = socket_path(options.journal)
+    async with trio.open_nursery() as nursery:
+        serve = partial(
+            unix.serve,
+            running.serve,
+            path,
+            hello_check=check,
+            message_bytes_max=running.server.limits.message_bytes_max,
+        )
+        try:
+            await nursery.start(serve)
+        except OSError as error:
+            raise CannotServe(f"{path} cannot be listened at: {error}.") from error
+        task_status.started()
 
 
-def _tell_starter() -> None:
-    """Tell the relay that started this owner, if one did, that it listens."""
+def tell_starter(what: str) -> None:
+    """Tell the relay that started this owner, if one did, that it listens, or why it does not."""
     fd = os.environ.pop(STARTER_VARIABLE, None)
     if fd is not None:
         # That relay may have been killed; others wait for this owner as well.
-        with suppress(BrokenPipeError), open(int(fd), "w") as starter:
-            starter.write(READY)
+        with suppress(BrokenPipeError), open(int(fd), "w", errors="backslashreplace") as starter:
+            starter.write(what)

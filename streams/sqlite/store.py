@@ -2,6 +2,7 @@
 synchronous.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -67,7 +68,7 @@ class SQLiteStore:
         More than `file_bytes_max` bytes of file are `Full`. Raises `JournalUnusable`, which says
         what to do, where the file is owned, foreign, damaged, newer or not writable.
         """
-        self._path = path = path.resolve()
+        self._path = path = Path(os.path.realpath(path))
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
