@@ -170,7 +170,7 @@ class Engine:
         """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
-        self._committer.check()
+        self._committer.check(principal)
         await self._held.make_room(principal)
 
     async def _run(self, stream: Stream, handler: Handler) -> None:

@@ -24,6 +24,7 @@ from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
 from streams.journal import Journal
 from streams.keys import Keyring
+from streams.limits import Limits
 from streams.logs import log
 from streams.memory import MemoryJournal
 from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
@@ -146,7 +147,7 @@ async def _serve(
     exit: Exit,
 ) -> None:
     async with (
-        _open_journal(options) as (journal, keyring),
+        _open_journal(options, server.limits) as (journal, keyring),
         server.open(journal, keyring) as running,
         _ending(exit, running),
         trio.open_nursery() as nursery,
@@ -173,12 +174,17 @@ def _linger_s(options: Options) -> float:
 
 
 @asynccontextmanager
-async def _open_journal(options: Options) -> AsyncIterator[tuple[Journal, Keyring]]:
+async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple[Journal, Keyring]]:
     if options.journal is None:
         log.info("no --journal: streams live as long as this process")
         yield MemoryJournal(), Keyring.load(None)
         return
-    async with open_sqlite_journal(options.journal, durability=options.durability) as journal:
+    async with open_sqlite_journal(
+        options.journal,
+        durability=options.durability,
+        bytes_max=limits.journal_bytes_max or None,
+        anonymous_bytes_max=limits.anonymous_bytes_max or None,
+    ) as journal:
         yield journal, Keyring.load(key_path(options.journal))
 
 
