@@ -60,15 +60,15 @@ def test_anonymous_callers_together_have_their_share_and_others_go_on(
         steps = start(going_on, "steps", n=200, gate=gate.path)
         stranger = opened.enter_context(server.connect("ws-streams"))
         stranger.initialize(POSITIONS)
-        waiting = start(stranger, "steps", n=2, gate=gate.path)
+        waiting = start(stranger, "count", n=0, gate=gate.path)
         started = endless(server, kinds, gate2, opened)
         server.hear(WAIT)
-        gate.release(202)  # both
+        gate.release(201)  # both
         for _ in range(50):
             add(other)
             assert size_of(server.journal) <= LIMIT
         Reader(going_on).response(steps.id)
-        assert stranger.response(waiting.id).result["content"][0]["text"] == "stepped 2"
+        assert stranger.response(waiting.id).result["content"][0]["text"] == "counted 0"
 
         refused = stranger.ask("tools/call", ADD)
         assert refused.reason == "too_many_bytes"
