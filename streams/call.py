@@ -1,16 +1,20 @@
 """What a tool is given besides its arguments: the call, to talk to the client meanwhile."""
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 import trio
 
 from streams import messages
 from streams.errors import CallFailed
+from streams.forks import Confined
 from streams.messages import RequestId
 from streams.session import LEVELS, LogLevel
 from streams.stream import Stream
 from streams.tools import Tool
+
+_T = TypeVar("_T")
 
 
 class _ErrorBody(msgspec.Struct):
@@ -141,6 +145,11 @@ class SyncCall:
 
     def __init__(self, call: Call) -> None:
         self._call = call
+        self._confined = Confined()
+
+    def _wait_for(self, send: Callable[..., Awaitable[_T]], *args: Any) -> _T:
+        self._confined.check()  # in a forked child nobody would answer
+        return trio.from_thread.run(send, *args)
 
     @property
     def request_id(self) -> RequestId:
@@ -151,7 +160,7 @@ class SyncCall:
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
         """See `Call.progress`."""
-        trio.from_thread.run(self._call.progress, progress, total, message)
+        self._wait_for(self._call.progress, progress, total, message)
 
     def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
         """See `Call.log`."""
@@ -159,19 +168,19 @@ class SyncCall:
         async def log() -> None:
             await self._call.log(level, data, logger=logger)
 
-        trio.from_thread.run(log)
+        self._wait_for(log)
 
     def notify(self, method: str, params: Any = None) -> None:
         """See `Call.notify`."""
-        trio.from_thread.run(self._call.notify, method, params)
+        self._wait_for(self._call.notify, method, params)
 
     def flush(self) -> None:
         """See `Call.flush`."""
-        trio.from_thread.run(self._call.flush)
+        self._wait_for(self._call.flush)
 
     def request(self, method: str, params: Any = None) -> Any:
         """See `Call.request`."""
-        return trio.from_thread.run(self._call.request, method, params)
+        return self._wait_for(self._call.request, method, params)
 
     @property
     def restored(self) -> Any:
@@ -180,8 +189,8 @@ class SyncCall:
 
     def checkpoint(self, state: Any) -> None:
         """See `Call.checkpoint`."""
-        trio.from_thread.run(self._call.checkpoint, state)
+        self._wait_for(self._call.checkpoint, state)
 
     def disconnect(self) -> bool:
         """See `Call.disconnect`."""
-        return trio.from_thread.run(self._call.disconnect)
+        return self._wait_for(self._call.disconnect)

@@ -10,7 +10,8 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.errors import INTERNAL_ERROR, Refusal, Unavailable
+from streams.binding import vouched
+from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
 from streams.journal import Ack, Append, Change, Forget, Journal, Rest, Shortage
 from streams.limits import MIB
 from streams.logs import log
@@ -40,6 +41,10 @@ class Source(Protocol):
     def can_wait(self) -> bool:
         """Whether more will come of it, and it is no end of anything."""
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it is a stream of a caller that nobody has vouched for."""
+
     def take(self) -> Append | Rest | None:
         """What is new since the last time."""
 
@@ -49,6 +54,7 @@ class Source(Protocol):
 
 class _Waiter:
     can_wait = False
+    is_anonymous = False
 
     def __init__(self, on_durable: Callable[[], object]) -> None:
         self._on_durable = on_durable
@@ -72,12 +78,14 @@ class Committer:
         self._done = trio.Event()
         self._is_committing = False
         self._trouble: Unavailable | None = None
-        self._shortage: Shortage | None = None
+        self._shortage: Shortage | None = None  # of room for anything
+        self._anonymous_shortage: Shortage | None = None
         self._bytes_since_look = 0
         self._looked_at = -math.inf
         self._shared_at = -math.inf
         self.stream_bytes_max = ALONE_BYTES_MAX
         self.waiting_bytes = 0  # numbered, and not yet durable
+        self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
 
     def add(self, change: Change) -> None:
         """Make a change durable, after all that were added before it."""
@@ -113,18 +121,31 @@ class Committer:
             self.add(change)
         self.mark(_Waiter(do), 0)
 
-    def check(self) -> None:
-        """Raise `Refusal` while the journal takes nothing, for who would begin something new."""
-        trouble = self._trouble or self._journal.shortage
+    def check(self, principal: str | None = None) -> None:
+        """Raise `Refusal` while the journal takes nothing, for who would begin something new.
+
+        With a principal it is a call; a session takes little and may lead to what makes room.
+        """
+        shortage = self._journal.shortage
+        if shortage is None and principal is not None and not vouched(principal):
+            shortage = self._journal.anonymous_shortage
+            if shortage is not None:
+                raise refusal("too_many_bytes", limit=shortage.limit).saying(
+                    "Too much waits for all callers without authentication together: resume or "
+                    "cancel some calls, or try again later."
+                )
+        if shortage is not None and shortage.limit is not None:
+            raise refusal("journal_full", limit=shortage.limit)
+        trouble = self._trouble or shortage
         if trouble is not None:
             raise Refusal(
                 INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
             )
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, *, is_anonymous: bool) -> bool:
         """Whether who sends should wait for a commit first."""
-        return self.waiting_bytes >= BATCH_BYTES_MAX
+        held = self._anonymous_bytes if is_anonymous else 0
+        return self.waiting_bytes + held >= BATCH_BYTES_MAX
 
     async def commit_done(self) -> None:
         """Wait for the end of the next commit, or of the one that is under way."""
@@ -144,7 +165,7 @@ class Committer:
                 await self._gather_acks()
             self._wanted = trio.Event()
             await self._commit_once()
-            if self._sources and self._shortage is not None:
+            if self._sources and (self._shortage or self._anonymous_shortage) is not None:
                 await self._wait_for_room()
 
     async def _gather_acks(self) -> None:
@@ -184,9 +205,11 @@ class Committer:
         now = trio.current_time()
         self._bytes_since_look += self.waiting_bytes
         is_due = self._bytes_since_look >= LOOK_BYTES or now - self._looked_at >= LOOK_S
-        if not (is_due or self._shortage is not None):
+        is_short = (self._shortage or self._anonymous_shortage) is not None
+        if not (is_due or is_short):
             return
         self._bytes_since_look, self._looked_at = 0, now
+        self._look_for_anonymous_room()
         shortage = self._journal.shortage
         if shortage is not None and self._shortage is None:
             log.warning("there is no room for new calls, and running ones wait", why=str(shortage))
@@ -194,16 +217,31 @@ class Committer:
             log.info("there is room again")
         self._shortage = shortage
 
+    def _look_for_anonymous_room(self) -> None:
+        shortage, was = self._journal.anonymous_shortage, self._anonymous_shortage
+        if shortage is not None and was is None:
+            log.warning("anonymous callers wait for room, and begin no calls", why=str(shortage))
+        elif shortage is None and was is not None:
+            log.info("there is room for anonymous callers again")
+        self._anonymous_shortage = shortage
+
     def _take_sources(self) -> Iterable[Source]:
         """Those whose turn it is. Where there is little room, who has much to say waits."""
         sources, self._sources = self._sources, {}
-        if self._shortage is None:
-            self.waiting_bytes = 0
+        self.waiting_bytes = self._anonymous_bytes = 0
+        of_all, of_anonymous = _few(self._shortage), _few(self._anonymous_shortage)
+        if of_all == of_anonymous == math.inf:
             return sources
-        few = 0 if self._shortage.is_severe else FEW_BYTES
-        waiting = {s: size for s, size in sources.items() if s.can_wait and size > few}
-        self._sources, self.waiting_bytes = waiting, sum(waiting.values())
-        return [source for source in sources if source not in waiting]
+        for source, size in sources.items():
+            if not source.can_wait:
+                continue
+            if size > of_all:
+                self._sources[source] = size
+                self.waiting_bytes += size
+            elif source.is_anonymous and size > of_anonymous:
+                self._sources[source] = size
+                self._anonymous_bytes += size
+        return [source for source in sources if source not in self._sources]
 
     def _note_sharing(self, sources: int) -> None:
         now = trio.current_time()
@@ -235,3 +273,10 @@ class Committer:
             # does not fit means that the two have parted, and only a restart can tell the truth.
             if error is not None:
                 raise error
+
+
+def _few(shortage: Shortage | None) -> float:
+    """How many bytes have their turn at once."""
+    if shortage is None:
+        return math.inf
+    return 0 if shortage.is_severe else FEW_BYTES

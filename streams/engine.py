@@ -17,8 +17,10 @@ from streams.clock import wall
 from streams.committer import Committer
 from streams.connection import Connection, CursorOf, no_cursor
 from streams.delivery import Delivery
-from streams.errors import INTERNAL_ERROR, Refusal
+from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
 from streams.extension import Mark
+from streams.faults import let_pass
+from streams.forks import end_child, in_child
 from streams.framing import Framing
 from streams.holding import Holding
 from streams.idempotency import KeyedCalls
@@ -46,6 +48,28 @@ CLOSE_S: Final = 1.25
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
+_engines: Final[set["Engine"]] = set()  # that are open in this process
+
+
+class _LastStep(trio.abc.Instrument):
+    """In a child that the task of a tool has forked: the step in which it was is the last one.
+
+    The child has the event loop as well, and an epoll set that it shares with the server.
+    """
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        end_child(RuntimeError("a forked child cannot await anything: the event loop is not its"))
+
+
+def _leave_event_loop() -> None:
+    if _engines and trio.lowlevel.in_trio_run():
+        trio.lowlevel.add_instrument(_LastStep())
+    _engines.clear()
+
+
+in_child(_leave_event_loop)
+
+
 class Engine:
     """Made by `open_engine`."""
 
@@ -63,6 +87,7 @@ class Engine:
         self._committer = Committer(journal)
         # Whoever cancels the engine from outside still gets the shutdown that was promised.
         self._committing = trio.CancelScope(shield=True)
+        self.failure: BaseException | None = None  # what has ended it
         self._held = Holding(journal, self._committer, keyring, limits)
         self._streams = self._held.streams
         self.sessions = self._held.sessions
@@ -145,7 +170,7 @@ class Engine:
         """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
-        self._committer.check()
+        self._committer.check(principal)
         await self._held.make_room(principal)
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
@@ -159,7 +184,8 @@ class Engine:
                 final = await handler(stream)
         except Refusal as refused:
             failure = refused
-        except Exception:
+        except BaseException as error:
+            await let_pass(error)
             log.exception("a handler failed", stream=stream.id[:8])
         if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
@@ -257,7 +283,11 @@ class Engine:
 
     async def _commit(self) -> None:
         with self._committing:
-            await self._committer.run()
+            try:
+                await self._committer.run()
+            except JournalUnusable as error:
+                self.failure = error
+                raise
 
     async def shut_down(self) -> None:
         """End everything in good order, within 4 s: running calls end as `interrupted`."""
@@ -280,6 +310,8 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Nobody can be served any more: end with this error, whoever has met it."""
+
+        self.failure = error
 
         async def fail() -> None:
             raise error
@@ -312,6 +344,7 @@ async def open_engine(
     have parted for good.
     """
     engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min, again=again)
+    _engines.add(engine)
     async with trio.open_nursery() as nursery:
         try:
             await engine.run(nursery)
@@ -321,5 +354,6 @@ async def open_engine(
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + SHUTDOWN_S):
                     await engine.shut_down()
         finally:
+            _engines.discard(engine)
             engine.stop()  # also where it is cancelled before it has begun to serve
             nursery.cancel_scope.cancel()

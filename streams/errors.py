@@ -106,6 +106,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "Too much waits to be delivered to you: resume or cancel some calls, then try again.",
     ),
+    "journal_full": (
+        INTERNAL_ERROR,
+        "The journal has no room for new calls: resume or cancel some, or try again later.",
+    ),
     "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
     "interrupted": (
         INTERNAL_ERROR,

@@ -3,7 +3,7 @@
 The tool is found again where its server has died: the originating request is all that is needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any, Final
@@ -16,6 +16,8 @@ from streams.call import Call, SyncCall
 from streams.engine import Handler
 from streams.errors import StreamsError
 from streams.extension import KEY
+from streams.faults import is_failure, let_pass, text_of
+from streams.forks import Confined
 from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.paging import Paging
@@ -58,6 +60,13 @@ class Handlers:
         self._tools = tools
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
+        self._confined = Confined()
+        self._at_work: dict[Stream, str] = {}
+
+    @property
+    def at_work(self) -> list[str]:
+        """The names of the tools that have not ended, each once."""
+        return sorted(set(self._at_work.values()))
 
     def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
         """What runs the tool for one stream."""
@@ -90,22 +99,35 @@ class Handlers:
         call = Call(stream, tool)
         first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
         work = partial(tool.function, *first, **arguments)
+        self._at_work[stream] = tool.name
         try:
-            if tool.paged is not None:
-                paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
-                return await paging.run(work(), self._paging_limiter)
-            if tool.is_async:
-                return to_result(await work(), tool)
-            value = await trio.to_thread.run_sync(
-                work, abandon_on_cancel=True, limiter=self._limiter
-            )
-            return to_result(value, tool)
-        except Exception as error:
+            with self._confined:
+                return await self._run(tool, work, stream)
+        except BaseException as error:
             if isinstance(error, StreamsError):
-                log.warning("a tool gave up", tool=tool.name, why=str(error))
-            else:
+                log.warning("a tool gave up", tool=tool.name, why=text_of(error))
+            elif is_failure(error):
                 log.exception("a tool failed", tool=tool.name)
-            return error_result(str(error) or type(error).__name__)
+            await let_pass(error)
+            return error_result(text_of(error))
+        finally:
+            del self._at_work[stream]
+
+    async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
+        if tool.paged is not None:
+            paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+            return await paging.run(work(), self._paging_limiter)
+        if tool.is_async:
+            return to_result(await work(), tool)
+
+        def work_in_thread() -> Any:
+            with self._confined:
+                return work()
+
+        value = await trio.to_thread.run_sync(
+            work_in_thread, abandon_on_cancel=True, limiter=self._limiter
+        )
+        return to_result(value, tool)
 
 
 def tool_at(frame: FrameType) -> str | None:

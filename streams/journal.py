@@ -217,6 +217,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
     why: str
     is_severe: bool  # ended at once, and not with a few words more
+    limit: int | None = None  # the setting that it comes of, in bytes; None where the disk is full
 
     def __str__(self) -> str:
         return self.why
@@ -231,6 +232,12 @@ class Journal(Lookups, Protocol):
     @property
     def shortage(self) -> Shortage | None:
         """What there is not enough of; None while there is."""
+
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        """The same for the streams of callers that nobody has vouched for; None while they may have
+        more, as far as they are concerned.
+        """
 
     async def claim(self) -> Sequence[Record]:
         """Take over every stream: each record is given a new fence, older leases are void.

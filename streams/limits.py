@@ -4,7 +4,13 @@ import msgspec
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
-_MAY_BE_NOTHING = ("resident_max", "bytes_per_principal_max", "requests_per_principal_max")
+JOURNAL_BYTES_MIN = 16 * MIB  # less has no place for a few long messages and their WAL
+_MAY_BE_NOTHING = (
+    "journal_bytes_max",
+    "resident_max",
+    "bytes_per_principal_max",
+    "requests_per_principal_max",
+)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,6 +28,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bytes_per_principal_max: int = 4096 * MIB  # undelivered, of streams in memory; 0: no limit
     requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
+    journal_bytes_max: int = 16_384 * MIB  # of the journal's file and its WAL; 0: no limit
+    # The part of that which all callers together may take that have not shown who they are: they
+    # can have as many names as they like, so a limit for each of them bounds nothing.
+    journal_anonymous_share: float = 0.25
     resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
     connections_max: int = 10_000
     connections_per_principal_max: int = 1_000  # of who has shown who they are; over HTTP, requests
@@ -40,3 +50,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             value = getattr(self, name)
             if not value > 0 and not (value == 0 and name in _MAY_BE_NOTHING):
                 raise ValueError(f"{name} must be above 0, not {value}")
+        if 0 < self.journal_bytes_max < JOURNAL_BYTES_MIN:
+            raise ValueError(
+                f"journal_bytes_max must be {JOURNAL_BYTES_MIN} or more, not "
+                f"{self.journal_bytes_max}; 0 is no limit"
+            )
+        if self.journal_anonymous_share > 1:
+            raise ValueError(
+                f"journal_anonymous_share must be 1 or less, not {self.journal_anonymous_share}"
+            )
+
+    @property
+    def anonymous_bytes_max(self) -> int:
+        """What the share is in bytes; 0 for no limit."""
+        return int(self.journal_bytes_max * self.journal_anonymous_share)

@@ -39,6 +39,7 @@ class MemoryJournal:
     """`streams.journal.Journal`, in memory."""
 
     shortage: Shortage | None = None  # of what is no more than memory nobody is told
+    anonymous_shortage: Shortage | None = None
 
     def __init__(self) -> None:
         self._records: dict[str, Record] = {}

@@ -1,6 +1,7 @@
 """`python -m streams.owner OPTIONS`: what a relay starts, with its options as JSON."""
 
 import sys
+from contextlib import suppress
 
 from streams import console, serving
 from streams.options import CannotServe, Options
@@ -13,7 +14,9 @@ def main() -> int:
     try:
         serving.run(options)
     except CannotServe as error:
-        print(error, file=sys.stderr)
+        serving.tell_starter(str(error))
+        with suppress(OSError):  # the log may be on a full disk
+            print(error, file=sys.stderr, flush=True)
         return 2
     return 0
 

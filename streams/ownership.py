@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import JournalUnusable
+from streams.forks import in_child
 
 _OWNER_BYTE: Final = 0
 _STARTER_BYTE: Final = 1
@@ -52,7 +53,7 @@ def key_path(journal: Path) -> Path:
 
 
 def _beside(journal: Path, suffix: str) -> Path:
-    real = journal.resolve()
+    real = Path(os.path.realpath(journal))  # a loop of links is found when it is opened
     return real.with_name(real.name + suffix)
 
 
@@ -64,7 +65,7 @@ class _LockFile:
     """The one descriptor of a lock file in this process, and the bytes that are held through it."""
 
     _open: Final[dict[Path, "_LockFile"]] = {}
-    _guard: Final = threading.Lock()
+    _guard = threading.Lock()
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -85,6 +86,11 @@ class _LockFile:
             finally:
                 file._keep_if_held()
             return file
+
+    @classmethod
+    def forget_all(cls) -> None:
+        cls._open.clear()
+        cls._guard = threading.Lock()  # another thread of the parent may have held it
 
     def give_back(self, byte: int) -> None:
         with self._guard:
@@ -115,6 +121,10 @@ class _LockFile:
         else:
             self._open.pop(self._path, None)
             os.close(self._descriptor)
+
+
+# A forked child holds none of the locks: there the descriptors are as good as closed.
+in_child(_LockFile.forget_all)
 
 
 class OwnerLock:

@@ -15,6 +15,8 @@ import trio
 
 from streams import messages
 from streams.errors import Ended, StreamsError
+from streams.faults import let_pass
+from streams.forks import Confined
 from streams.stream import Stream
 from streams.tools import Paged
 
@@ -42,7 +44,8 @@ class Paging:
         self._to_result = to_result
         self._paged = paged
         self._made: deque[dict[str, Any]] = deque()  # and not sent
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
+        self._confined = Confined()
         self._is_over = False
         self._is_followed = False  # what was made: by a message of the tool, which waits for it
         self._since = (0, 0), trio.current_time()
@@ -80,14 +83,16 @@ class Paging:
             else:
                 work = partial(self._make_in_thread, pages)
                 await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
-        except Exception as error:
+        except BaseException as error:
+            await let_pass(error)
             self._failure = error
         self._is_over = True
         self._stream.notify()
 
     def _make_in_thread(self, pages: Generator[Any, None, None]) -> None:
-        with closing(pages):
+        with self._confined, closing(pages):
             for page in pages:
+                self._confined.check()
                 trio.from_thread.run(self._take, page)
 
     async def _take(self, page: Any) -> None:

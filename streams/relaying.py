@@ -65,7 +65,10 @@ def _start_owner(options: Options) -> None:
     """
     assert options.journal is not None
     log_file = log_path(options.journal)
-    log_fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        log_fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CannotServe(f"{log_file} cannot be written: {error}.") from error
     began_at = os.fstat(log_fd).st_size
     read_fd, write_fd = os.pipe()
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
@@ -81,10 +84,10 @@ def _start_owner(options: Options) -> None:
             )
         finally:
             os.close(write_fd)
-        is_ready = answer.read() == READY
-    if is_ready:
+        told = answer.read()
+    if told == READY:
         return
-    why = _last_line(log_file, began_at)
+    why = told or _last_line(log_file, began_at)
     if "already owned" not in why:  # else somebody was faster, and is found soon
         raise CannotServe(f"The journal's owner did not start: {why} See {log_file}.")
 

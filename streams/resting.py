@@ -360,6 +360,7 @@ class _Leaving:
     """One stream on its way out of memory, as the committer sees it."""
 
     can_wait = False
+    is_anonymous = False
 
     __slots__ = ("_delivered", "_outcome", "_rest", "_resting", "_stream")
 

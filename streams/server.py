@@ -120,6 +120,11 @@ class RunningServer:
         self.engine = engine
         self._handlers = handlers
 
+    @property
+    def tools_at_work(self) -> list[str]:
+        """The names of the tools whose calls have not ended, each once."""
+        return self._handlers.at_work
+
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it is over."""
         try:

@@ -18,11 +18,13 @@ import msgspec
 import trio
 
 from streams.endpoint import HttpEndpoint
-from streams.errors import JournalUnusable, first_of
+from streams.errors import Full, JournalError, first_of
+from streams.exit import END_OF_FAILURE, END_SIGNALS, Exit, let_children_end
 from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
 from streams.journal import Journal
 from streams.keys import Keyring
+from streams.limits import Limits
 from streams.logs import log
 from streams.memory import MemoryJournal
 from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
@@ -98,14 +100,17 @@ def run(options: Options) -> None:
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
     _tune()
+    let_children_end()
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve_watched, server, options, fds, guard)
-    except* (CannotServe, JournalUnusable, OSError) as errors:
+        trio.run(_serve_watched, server, options, fds, guard, Exit())
+    except* (CannotServe, JournalError, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
-        raise CannotServe(str(failure)) from failure
+        # While it runs a full disk ends nothing: this one was full when it started.
+        advice = " Make room, or name another journal." if isinstance(failure, Full) else ""
+        raise CannotServe(f"{failure}{advice}") from failure
 
 
 def _tune() -> None:
@@ -139,13 +144,15 @@ async def _serve(
     options: Options,
     fds: tuple[int, int] | None,
     guard: Guard,
+    exit: Exit,
 ) -> None:
     async with (
-        _open_journal(options) as (journal, keyring),
+        _open_journal(options, server.limits) as (journal, keyring),
         server.open(journal, keyring) as running,
+        _ending(exit, running),
         trio.open_nursery() as nursery,
     ):
-        nursery.start_soon(_stop_on_signal, running, nursery.cancel_scope)
+        nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
         await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
@@ -156,7 +163,7 @@ async def _serve(
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
-            _tell_starter()
+            tell_starter(READY)
             await running.engine.rest(_linger_s(options))
             nursery.cancel_scope.cancel()
 
@@ -167,17 +174,34 @@ def _linger_s(options: Options) -> float:
 
 
 @asynccontextmanager
-async def _open_journal(options: Options) -> AsyncIterator[tuple[Journal, Keyring]]:
+async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple[Journal, Keyring]]:
     if options.journal is None:
         log.info("no --journal: streams live as long as this process")
         yield MemoryJournal(), Keyring.load(None)
         return
-    async with open_sqlite_journal(options.journal, durability=options.durability) as journal:
+    async with open_sqlite_journal(
+        options.journal,
+        durability=options.durability,
+        bytes_max=limits.journal_bytes_max or None,
+        anonymous_bytes_max=limits.anonymous_bytes_max or None,
+    ) as journal:
         yield journal, Keyring.load(key_path(options.journal))
 
 
-async def _stop_on_signal(running: RunningServer, scope: trio.CancelScope) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+@asynccontextmanager
+async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
+    """A block that, once it fails or is cancelled, leaves the process no more than its deadline."""
+    exit.tools = lambda: running.tools_at_work
+    exit.failure = lambda: running.engine.failure
+    try:
+        yield
+    except BaseException:
+        exit.begin(END_OF_FAILURE)
+        raise
+
+
+async def _stop_on_signal(running: RunningServer, exit: Exit, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
         async for number in signals:
             log.info("shutting down", signal=signal.Signals(number).name)
             await running.engine.shut_down()
@@ -255,19 +279,26 @@ async def _serve_relays(
                 )
         return None
 
-    await unix.serve(
-        running.serve,
-        socket_path(options.journal),
-        hello_check=check,
-        message_bytes_max=running.server.limits.message_bytes_max,
-        task_status=task_status,
-    )
+    path = socket_path(options.journal)
+    async with trio.open_nursery() as nursery:
+        serve = partial(
+            unix.serve,
+            running.serve,
+            path,
+            hello_check=check,
+            message_bytes_max=running.server.limits.message_bytes_max,
+        )
+        try:
+            await nursery.start(serve)
+        except OSError as error:
+            raise CannotServe(f"{path} cannot be listened at: {error}.") from error
+        task_status.started()
 
 
-def _tell_starter() -> None:
-    """Tell the relay that started this owner, if one did, that it listens."""
+def tell_starter(what: str) -> None:
+    """Tell the relay that started this owner, if one did, that it listens, or why it does not."""
     fd = os.environ.pop(STARTER_VARIABLE, None)
     if fd is not None:
         # That relay may have been killed; others wait for this owner as well.
-        with suppress(BrokenPipeError), open(int(fd), "w") as starter:
-            starter.write(READY)
+        with suppress(BrokenPipeError), open(int(fd), "w", errors="backslashreplace") as starter:
+            starter.write(what)

@@ -54,6 +54,7 @@ class Stream:
         "delivery",
         "digest",
         "has_rested",
+        "is_anonymous",
         "is_at_rest",
         "is_reachable",
         "is_recorded",
@@ -83,6 +84,7 @@ class Stream:
         origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
+        self.is_anonymous = not vouched(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
         owner = vouched(record.principal)
@@ -232,7 +234,9 @@ class Stream:
     async def _accepted(self, size_before: int) -> None:
         self._mark(size_before)
         committer = self._committer
-        while self.state.batch_bytes >= committer.stream_bytes_max or committer.is_full:
+        while self.state.batch_bytes >= committer.stream_bytes_max or committer.is_full(
+            is_anonymous=self.is_anonymous
+        ):
             await committer.commit_done()
 
     def _mark(self, size_before: int) -> None:

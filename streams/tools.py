@@ -29,6 +29,8 @@ import msgspec
 
 from streams.content import Block
 from streams.extension import EXPECTED
+from streams.faults import is_failure, text_of
+from streams.logs import log
 from streams.schemas import (
     Binder,
     GivenSchema,
@@ -91,8 +93,17 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         """The keyword arguments for `function`, defaults filled in.
 
         Raises `ValueError` with a sentence that names the argument: `rows: expected int, got str`.
+        What else the author's types raise (a `__post_init__`, a default factory) is logged.
         """
-        return self.binder(arguments_raw)
+        try:
+            return self.binder(arguments_raw)
+        except ValueError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            log.exception("the arguments of a tool cannot be made", tool=self.name)
+            raise ValueError(text_of(error)) from error
 
 
 def make_tool(

@@ -20,6 +20,7 @@ import msgspec
 import trio
 
 from streams.blocks import Block
+from streams.forks import withhold
 from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
 from transports.vectored import send_pieces
 
@@ -270,6 +271,8 @@ def open_fds(
         raise
     reader = trio.lowlevel.FdStream(read_fd)
     writer = trio.lowlevel.FdStream(write_fd)
+    withhold(reader)
+    withhold(writer)
     enlarge_pipe(read_fd)
     enlarge_pipe(write_fd)
     return LineChannel(

@@ -20,6 +20,7 @@ import trio
 from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal, refusal
 from streams.exchange import Admit, Caller, Denied, Head
+from streams.forks import withhold
 from streams.logs import log
 from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
@@ -203,6 +204,7 @@ async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListe
 async def _accept_from(
     listener: trio.SocketListener, welcome: Welcome, nursery: trio.Nursery
 ) -> None:
+    withhold(listener.socket)
     async with listener:
         is_short = False
         while True:
@@ -229,7 +231,9 @@ def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
                 connection, _ = door.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            yield trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+            stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
+            withhold(stream.socket)
+            yield stream
     finally:
         door.detach()
 

@@ -79,6 +79,10 @@ class SQLiteJournal:
     def shortage(self) -> Shortage | None:
         return None if self._is_closed else self._store.look_for_room()
 
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        return None if self._is_closed else self._store.anonymous_shortage
+
     async def claim(self) -> Sequence[Record]:
         self._check_open()
         return await self._thread.run(self._store.claim)
@@ -164,6 +168,8 @@ async def open_sqlite_journal(
     *,
     durability: Durability = "power",
     secure_delete: bool = False,
+    bytes_max: int | None = None,
+    anonymous_bytes_max: int | None = None,
     file_bytes_max: int | None = None,
 ) -> AsyncIterator[SQLiteJournal]:
     """Open the journal at `path` and own it until the block is left; see `SQLiteStore`."""
@@ -173,6 +179,8 @@ async def open_sqlite_journal(
             path,
             durability=durability,
             secure_delete=secure_delete,
+            bytes_max=bytes_max,
+            anonymous_bytes_max=anonymous_bytes_max,
             file_bytes_max=file_bytes_max,
         )
 

@@ -2,17 +2,19 @@
 synchronous.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from streams.binding import vouched
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.grants import Grant, SessionRecord
 from streams.joining import joined
-from streams.journal import Append, Change, Record, Shortage
+from streams.journal import Append, Change, Create, Record, Shortage
 from streams.limits import DAY_S, MIB
 from streams.messages import Run
 from streams.ownership import OwnerLock
@@ -33,7 +35,7 @@ from streams.sqlite.file import (
 from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
-from streams.sqlite.room import Room
+from streams.sqlite.room import Room, Share
 from streams.sqlite.segments import Segments
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
@@ -42,7 +44,6 @@ BUSY_MS: Final = 1000  # how long a commit waits for another program's look into
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
 # Who starts looks at each stream at rest within so long, and puts it off where that is right.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
-_BUDGET: Final = Budget()
 
 
 class SQLiteStore:
@@ -59,19 +60,28 @@ class SQLiteStore:
         *,
         durability: Durability = "power",
         secure_delete: bool = False,
+        bytes_max: int | None = None,
+        anonymous_bytes_max: int | None = None,
         file_bytes_max: int | None = None,
-        budget: Budget = _BUDGET,
+        budget: Budget | None = None,
     ) -> None:
         """Open the journal at `path`, or make it.
 
-        More than `file_bytes_max` bytes of file are `Full`. Raises `JournalUnusable`, which says
+        More than `file_bytes_max` bytes of file are `Full`. `bytes_max` is for the file and its
+        WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
+        be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
+        vouched for. Raises `JournalUnusable`, which says
         what to do, where the file is owned, foreign, damaged, newer or not writable.
         """
-        self._path = path = path.resolve()
+        self._path = path = Path(os.path.realpath(path))
         self._is_synced = durability == "power"
         self._failure: str | None = None
         self._is_full = False
-        self._room = Room(path, file_bytes_max)
+        budget = budget or Budget()
+        if bytes_max is not None:
+            budget = budget.within(bytes_max)
+            file_bytes_max = bytes_max - budget.wal_bytes
+        self._room = Room(path, file_bytes_max, bytes_max)
         self._is_short = False
         self._tails = Tails(budget)
         with ExitStack() as opened:
@@ -93,6 +103,7 @@ class SQLiteStore:
                 self._segments = opened.enter_context(closing(Segments(path, self._presence.check)))
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
+            self._share = Share(anonymous_bytes_max, self._writer)
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
             self._opened = opened.pop_all()
 
@@ -155,6 +166,7 @@ class SQLiteStore:
             or self._is_short
             or _bytes_of(changes) > AT_ONCE_BYTES_MAX
             or self._checkpoints.are_due
+            or self._share.is_due
         ):
             return None
         self._writer.execute("PRAGMA busy_timeout = 0")
@@ -184,7 +196,27 @@ class SQLiteStore:
         self._presence.check()
         batch.publish()
         self._checkpoints.committed()
+        with translated(self._path):
+            added = sum(map(self._anonymous_bytes, changes))
+            self._share.commit(added, self._anonymous_unwritten)
         return answers
+
+    def _anonymous_bytes(self, change: Change) -> int:
+        """What a change adds to the streams of anonymous callers."""
+        if type(change) is Append:
+            tail = self._tails.known.get(change.stream)
+            return len(change.run.body) if tail is not None and tail.is_anonymous else 0
+        if type(change) is Create and not vouched(change.record.principal):
+            return len(change.record.origin)
+        return 0
+
+    def _anonymous_unwritten(self) -> int:
+        return sum(tail.size for tail in self._tails.known.values() if tail.is_anonymous)
+
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        """See `Journal.anonymous_shortage`. May be asked for while another thread commits."""
+        return self._share.shortage
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from streams.binding import vouched
 from streams.errors import JournalError
 from streams.journal import STORED_BYTES_MAX, Append, Record, apply
 from streams.limits import MIB
@@ -25,6 +26,8 @@ NO_SEGMENT: Final = 2**63
 # keeps up with what adds to the log.
 _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
+
+_WAL_PART: Final = 8
 
 _last = attrgetter("last")
 
@@ -42,6 +45,13 @@ class Budget(msgspec.Struct, frozen=True):
     streams_max: int = 20_000
     # One commit of more, or a long transaction of another program that reads, makes it longer.
     wal_bytes: int = 64 * MIB
+
+    def within(self, bytes_max: int) -> "Budget":
+        """What it is for a journal of so many bytes: of a small one a part."""
+        part = bytes_max // _WAL_PART
+        return replace(
+            self, wal_bytes=min(self.wal_bytes, part), log_bytes=min(self.log_bytes, part // 2)
+        )
 
 
 class Tail:
@@ -71,6 +81,11 @@ class Tail:
         self.staged_size = 0
         self.since = 0  # the first row of the log that the tables need for it; 0 for none
         self.oldest = UNKNOWN  # the seq of the last line of its first segment
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether nobody has vouched for the caller whose stream it is."""
+        return self.record is not None and not vouched(self.record.principal)
 
     @classmethod
     def of(cls, record: Record) -> "Tail":

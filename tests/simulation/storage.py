@@ -57,6 +57,10 @@ class MortalJournal:
     def shortage(self) -> Shortage | None:
         return self.inner.shortage
 
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        return self.inner.anonymous_shortage
+
     async def _live(self) -> None:
         if self.is_dead:
             await trio.sleep_forever()

@@ -1,0 +1,92 @@
+"""Children that a tool forks (`os.fork`, `multiprocessing`).
+
+A forked child has copies of the server's memory and descriptors, and must act on none of them:
+
+- A connection ends when the last process closes it, and an epoll set is shared: so in the child
+  /dev/null takes the place of every descriptor that is withheld here. The number stays in use, so
+  that an object which closes it late closes no file that the child has opened since.
+- The tool's code returns, or raises, into the server. There the child ends (`Confined`), as a child
+  of `multiprocessing` does: neither `atexit` nor any `finally` of the server runs.
+
+Children that run another program (`subprocess`) inherit nothing of ours.
+"""
+
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, NoReturn
+
+_withheld: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+_callbacks: Final[list[Callable[[], object]]] = []
+
+
+def withhold(opened: Any) -> None:
+    """Keep what `opened.fileno()` is, a socket or a pipe of a client, from forked children."""
+    _withheld.add(opened)
+
+
+def in_child(do: Callable[[], object]) -> None:
+    """Do this in every child that is forked from now on, before its own code runs."""
+    _callbacks.append(do)
+
+
+def _become_child() -> None:
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for opened in list(_withheld):
+        with suppress(OSError, ValueError):
+            if (descriptor := opened.fileno()) >= 0:
+                os.dup2(null, descriptor, inheritable=False)
+    _withheld.clear()
+    os.close(null)
+    for do in _callbacks:
+        do()
+
+
+os.register_at_fork(after_in_child=_become_child)
+
+
+class Confined:
+    """For a block of code that is to be left by this process only: a forked child ends there.
+
+    The child's exit code is that of `sys.exit`, 1 for any other exception, else 0.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._pid:
+            end_child(error)
+
+    def check(self) -> None:
+        """Raises `RuntimeError` in a forked child."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked child cannot use the call: use it in the tool's process")
+
+
+def end_child(error: BaseException | None) -> NoReturn:
+    """End this process, a forked child, because of `error`."""
+    code: object = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = 0 if error.code is None else error.code
+        elif error is not None:
+            code = "".join(traceback.format_exception(error))
+        if not isinstance(code, int):
+            # Another thread may have held the lock of `sys.stderr` when the child was forked.
+            os.write(2, f"{code}\n".encode(errors="backslashreplace"))
+            code = 1
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+    finally:
+        os._exit(code & 0xFF if isinstance(code, int) else 1)

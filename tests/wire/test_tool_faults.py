@@ -1,0 +1,181 @@
+"""Whatever a tool raises is the end of one call: the server goes on, and the log says why."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.wire.process import ServerProcess, wait_until
+from tests.wire.raw import Message, Peer
+from tests.wire.verbs import KINDS, POSITIONS, start
+
+APP = f"{Path(__file__).parent / 'faulty_tools_server.py'}:server"
+RAISED = (
+    "SystemExit",
+    "KeyboardInterrupt",
+    "GeneratorExit",
+    "OwnError",
+    "WordlessError",
+    "CancelledError",
+    "Cancelled",
+    "group",
+    "nested",
+)
+TOOLS = (
+    "raising",
+    "raising_in_child_task",
+    "raising_in_thread",
+    "raising_with_restart",
+    "raising_result",
+)
+PAGED = ("raising_page", "raising_page_in_thread")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("faults"), app=APP) as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture
+def peer(server: ServerProcess) -> Iterator[Peer]:
+    with server.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        yield peer
+
+
+def called(peer: Peer, tool: str, **arguments: object) -> Message:
+    return peer.response(peer.call(tool, **arguments))
+
+
+def text_of(message: Message) -> str:
+    assert message.result["isError"] is True
+    text = message.result["content"][0]["text"]
+    assert isinstance(text, str)
+    return text
+
+
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("tool", TOOLS)
+def test_what_a_tool_raises_is_the_result_of_its_call(
+    server: ServerProcess, peer: Peer, tool: str, kind: str
+) -> None:
+    if tool == "raising_in_child_task" and kind == "Cancelled":
+        # A nursery that a child has failed takes every cancellation for its own.
+        assert called(peer, tool, kind=kind).result == {"content": []}
+        return
+    seen = len(server.log)
+    text = text_of(called(peer, tool, kind=kind))
+    if tool == "raising" and kind not in ("group", "nested", "Cancelled"):
+        assert text.startswith(kind)
+    wait_until(
+        "the log says it",
+        lambda: any("a tool failed" in line and tool in line for line in server.log[seen:]),
+    )
+    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+
+
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("tool", PAGED)
+def test_what_a_tool_raises_between_its_pages_comes_behind_them(
+    peer: Peer, tool: str, kind: str
+) -> None:
+    first = called(peer, tool, kind=kind).result
+    assert first["content"][0]["text"] == "a page"
+    last = peer.ask(
+        "tools/call",
+        {"name": tool, "arguments": {"kind": kind}, "resumeToken": first["nextResumeToken"]},
+    )
+    text_of(last)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RAISED if kind != "Cancelled"])
+def test_what_an_argument_raises_is_the_result_of_the_call(
+    server: ServerProcess, peer: Peer, kind: str
+) -> None:
+    text = text_of(called(peer, "raising_argument", argument={"kind": kind}))
+    assert text.startswith("Bad arguments for raising_argument: ")
+    server.hear("the arguments of a tool cannot be made")
+
+
+@pytest.mark.parametrize("kind", RAISED)
+def test_what_a_cancelled_tool_raises_ends_nothing_else(
+    server: ServerProcess, peer: Peer, kind: str
+) -> None:
+    request = peer.call("raising_when_cancelled", kind=kind)
+    peer.notify("notifications/cancelled", {"requestId": request})
+    assert peer.ask("ping").result == {}
+    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_so_over_every_transport(server: ServerProcess, kind: str) -> None:
+    with server.connect(kind) as peer:
+        peer.initialize(POSITIONS)
+        assert text_of(called(peer, "raising", kind="SystemExit")) == "SystemExit: 3"
+        assert text_of(called(peer, "raising_in_thread", kind="KeyboardInterrupt"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt", "Cancelled", "OwnError"])
+def test_a_signal_ends_a_server_whose_tools_raise_then(
+    tmp_path: Path, number: signal.Signals, kind: str
+) -> None:
+    with ServerProcess(tmp_path, app=APP) as server:
+        with server.connect("ws-streams") as peer:
+            peer.initialize(POSITIONS)
+            started = start(peer, "raising_when_cancelled", kind=kind)
+            assert server.stop(number) == 0
+            assert peer.response(started.id).reason == "interrupted"
+        assert not any("Traceback" in line and "streams.cli" in line for line in server.log)
+        assert not any("ends at its deadline" in line for line in server.log)
+
+
+def test_ctrl_c_of_a_program_that_minds_it_itself_goes_through_a_tool(tmp_path: Path) -> None:
+    """trio raises KeyboardInterrupt wherever a real one finds the program."""
+    program = tmp_path / "own_program.py"
+    program.write_text(OWN_PROGRAM)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["interrupted"], done.stderr
+    assert done.returncode == 0
+
+
+OWN_PROGRAM = """
+import os, signal
+import trio
+from streams import Server
+from streams.keys import Keyring
+from streams.memory import MemoryJournal
+from transports.memory import Cable
+
+server = Server("own")
+
+@server.tool
+async def interrupted() -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(10_000_000):
+        pass
+    return "went on"
+
+async def main():
+    async with server.open(MemoryJournal(), Keyring.load(None)) as running:
+        async with trio.open_nursery() as nursery:
+            cable = Cable()
+            nursery.start_soon(running.serve, cable.far)
+            await cable.near.send(b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":'
+                b'{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{}}}\\n')
+            await cable.near.send(b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":'
+                b'{"name":"interrupted"}}\\n')
+            await trio.sleep_forever()
+
+try:
+    trio.run(main)
+except* KeyboardInterrupt:
+    print("interrupted")
+"""
