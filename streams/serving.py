@@ -97,6 +97,7 @@ def run(options: Options) -> None:
     server = load(options.app)
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
+    server.require_resume_token |= options.require_resume_token
     _tune()
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
