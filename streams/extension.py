@@ -76,8 +76,8 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     # A dialect that this server does not speak is not an error: the client sees what is announced.
     known = tuple(each for name, each in DIALECTS.items() if name in names and each.announcing)
     if not chosen:
-        # A stock client cannot declare the bare capability, so this one can bear a response that
-        # is not its request's own.
+        # A stock client that takes any response on its event stream for its own cannot declare the
+        # bare capability.
         return Settings(known, replay_response=STREAMS.capability in capabilities)
     return Settings(
         known,
