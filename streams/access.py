@@ -1,7 +1,8 @@
 """What clients may do with a stream that is there: resume, poll, confirm, answer, cancel.
 
-A stream belongs to the principal that made it; anyone else needs its token. Whoever has neither
-learns nothing, not even that there is such a stream.
+A stream belongs to the principal that made it; any other caller needs its token, or, where that
+principal is anonymous, its id. A caller without these learns nothing, not even that there is such a
+stream.
 """
 
 import math
@@ -14,7 +15,7 @@ import trio
 
 from streams import messages
 from streams.asking import Answer
-from streams.binding import call_digest, vouched
+from streams.binding import call_digest, is_anonymous, vouched
 from streams.checks import (
     check_answerable,
     check_cursor,
@@ -23,7 +24,7 @@ from streams.checks import (
     check_same_call,
     check_undelivered,
 )
-from streams.connection import Connection
+from streams.connection import Connection, CursorOf, no_cursor
 from streams.delivery import Delivery
 from streams.errors import INVALID_PARAMS, Refusal, refusal
 from streams.journal import Record
@@ -53,13 +54,16 @@ class Access:
         answers: dict[RequestId, Answer],
         *,
         enforce_min: bool,
+        require_token: bool,
         on_cancel: Callable[[Stream], None],
     ) -> None:
+        """`require_token`: a stream's id alone opens it to no caller but the one that made it."""
         self._streams = streams
         self._resting = resting
         self._keyring = keyring
         self._answers = answers
         self._enforce_min = enforce_min
+        self._takes_bare_ids = not require_token
         self._on_cancel = on_cancel
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
@@ -274,12 +278,17 @@ class Access:
             raise refusal("stream_not_found")
         return stream
 
-    async def poll(self, session: Session, intent: Poll) -> Report:
-        """How a stream stands. Raises `Refusal` as `find` and `resume` do."""
+    async def poll(self, session: Session, intent: Poll, cursor_of: CursorOf = no_cursor) -> Report:
+        """How a stream stands. Raises `Refusal` as `find` and `resume` do.
+
+        "the Last-Event-ID header can be used to derive the point from which its view of streams
+        will resume and poll from" (899): `cursor_of` tells that point.
+        """
         stream = await self.find(session, intent)
-        check_cursor(stream, intent.after)
+        after = cursor_of(stream.id) if intent.after is None else intent.after
+        check_cursor(stream, after)
         self._check_early(stream)
-        return self._stand(stream, intent.after)
+        return self._stand(stream, after)
 
     async def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
@@ -328,7 +337,12 @@ class Access:
             is_theirs = stream and token and self._keyring.is_token_of(stream.id, token)
             return stream if is_theirs else None
         if token is None:
-            return await self._resting.owned(intent.stream, session.principal)
+
+            def may_have(principal: str) -> bool:
+                is_open = self._takes_bare_ids and is_anonymous(principal)
+                return is_open or principal == session.principal
+
+            return await self._resting.owned(intent.stream, may_have)
         # A token follows from the id alone, so nothing is looked up for a wrong one.
         is_theirs = self._keyring.is_token_of(intent.stream, token)
         return await self._resting.find(intent.stream) if is_theirs else None

@@ -46,6 +46,11 @@ def vouched(principal: str) -> str:
     return principal if principal.startswith(("os(", "bearer(")) else ""
 
 
+def is_anonymous(principal: str) -> bool:
+    """Whether a principal stands for a session or a connection, and not for a known caller."""
+    return principal.startswith(("session(", "conn("))
+
+
 def scope_of(key: str, principal: str) -> str:
     """Among whose calls an idempotency key is looked up.
 

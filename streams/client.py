@@ -32,6 +32,7 @@ from streams.pages import Pages
 from streams.resuming import Resumer
 from streams.running import RunningCall
 from streams.ticket import Ticket
+from streams.vocabulary import Lead
 
 FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
 
@@ -167,7 +168,9 @@ class Client:
         Entering raises `CannotConnect`.
         """
         request_id = self._keeper.new_id()
-        params = clientwire.call(name, dict(arguments or {}), request_id, new_id())
+        return self._call(clientwire.call(name, arguments or {}, request_id, new_id()), request_id)
+
+    def _call(self, params: dict[str, msgspec.Raw], request_id: str) -> RunningCall:
         request = messages.request(request_id, "tools/call", params)
         return RunningCall(self._resumer, request, request_id)
 
@@ -210,12 +213,18 @@ class Client:
         a call does.
         """
         given = dict(arguments or {})
+        params = clientwire.call(name, given, self._keeper.new_id(), key=None)
 
-        def turn(token: str) -> Awaitable[Message]:
-            params = clientwire.page_call(name, given, token, self._keeper.new_id())
-            return self._keeper.ask("tools/call", params)
+        def begin() -> RunningCall:
+            nonlocal params
+            request_id = self._keeper.new_id()
+            params = clientwire.call(name, given, request_id, new_id())
+            return self._call(params, request_id)
 
-        return Pages(lambda: self.call(name, given), turn, self._on_notification, token)
+        def turn(lead: Lead) -> Awaitable[Message]:
+            return self._keeper.ask("tools/call", clientwire.page_call(params, lead))
+
+        return Pages(begin, turn, self._on_notification, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """How a stream stands, by its ticket or, where this client may ask so, by its id.

@@ -3,19 +3,20 @@
 `dialects` is the mirror; as there, the wire's camelCase stops here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from streams import messages
+from streams import extension, messages
 from streams.dialects import DIALECTS, STREAMS, pagings
 from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, StreamGone, Superseded
 from streams.extension import ACK, EXTENSION, KEY, POSITION
-from streams.messages import Message, RequestId
+from streams.messages import Kind, Message, RequestId
 from streams.ticket import Ticket
-from streams.vocabulary import Announcing, Dialect, Polling, Resuming, Standing
+from streams.vocabulary import Announcing, Dialect, Lead, Polling, Resuming, Standing
 
 __all__ = ["POSITION", "Standing"]
 
@@ -83,7 +84,7 @@ class Position(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    ended: str = msgspec.field(name="mcp-streams/ended", default="completed")
+    ended: str = msgspec.field(name="mcp-streams/ended", default="")
 
 
 class _Resumed(msgspec.Struct, frozen=True):
@@ -176,33 +177,36 @@ def wants_positions(hello: dict[str, Any]) -> bool:
     return bool(hello["capabilities"]["experimental"][EXTENSION]["positions"])
 
 
-def call(name: str, arguments: dict[str, Any], token: str, key: str) -> dict[str, Any]:
+def call(
+    name: str, arguments: Mapping[str, Any], token: str, key: str | None
+) -> dict[str, msgspec.Raw]:
     """The params of `tools/call`; `token` is that of its progress, and `key` stands for the call,
-    however often it is sent.
+    however often it is sent. Each field is encoded once, to be repeated byte for byte.
     """
-    meta = {"progressToken": token, KEY: key}
-    return {"name": name, "arguments": arguments, "_meta": meta}
+    meta = {"progressToken": token} | ({} if key is None else {KEY: key})
+    params = {"name": name, "arguments": dict(arguments), "_meta": meta}
+    return {field: msgspec.Raw(messages.encode(value)) for field, value in params.items()}
 
 
-def page_call(
-    name: str, arguments: dict[str, Any], token: str, progress_token: str
-) -> dict[str, Any]:
-    """The params of `tools/call` for the page that `token` leads to."""
-    params: dict[str, Any] = {"name": name, "arguments": arguments}
-    meta: dict[str, Any] = {"progressToken": progress_token}
-    for word in pagings():
-        in_params, in_meta = word.ask(token)
-        params |= in_params
-        meta |= in_meta
-    return params | {"_meta": meta}
+def page_call(params: dict[str, msgspec.Raw], lead: Lead) -> dict[str, Any]:
+    """The params of the call for the page behind the one that `lead` came with.
+
+    `params` are those of the call for the first page: 1003, "MUST only mutate the `resumeToken`
+    field of a resumed request".
+    """
+    if not lead.is_in_meta:
+        return params | _merged(word.ask(lead.token) for word in pagings())
+    meta = messages.decode(params["_meta"], dict[str, msgspec.Raw])
+    return params | {"_meta": meta | _merged(word.ask_in_meta(lead.token) for word in pagings())}
 
 
-def next_token(result: Any) -> str | None:
+def _merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return dict(itertools.chain.from_iterable(each.items() for each in fields))
+
+
+def next_page(result: Any) -> Lead | None:
     """What leads to the page behind this one; None where it is the last. Raises `ValueError`."""
-    token = next((token for word in pagings() if (token := word.hear(result))), None)
-    if not (token is None or isinstance(token, str)):
-        raise ValueError("a token that is no string")
-    return token
+    return next((lead for word in pagings() if (lead := word.hear(result))), None)
 
 
 def resuming(ticket: Ticket) -> Resuming:
@@ -245,14 +249,19 @@ def cancelled(request_id: RequestId) -> bytes:
 
 
 def announcements() -> dict[str, Callable[[msgspec.Raw], Ticket]]:
-    """What reads each notification that tells how to come back, by its method."""
+    """What reads each notification that tells how to come back, by its method.
+
+    The ticket's `request_id` is empty where the notification does not say whose it is. Raises
+    `ValueError` for a notification that cannot be used.
+    """
     words = {name: each.announcing for name, each in DIALECTS.items() if each.announcing}
     return {word.method: partial(_announced, name, word) for name, word in words.items()}
 
 
 def _announced(dialect: str, word: Announcing, params: msgspec.Raw) -> Ticket:
     made = word.hear(params)
-    return Ticket(made.stream, made.token, made.request_id, None, made.min_s, made.max_s, dialect)
+    request_id = "" if made.request_id is None else made.request_id
+    return Ticket(made.stream, made.token, request_id, None, made.min_s, made.max_s, dialect)
 
 
 def is_as_good(ticket: Ticket, other: Ticket) -> bool:
@@ -261,9 +270,18 @@ def is_as_good(ticket: Ticket, other: Ticket) -> bool:
     return order.index(ticket.dialect) <= order.index(other.dialect)
 
 
-def endings() -> set[str]:
-    """The notifications that say what a final response has said before."""
-    return {each.ending.method for each in DIALECTS.values() if each.ending}
+def endings() -> dict[str, Callable[[msgspec.Raw], str]]:
+    """What reads the stream in each notification that a stream is over, by its method.
+
+    Raises `ValueError` where there is none.
+    """
+    words = [each.ending for each in DIALECTS.values() if each.ending]
+    return {word.method: word.hear for word in words}
+
+
+def completed(request_id: RequestId) -> Message:
+    """The reply to a resume that says that all of the stream was sent."""
+    return messages.look(extension.resumed(request_id, "completed"))
 
 
 def position(params: msgspec.Raw) -> Position:
@@ -280,11 +298,19 @@ def progress_token(params: msgspec.Raw) -> RequestId | None:
 
 
 def how_it_ended(message: Message) -> str:
-    """Why a delivery is over: `completed`, `released` or `superseded`."""
+    """Why a delivery is over: `completed`, `released` or `superseded`.
+
+    Empty where the response does not say: a server that only knows the proposal answers `{}`.
+    """
     try:
         return messages.decode(result_of(message), _Resumed).meta.ended
     except ValueError:
-        return "completed"  # a server that only knows the proposal answers `{}`
+        return ""
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a response to a resume is a result that does not say that the delivery is over."""
+    return message.kind is Kind.RESULT and not how_it_ended(message)
 
 
 def result_of(message: Message) -> msgspec.Raw:

@@ -174,7 +174,7 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
 
 def _leads_on(result: Any) -> bool:
     try:
-        return clientwire.next_token(result) is not None
+        return clientwire.next_page(result) is not None
     except ValueError:
         return False  # another server's, of another shape
 

@@ -4,17 +4,20 @@ A dialect says how a client opts in, under which methods it asks for what, how a
 and ended, and how a page leads to the next. The wire's camelCase stops here.
 """
 
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from streams import messages
+from streams.errors import INVALID_PARAMS, Refusal
 from streams.messages import RequestId
 from streams.vocabulary import (
     Announcement,
     Announcing,
     Dialect,
     Ending,
+    Lead,
     Listing,
     Paging,
     Poll,
@@ -57,16 +60,24 @@ class _Page(msgspec.Struct):
     cursor: str | None = None
 
 
+# Of an announcement a client reads what is there: the page's own example has neither request nor
+# token, and an absent field may be written as null.
+
+
 class _Interval(msgspec.Struct, frozen=True):
-    min: float = 0.0
+    min: float | None = None
     max: float | None = None
 
 
 class _Create(msgspec.Struct, frozen=True, rename="camel"):
+    stream_id: Annotated[str, msgspec.Meta(min_length=1)]
+    request_id: RequestId | None = None
+    resume_interval: _Interval | None = None
+    resume_token: str | None = None
+
+
+class _Ended(msgspec.Struct, frozen=True, rename="camel"):
     stream_id: str
-    request_id: RequestId
-    resume_interval: _Interval = _Interval()
-    resume_token: str = ""
 
 
 class _Nested(msgspec.Struct, frozen=True):
@@ -87,9 +98,13 @@ def _tell_create(made: Announcement) -> Any:
 def _hear_create(params: msgspec.Raw) -> Announcement:
     # Nested as the proposal's page prints it, or flat as its schema has it.
     made = messages.decode(params, _Nested).stream or messages.decode(params, _Create)
-    interval = made.resume_interval
+    interval = made.resume_interval or _Interval()
     return Announcement(
-        made.stream_id, made.resume_token, made.request_id, interval.min, interval.max
+        made.stream_id,
+        made.resume_token or "",
+        made.request_id,
+        interval.min or 0.0,
+        interval.max,
     )
 
 
@@ -133,7 +148,11 @@ STREAMS: Final = Dialect(
         lambda params: PollAll(read_params(params, _Page).cursor),
         lambda reports, cursor: _present(statuses=list(map(_standing, reports)), nextCursor=cursor),
     ),
-    ending=Ending("notifications/stream/end", lambda stream: {"streamId": stream}),
+    ending=Ending(
+        "notifications/stream/end",
+        lambda stream: {"streamId": stream},
+        lambda params: messages.decode(params, _Ended).stream_id,
+    ),
 )
 
 
@@ -149,9 +168,9 @@ class _Asked(_Tokened, rename="camel", kw_only=True):
 
 
 class _Policy(msgspec.Struct, frozen=True, rename="camel"):
-    request_id: RequestId
-    resume_token: str
-    min_wait: float = 0.0
+    resume_token: Annotated[str, msgspec.Meta(min_length=1)]
+    request_id: RequestId | None = None
+    min_wait: float | None = None
     max_wait: float | None = None
 
 
@@ -173,7 +192,7 @@ def _tell_policy(made: Announcement) -> Any:
 
 def _hear_policy(params: msgspec.Raw) -> Announcement:
     made = messages.decode(params, _Policy)
-    return Announcement("", made.resume_token, made.request_id, made.min_wait, made.max_wait)
+    return Announcement("", made.resume_token, made.request_id, made.min_wait or 0.0, made.max_wait)
 
 
 def _read_tokened(params: msgspec.Raw) -> Resume:
@@ -229,7 +248,9 @@ RESUMABLE_REQUESTS: Final = Dialect(
 
 
 # Resume tokens, pull request 1003. One official SDK drops the fields that it does not know, from
-# params and from results, but never what is in `_meta`: so a token stands in both.
+# params and from results, but never what is in `_meta`: so the server puts a token into both, and
+# reads it from either. The client "MUST only mutate the resumeToken field of a resumed request", so
+# it changes `_meta` only for a token that came there alone.
 
 _TOKEN: Final = "mcp-streams/resumeToken"
 _NEXT: Final = "mcp-streams/nextResumeToken"
@@ -257,15 +278,20 @@ class _Led(msgspec.Struct, rename="camel"):
     meta: dict[str, Any] = msgspec.field(name="_meta", default={})
 
 
-def _hear_page(result: Any) -> str | None:
+def _hear_page(result: Any) -> Lead | None:
     led = msgspec.convert(result, _Led)
-    return led.next_resume_token or led.meta.get(_NEXT)
+    if led.next_resume_token:
+        return Lead(led.next_resume_token)
+    token = led.meta.get(_NEXT)
+    return Lead(msgspec.convert(token, str), is_in_meta=True) if token else None
 
 
 RESUME_TOKENS: Final = Dialect(
     paging=Paging(
-        ask=lambda token: ({"resumeToken": token}, {_TOKEN: token}),
+        ask=lambda token: {"resumeToken": token},
+        ask_in_meta=lambda token: {_TOKEN: token},
         read=_read_page,
+        argument="resumeToken",
         tell=lambda token, ttl_s: (
             {"nextResumeToken": token},
             {_NEXT: token, _TTL: _number(ttl_s)},
@@ -308,6 +334,37 @@ def page_token(params: msgspec.Raw) -> str | None:
     """What a call says of the page that it is for; None for a new call. Raises `Refusal`."""
     tokens = (word.read(params) for word in pagings())
     return next((token for token in tokens if token is not None), None)
+
+
+def split_arguments(
+    arguments: msgspec.Raw, takes: Callable[[str], bool]
+) -> tuple[str | None, msgspec.Raw]:
+    """The token of a page that stands among the arguments of a call, and the arguments without it.
+
+    A name that the tool `takes` is a parameter of its own and stays. Raises `Refusal` for a token
+    that is no text.
+    """
+    token: str | None = None
+    for name in (word.argument for word in pagings()):
+        if name.encode() not in bytes(arguments) or takes(name):
+            continue
+        try:
+            given = messages.decode(arguments, dict[str, msgspec.Raw])
+        except ValueError:
+            break  # no object: the call is refused for that
+        if name in given:
+            found = _token_in(given.pop(name))
+            token = token if found is None else found
+            arguments = msgspec.Raw(messages.encode(given))
+    return token, arguments
+
+
+def _token_in(value: msgspec.Raw) -> str | None:
+    """A token among arguments; null is what a client may send for the first page."""
+    token: Any = messages.decode(value, Any)
+    if token is None or isinstance(token, str):
+        return token
+    raise Refusal(INVALID_PARAMS, "Bad params: a token among the arguments must be a string.")
 
 
 def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:

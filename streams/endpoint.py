@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from streams import messages
+from streams.connection import CursorOf
 from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, Unavailable, first_of
 from streams.exchange import Endpoint, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
@@ -97,7 +98,7 @@ class HttpEndpoint:
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return
-        line = await peer.take(message, request.body)
+        line = await peer.take(message, request.body, cursor_of=self._cursor_of(request))
         if is_request:
             assert line is not None
             await self._engine.sessions.save_level(session)
@@ -132,17 +133,20 @@ class HttpEndpoint:
         session: HttpSession,
         accepted: str,
     ) -> None:
-        sessions = self._engine.sessions
         framing = self._framing(session, accepted)
         async with self._engine.response(
             ResponseChannel(responder, session.principal, accepted, framing, caller=request.caller),
             session,
             framing,
-            cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
+            cursor_of=self._cursor_of(request),
         ) as connection:
             reply = await peer.take(message, request.body, connection)
             if reply is not None:
                 connection.reply(reply)
+
+    def _cursor_of(self, request: Request) -> CursorOf:
+        """What Last-Event-ID says of a stream."""
+        return partial(self._engine.sessions.cursor, event_id=request.headers.get(LAST_EVENT))
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:

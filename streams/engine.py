@@ -80,6 +80,7 @@ class Engine:
         limits: Limits,
         *,
         enforce_min: bool,
+        require_token: bool,
         again: Again,
     ) -> None:
         self._journal = journal
@@ -97,6 +98,7 @@ class Engine:
             keyring,
             self._held.answers,
             enforce_min=enforce_min,
+            require_token=require_token,
             on_cancel=self._held.cancel,
         )
         self.rates = Rates(limits.requests_per_principal_max)
@@ -335,15 +337,24 @@ async def open_engine(
     limits: Limits | None = None,
     *,
     enforce_min: bool = False,
+    require_token: bool = False,
     again: Again = lambda _: None,
 ) -> AsyncIterator[Engine]:
     """An engine on this journal, for the length of a block; leaving it shuts down in good order.
 
-    `enforce_min` refuses who comes back before `min` instead of serving them. `again` finds
-    the handlers of streams that are to be run again. Raises `JournalUnusable` when memory and disk
-    have parted for good.
+    `enforce_min` refuses a client that comes back before `min` instead of serving it.
+    `require_token` refuses a streamId alone to any caller but the stream's own principal. `again`
+    finds the handlers of streams that are to be run again. Raises `JournalUnusable` when memory and
+    disk have parted for good.
     """
-    engine = Engine(journal, keyring, limits or Limits(), enforce_min=enforce_min, again=again)
+    engine = Engine(
+        journal,
+        keyring,
+        limits or Limits(),
+        enforce_min=enforce_min,
+        require_token=require_token,
+        again=again,
+    )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:
         try:

@@ -90,6 +90,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "Too many streams are running or undelivered: resume or cancel some, then try again.",
     ),
     "too_large": (INVALID_PARAMS, "The message is longer than the limit: send a shorter one."),
+    "too_slow": (
+        INVALID_PARAMS,
+        "The client read too slowly and the stream is full: make the call again and read faster.",
+    ),
     "unauthorized": (
         INVALID_REQUEST,
         "This server asks who you are: send a bearer token that it takes, in Authorization.",

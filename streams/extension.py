@@ -2,13 +2,14 @@
 calls that may be made again.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from streams import messages
-from streams.dialects import DIALECTS
+from streams.dialects import DIALECTS, STREAMS
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.messages import Message, RequestId, Run
 from streams.vocabulary import Ack, Dialect, read_params
@@ -22,7 +23,11 @@ EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's li
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a client opted in to. A plain MCP client opted in to nothing."""
+    """What a client opted in to. A plain MCP client opted in to nothing.
+
+    With `replay_response` a resume over HTTP brings the stream's response as a message of its own,
+    and not inside the reply.
+    """
 
     dialects: tuple[Dialect, ...] = ()
     positions: bool = False
@@ -58,21 +63,27 @@ class _Marked(msgspec.Struct):
 def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
     names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
-    positions = replay_response = False
+    chosen: list[_Extension] = []
     for place in ("experimental", "extensions"):
         extensions = capabilities.get(place)
         if isinstance(extensions, dict) and EXTENSION in extensions:
             try:
-                chosen = msgspec.convert(extensions[EXTENSION], _Extension)
+                chosen.append(msgspec.convert(extensions[EXTENSION], _Extension))
             except msgspec.ValidationError as error:
                 where = f"capabilities.{place}[{EXTENSION!r}]"
                 raise Refusal(INVALID_PARAMS, f"Bad settings in {where}: {error}.") from None
-            names += chosen.dialects
-            positions |= chosen.positions
-            replay_response |= chosen.replay_response
+    names += itertools.chain.from_iterable(each.dialects for each in chosen)
     # A dialect that this server does not speak is not an error: the client sees what is announced.
     known = tuple(each for name, each in DIALECTS.items() if name in names and each.announcing)
-    return Settings(known, positions, replay_response)
+    if not chosen:
+        # A stock client that takes any response on its event stream for its own cannot declare the
+        # bare capability.
+        return Settings(known, replay_response=STREAMS.capability in capabilities)
+    return Settings(
+        known,
+        positions=any(each.positions for each in chosen),
+        replay_response=any(each.replay_response for each in chosen),
+    )
 
 
 def advertisement(memory: str) -> dict[str, Any]:

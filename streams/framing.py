@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from streams.delivery import Delivery
 
 _EVENT: Final = b"data: %b\n"
+_COMMENT: Final = b":\n\n"  # brings the head of a response that has no priming event
 RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer is taken for a dead one
 
 
@@ -98,7 +99,7 @@ class Events:
     """Server-sent events of one HTTP response, or plain JSON where it is one message alone.
 
     `name` gives what the ids of a delivery's events begin and end with. A revision before
-    2025-11-25 knows no priming event.
+    2025-11-25 knows no priming event: the first announcement has the id of where delivery starts.
     """
 
     announces = True
@@ -127,11 +128,17 @@ class Events:
             self._be_json()
             return b""
         self._may_be_json = False
-        prime = b":\n\n"  # a comment, since something has to bring the head of the response
-        if self._is_priming and self.has_ids:
+        preamble = b"".join(self.line(line) for line in delivery.preamble)
+        if not self.has_ids:
+            return _COMMENT + preamble
+        event_id = self._id % delivery.position
+        if self._is_priming:
             retry_ms = min(int(delivery.stream.record.min_s * 1000), RETRY_MS_MAX)
-            prime = self._id % delivery.position + b"retry: %d\ndata: \n\n" % retry_ms
-        return prime + b"".join(self.line(line) for line in delivery.preamble)
+            return event_id + b"retry: %d\ndata: \n\n" % retry_ms + preamble
+        # 925: the policy "causes the Streamable HTTP transport to send a usable Last-Event-ID". A
+        # preamble behind another position holds questions, whose numbers are not that position.
+        is_announced = bool(preamble) and delivery.position == 0
+        return _COMMENT + (event_id if is_announced else b"") + preamble
 
     def line(self, line: bytes) -> bytes:
         if self._may_be_json:  # a refusal: nothing follows it

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from streams import clientwire, messages
@@ -74,11 +75,16 @@ class Calls:
 
 
 class Reply:
-    """Where somebody waits for the response to one request; None when the connection is over."""
+    """Where a task waits for the response to one request; None when the connection is over.
 
-    __slots__ = ("_is_here", "message")
+    With `is_last` a result counts only where it says that a delivery is over: 899 has no reply to
+    a resume, so another server may send one ahead of the messages, or none.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_is_here", "is_last", "message")
+
+    def __init__(self, *, is_last: bool = False) -> None:
+        self.is_last = is_last
         self.message: Message | None = None
         self._is_here = trio.Event()
 
@@ -124,6 +130,7 @@ class Link:
         self._moved = trio.Event()
         self._is_writing = False
         self._turns_pages = False
+        self._pages_asked = 0  # whose response has not come
         self._run_left = 0  # lines of the current run that have not come
         self._run_seq = 0
         self._run_stream = ""
@@ -172,16 +179,23 @@ class Link:
 
     async def ask(self, method: str, params: dict[str, Any]) -> Message | None:
         """Send a request and wait for its response; None when the connection went before that."""
-        self._turns_pages |= method == "tools/call"
         request_id = self._new_id()
-        await self.send(messages.request(request_id, method, params))
-        return await self.reply_to(request_id)
+        is_page = method == "tools/call"
+        self._turns_pages |= is_page
+        self._pages_asked += is_page
+        try:
+            await self.send(messages.request(request_id, method, params))
+            return await self.reply_to(request_id)
+        finally:
+            self._pages_asked -= is_page
 
-    async def reply_to(self, request_id: RequestId) -> Message | None:
-        """Wait for the response to a request; None when the connection goes before that."""
+    async def reply_to(self, request_id: RequestId, *, is_last: bool = False) -> Message | None:
+        """Wait for the response to a request, which with `is_last` comes behind a stream's messages
+        (`Reply`); None when the connection goes before that.
+        """
         if self.is_over:
             return None
-        reply = self._replies[request_id] = Reply()
+        reply = self._replies[request_id] = Reply(is_last=is_last)
         try:
             return await reply.wait()
         finally:
@@ -315,6 +329,8 @@ class Link:
     ) -> RunningCall | None:
         self.was_useful = True
         reply = self._replies.get(request_id)
+        if reply is not None and reply.is_last and clientwire.says_nothing(message):
+            return None
         call = self._calls.by_id.get(request_id)
         # Then it is no entry: it says what became of the delivery.
         is_over = message.kind is Kind.ERROR and clientwire.ends_delivery(message)
@@ -332,17 +348,21 @@ class Link:
 
     def _notified(self, message: Message, line: bytes) -> RunningCall | None:
         method = str(message.method)
-        try:
-            if method == clientwire.POSITION:
+        if method == clientwire.POSITION:
+            try:
                 self._begin_run(clientwire.position(message.params))
-                return None
-            if method in self._announcements:
-                self._announced(self._announcements[method](message.params))
-                return None
-            if method in self._endings:
-                return None
-        except ValueError as error:
-            raise Unsound(f"{message.method}: {error}") from None
+            except ValueError as error:
+                raise Unsound(f"{method}: {error}") from None
+            return None
+        if method in self._announcements or method in self._endings:
+            try:
+                if method in self._announcements:
+                    self._heard(self._announcements[method](message.params))
+                else:
+                    self._ended(self._endings[method](message.params))
+            except ValueError as error:
+                log.warning("a notification cannot be used", method=method, why=str(error)[:200])
+            return None
         call = self._whose(message)
         if call is None:
             self._on_notification(message)
@@ -369,14 +389,45 @@ class Link:
                 self._announced(nameless[0].named(stream))
         self._run_call = self._calls.by_stream.get(stream)
 
+    def _heard(self, ticket: Ticket) -> None:
+        """A ticket was announced, perhaps without the id of its call.
+
+        Raises `ValueError` where it is not clear whose it is.
+        """
+        if ticket.request_id != "":
+            self._announced(ticket)
+            return
+        call = self._calls.of(ticket) or self._only_unannounced()
+        if call is None:
+            raise ValueError("no requestId, and not one unannounced call that waits here")
+        self._announced(msgspec.structs.replace(ticket, request_id=call.request_id))
+
+    def _only_unannounced(self) -> RunningCall | None:
+        """The call that an announcement without its id must be about; None where that is not clear.
+
+        A request for a page is no such call, but its stream may be announced just as well.
+        """
+        here = [call for call in self._calls if call.way is self and call.is_unannounced]
+        return here[0] if len(here) == 1 and not self._pages_asked else None
+
     def _announced(self, ticket: Ticket) -> None:
         call = self._calls.by_id.get(ticket.request_id)
         if call is None:
             return
         known = call.ticket
-        if known is None or (known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known)):
+        if known is None:
             call.announce(ticket)
-            self._calls.add(call)
+        elif known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known):
+            call.announce(msgspec.structs.replace(ticket, token=ticket.token or known.token))
+        self._calls.add(call)
+
+    def _ended(self, stream: str) -> None:
+        """A stream is over: where its call is resumed here, no reply need follow."""
+        call = self._calls.by_stream.get(stream)
+        if call is not None and call.way is self and call.resume_id is not None:
+            reply = self._replies.get(call.resume_id)
+            if reply is not None and not call.is_complete:
+                reply.give(clientwire.completed(call.resume_id))
 
     def _lose(self, limit: int) -> None:
         """A message was thrown away that may have been anybody's: end the waits it could end."""

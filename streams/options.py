@@ -76,6 +76,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = 5.0
     watchdog_s: float = 1.0  # 0: none
     durability: Durability = "power"
+    require_resume_token: bool = False
     insecure_anonymous: bool = False
     auth: Auth = Auth()
     allowed_hosts: tuple[str, ...] = ()

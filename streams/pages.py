@@ -10,6 +10,7 @@ from streams.errors import ClientError
 from streams.keeper import RETRY_S
 from streams.messages import Kind, Message
 from streams.running import RunningCall
+from streams.vocabulary import Lead
 
 
 class Pages:
@@ -22,15 +23,20 @@ class Pages:
     def __init__(
         self,
         begin: Callable[[], RunningCall],
-        turn: Callable[[str], Awaitable[Message]],
+        turn: Callable[[Lead], Awaitable[Message]],
         on_notification: Callable[[Message], None],
         token: str | None,
     ) -> None:
-        self.token = token
+        self._lead = None if token is None else Lead(token)
         self._begin = begin
         self._turn = turn
         self._on_notification = on_notification
         self._is_over = False
+
+    @property
+    def token(self) -> str | None:
+        """What leads to the page behind the last one."""
+        return None if self._lead is None else self._lead.token
 
     def __aiter__(self) -> "Pages":
         return self
@@ -43,16 +49,16 @@ class Pages:
         """
         while not self._is_over:
             result = await self._next()
-            asked_with, self.token = self.token, _token_in(result)
-            self._is_over = self.token is None
+            asked_with, self._lead = self._lead, _lead_in(result)
+            self._is_over = self._lead is None
             if any(map(result.get, ("content", "structuredContent", "isError"))):
                 return result
-            if self.token == asked_with:
+            if self._lead == asked_with:
                 await trio.sleep(RETRY_S)
         raise StopAsyncIteration
 
     async def _next(self) -> dict[str, Any]:
-        result = await (self._first() if self.token is None else self._behind(self.token))
+        result = await (self._first() if self._lead is None else self._behind(self._lead))
         if not isinstance(result, dict):
             raise ClientError("The server's page is no result of a tool.")
         return result
@@ -64,16 +70,16 @@ class Pages:
                     self._on_notification(message)
             return await call.result()
 
-    async def _behind(self, token: str) -> Any:
-        reply = await self._turn(token)
+    async def _behind(self, lead: Lead) -> Any:
+        reply = await self._turn(lead)
         try:
             return messages.decode(clientwire.result_of(reply), Any)
         except ValueError as error:
             raise ClientError(f"The server's page cannot be read: {error}.") from None
 
 
-def _token_in(result: dict[str, Any]) -> str | None:
+def _lead_in(result: dict[str, Any]) -> Lead | None:
     try:
-        return clientwire.next_token(result)
+        return clientwire.next_page(result)
     except ValueError as error:
         raise ClientError(f"The server's page does not fit: {error}.") from None

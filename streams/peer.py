@@ -12,7 +12,7 @@ import trio
 
 from streams import dialects, extension, messages
 from streams.checks import check_free
-from streams.connection import Connection
+from streams.connection import Connection, CursorOf, no_cursor
 from streams.engine import Engine, Handler
 from streams.errors import (
     INVALID_PARAMS,
@@ -121,16 +121,22 @@ class Peer:
         return await self.take(message, incoming, connection)
 
     async def take(
-        self, message: Message, line: bytes, connection: Connection | None = None
+        self,
+        message: Message,
+        line: bytes,
+        connection: Connection | None = None,
+        *,
+        cursor_of: CursorOf = no_cursor,
     ) -> bytes | None:
         """Deal with a message; the reply to it, where that is here at once.
 
-        `line` is the message as it came. A request that `delivers` needs a connection for it.
+        `line` is the message as it came. A request that `delivers` needs a connection for it; for a
+        poll `cursor_of` is what the request's headers say of a stream.
         """
         try:
             match message.kind:
                 case Kind.REQUEST:
-                    return await self._request(message, line, connection)
+                    return await self._request(message, line, connection, cursor_of)
                 case Kind.NOTIFICATION:
                     self._notification(message)
                 case Kind.RESULT | Kind.ERROR:
@@ -142,7 +148,7 @@ class Peer:
         return None
 
     async def _request(
-        self, message: Message, line: bytes, connection: Connection | None
+        self, message: Message, line: bytes, connection: Connection | None, cursor_of: CursorOf
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
@@ -152,7 +158,7 @@ class Peer:
             return None
         check_free(self.session, request_id)
         if method in self._questions:
-            return messages.result(request_id, await self._poll(message))
+            return messages.result(request_id, await self._poll(message, cursor_of))
         if method in self._requests:
             return messages.result(request_id, self._requests[method](message))
         known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
@@ -215,7 +221,15 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
-        key, token = extension.key_in(params.meta.key), dialects.page_token(message.params)
+        token = dialects.page_token(message.params)
+        tool = self._server.tools.get(params.name)
+        if tool is not None:
+            argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
+            token = argued if token is None else token
+            if arguments is not params.arguments:
+                params = msgspec.structs.replace(params, arguments=arguments)
+                message, line = _calling_with(message, arguments)
+        key = extension.key_in(params.meta.key)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
         elif key is not None:
@@ -307,11 +321,12 @@ class Peer:
             takes_over=word.takes_over,
         )
 
-    async def _poll(self, message: Message) -> Any:
+    async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
         word = self._questions[str(message.method)]
         access = self._engine.access
         if isinstance(word, Polling):
-            return word.tell(await access.poll(self.session, word.read(message.params)))
+            intent = word.read(message.params)
+            return word.tell(await access.poll(self.session, intent, cursor_of))
         return word.tell(*await access.poll_all(self.session, word.read(message.params)))
 
     def _ack(self, message: Message) -> None:
@@ -334,6 +349,15 @@ def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
     """The error that answers a request."""
     log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
+
+
+def _calling_with(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
+    """The same call with other arguments, and as a line."""
+    assert isinstance(message.id, int | str)
+    params = messages.decode(message.params, dict[str, msgspec.Raw]) | {"arguments": arguments}
+    changed = msgspec.structs.replace(message, params=msgspec.Raw(messages.encode(params)))
+    line = messages.request(message.id, str(message.method), changed.params)
+    return changed, line.rstrip(b"\n")
 
 
 def _params(message: Message, shape: type[Any]) -> Any:

@@ -82,20 +82,20 @@ class Resting:
                 return await self._load(stream_id)
             await loading.wait()
 
-    async def owned(self, stream_id: str, principal: str) -> Stream | None:
-        """The stream of this id, if it is this principal's.
+    async def owned(self, stream_id: str, may_have: Callable[[str], bool]) -> Stream | None:
+        """The stream of this id, if `may_have` says so of the principal that it belongs to.
 
-        One of somebody else is not had back into memory, and takes as long as one that there is
-        not: see `Lookups.principal_of`.
+        Any other stream stays where it is, and the answer takes as long as for an unknown id: see
+        `Lookups.principal_of`.
         """
         stream = self._streams.get(stream_id)
-        if stream is not None and stream.record.principal == principal:
+        if stream is not None and may_have(stream.record.principal):
             self.note(stream)
             return stream
         if not self._streams.at_rest:
             return None
-        is_theirs = await self._journal.principal_of(stream_id) == principal
-        return await self.find(stream_id) if is_theirs else None
+        principal = await self._journal.principal_of(stream_id) or ""
+        return await self.find(stream_id) if may_have(principal) else None
 
     async def recall(self, name: bytes, principal: str, session_key: str) -> None:
         """Have the stream of this name back in memory, if it is this principal's, or this session

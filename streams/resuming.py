@@ -148,7 +148,7 @@ class Resumer:
             await link.send(call.request)
         self._keeper.stir()
         try:
-            return await link.reply_to(request_id)
+            return await link.reply_to(request_id, is_last=not takes_over)
         finally:
             if call.resume_id == resume_id and not (call.is_complete or link.is_over):
                 call.way = None

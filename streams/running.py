@@ -302,6 +302,11 @@ class RunningCall:
         return is_read and self.is_numbered and self._acked < self.confirmed
 
     @property
+    def is_unannounced(self) -> bool:
+        """Whether it is under way, and the server has not said how to come back to it."""
+        return self._ticket is None and not (self.is_complete or self._failure)
+
+    @property
     def is_running(self) -> bool:
         """Whether anything more is to be expected, and by anybody."""
         return not (self.is_complete or self.is_left or self._failure)

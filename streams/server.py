@@ -26,8 +26,10 @@ class Server:
 
     `resume_min_s` and `resume_max_s` are the Streams proposal's `resumeInterval`: how long a client
     waits before it comes back, and for how long its streams are kept when it does not. A `max` of 0
-    means that calls are cancelled when their connection is lost. `enforce_min` refuses who comes
-    too early instead of serving them.
+    means that calls are cancelled when their connection is lost. `enforce_min` refuses a client
+    that comes too early instead of serving it. `require_resume_token` refuses a streamId without
+    its resumeToken to any caller but the principal that made the stream; by default it is enough
+    for a stream of an anonymous caller.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Server:
         resume_min_s: float = 1.0,
         resume_max_s: float = 3600.0,
         enforce_min: bool = False,
+        require_resume_token: bool = False,
         limits: Limits | None = None,
         page_size: int = 100,
     ) -> None:
@@ -50,6 +53,7 @@ class Server:
         self.resume_min_s = resume_min_s
         self.resume_max_s = resume_max_s
         self.enforce_min = enforce_min
+        self.require_resume_token = require_resume_token
         self.limits = limits or Limits()
         self.page_size = page_size
         self.tools = Tools()
@@ -107,7 +111,12 @@ class Server:
         """
         handlers = Handlers(self.tools)
         async with open_engine(
-            journal, keyring, self.limits, enforce_min=self.enforce_min, again=handlers.again
+            journal,
+            keyring,
+            self.limits,
+            enforce_min=self.enforce_min,
+            require_token=self.require_resume_token,
+            again=handlers.again,
         ) as engine:
             yield RunningServer(self, engine, handlers)
 

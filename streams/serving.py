@@ -99,6 +99,7 @@ def run(options: Options) -> None:
     server = load(options.app)
     if options.limits:
         server.limits = msgspec.structs.replace(server.limits, **options.limits)
+    server.require_resume_token |= options.require_resume_token
     _tune()
     let_children_end()
     _raise_descriptors(server.limits.connections_max)

@@ -252,9 +252,7 @@ class Stream:
             raise refusal("too_large", limit=self._limits.message_bytes_max)
 
     def _fail(self) -> Exception:
-        failure = refusal("too_large", limit=self._limits.unsent_entries_max).saying(
-            "The client reads too slowly and the stream is full: make the call again."
-        )
+        failure = refusal("too_slow", limit=self._limits.unsent_entries_max)
         self.fail(failure)
         return failure
 

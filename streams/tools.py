@@ -75,6 +75,8 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     function: Callable[..., Any]
     is_async: bool
     takes_call: bool
+    parameters: frozenset[str]
+    is_variadic: bool  # and takes what its input schema allows besides
     input_schema: Schema
     output_schema: Schema | None
     title: str | None
@@ -104,6 +106,13 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
                 raise
             log.exception("the arguments of a tool cannot be made", tool=self.name)
             raise ValueError(text_of(error)) from error
+
+    def takes(self, name: str) -> bool:
+        """Whether the tool may have an argument of this name."""
+        if not self.is_variadic:
+            return name in self.parameters
+        allows_more = self.input_schema.get("additionalProperties", True) is not False
+        return allows_more or name in self.input_schema.get("properties", {})
 
 
 def make_tool(
@@ -149,6 +158,8 @@ def make_tool(
         function=function,
         is_async=is_async(function),
         takes_call=accepted.call_name is not None,
+        parameters=frozenset(parameter.name for parameter in accepted.parameters),
+        is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
         output_schema=out_schema,
         title=title,

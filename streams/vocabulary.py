@@ -50,11 +50,14 @@ class Ack(msgspec.Struct, frozen=True):
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What a client needs to come back to a stream; `stream` is "" where the token is enough."""
+    """What a client needs to come back to a stream; `stream` is "" where the token is enough.
+
+    Other servers may give no token, and not say of which request the stream is.
+    """
 
     stream: str
     token: str
-    request_id: RequestId
+    request_id: RequestId | None
     min_s: float
     max_s: float | None
 
@@ -130,6 +133,14 @@ class Ending(msgspec.Struct, frozen=True):
 
     method: str
     tell: Callable[[str], Any]
+    hear: Callable[[msgspec.Raw], str] = lambda _: ""  # the stream, "" where it is not named
+
+
+class Lead(msgspec.Struct, frozen=True):
+    """What leads from a page to the next, and whether it came in the result's `_meta` alone."""
+
+    token: str
+    is_in_meta: bool = False
 
 
 class Paging(msgspec.Struct, frozen=True):
@@ -138,10 +149,12 @@ class Paging(msgspec.Struct, frozen=True):
     Both may say it among their own fields and in their `_meta`.
     """
 
-    ask: Callable[[str], tuple[dict[str, Any], dict[str, Any]]]
+    ask: Callable[[str], dict[str, Any]]  # fields of the params of a call
+    ask_in_meta: Callable[[str], dict[str, Any]]  # fields of their `_meta` instead
     read: Callable[[msgspec.Raw], str | None]  # the params of a call
+    argument: str  # the name of the token where a call has it among its arguments
     tell: Callable[[str, float], tuple[dict[str, Any], dict[str, Any]]]  # token, seconds it holds
-    hear: Callable[[Any], str | None]  # a result
+    hear: Callable[[Any], Lead | None]  # a result
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ from transports.memory import Cable
 Json = dict[str, Any]
 
 STREAMS: Final[Json] = {"streams": {}}
+EXTENDED: Final[Json] = {"experimental": {"mcp-streams/v1": {}}}  # Streams, by the extension
 REQUESTS: Final[Json] = {"resumableRequests": {}}
 POSITIONS: Final[Json] = {"experimental": {"mcp-streams/v1": {"positions": True}}}
 PLAIN: Final[Json] = {}

@@ -105,6 +105,43 @@ async def test_numbers_that_were_not_asked_for_are_not_waited_for() -> None:
         assert await rest_of(call) == ["a", "b"]
 
 
+@pytest.mark.parametrize("method", [CREATE, POLICY])
+async def test_an_announcement_that_names_no_request_is_that_of_the_only_call(
+    method: str, autojump_clock: MockClock
+) -> None:
+    server = Scripted(is_numbering=False, announces=())
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        await server.until(lambda: server.streams)
+        (stream,) = server.streams.values()
+        told = {"resumeToken": stream.token}
+        named = {"stream": told | {"streamId": stream.id}} if method == CREATE else told
+        server.connections[0].reply(notification(method, named))
+        await client.ping()
+        assert call.ticket is not None
+        assert call.ticket.request_id == stream.request_id
+        server.cut()
+        step.say("a", None)
+        assert await rest_of(call) == ["a"]
+        await call.result()
+
+
+async def test_an_announcement_that_comes_again_without_its_token_takes_none_away() -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        await client.ping()
+        before = call.ticket
+        assert before is not None
+        again = {"stream": {"streamId": before.stream, "resumeInterval": {"min": 3}}}
+        server.connections[0].reply(notification(CREATE, again))
+        await client.ping()
+        assert call.ticket is not None
+        assert (call.ticket.token, call.ticket.min_s) == (before.token, 3)
+        step.say(None)
+        assert await rest_of(call) == []
+
+
 # Calls that are resumed by their token
 
 

@@ -338,20 +338,41 @@ def page(content: str = "", **more: Any) -> Page:
     return {"content": [{"type": "text", "text": content}] if content else []} | more
 
 
-async def test_a_token_is_sent_and_read_in_both_places() -> None:
+async def test_a_page_is_asked_for_by_the_same_params_and_its_token() -> None:
+    """1003: clients "MUST only mutate the `resumeToken` field of a resumed request"."""
+    in_meta = {"mcp-streams/nextResumeToken": "two"}
     server, asked = answering(
         page("a", nextResumeToken="one"),
-        page("b", _meta={"mcp-streams/nextResumeToken": "two"}),
-        page("c", nextResumeToken=None),
+        page("b", _meta=in_meta),
+        page("c", nextResumeToken="three", _meta=in_meta),
+        page("d", nextResumeToken=None),
     )
+    arguments = {"x": [1]}
+    texts = []
     async with connected(server) as client:
-        assert [text(each) async for each in client.pages("tool", {"x": 1})] == ["a", "b", "c"]
-    first, *rest = asked
-    assert "resumeToken" not in first
-    for params, token in zip(rest, ["one", "two"], strict=True):
-        assert (params["name"], params["arguments"]) == ("tool", {"x": 1})
-        assert params["resumeToken"] == token
-        assert params["_meta"]["mcp-streams/resumeToken"] == token
+        async for each in client.pages("tool", arguments):
+            texts.append(text(each))
+            arguments["x"].append(2)  # the caller's own affair
+    assert texts == ["a", "b", "c", "d"]
+    first = asked[0]
+    assert first.keys() == {"name", "arguments", "_meta"}
+    assert first["_meta"].keys() == {"progressToken", "mcp-streams/idempotencyKey"}
+    meta = first["_meta"] | {"mcp-streams/resumeToken": "two"}
+    assert asked[1:] == [
+        first | {"resumeToken": "one"},
+        first | {"_meta": meta},
+        first | {"resumeToken": "three"},
+    ]
+
+
+async def test_pages_from_a_token_on_have_no_key_of_a_first_call() -> None:
+    server, asked = answering(page("b", nextResumeToken="two"), page("c"))
+    async with connected(server) as client:
+        pages = client.pages("tool", {"x": 1}, token="one")
+        assert [text(each) async for each in pages] == ["b", "c"]
+    assert [params["resumeToken"] for params in asked] == ["one", "two"]
+    assert asked[0] | {"resumeToken": "two"} == asked[1]
+    assert asked[0]["_meta"].keys() == {"progressToken"}
 
 
 async def test_the_same_token_again_is_no_reason_to_hurry(autojump_clock: MockClock) -> None:

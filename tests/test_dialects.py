@@ -14,6 +14,7 @@ from streams.errors import Refusal
 from streams.vocabulary import (
     Announcement,
     Dialect,
+    Lead,
     Listing,
     Poll,
     PollAll,
@@ -201,6 +202,21 @@ def test_our_client_hears_what_our_server_announces(dialect: Dialect) -> None:
             {"stream": {"streamId": "s", "requestId": "1"}},
             Announcement("s", "", "1", 0.0, None),
         ),
+        (  # the page's own
+            STREAMS,
+            {"stream": {"streamId": "s", "resumeInterval": {"min": 5, "max": 3600}}},
+            Announcement("s", "", None, 5.0, 3600.0),
+        ),
+        (
+            STREAMS,
+            {"streamId": "s", "requestId": None, "resumeInterval": None, "resumeToken": None},
+            Announcement("s", "", None, 0.0, None),
+        ),
+        (
+            RESUMABLE_REQUESTS,
+            {"resumeToken": "t", "minWait": None},
+            Announcement("", "t", None, 0.0, None),
+        ),
         (
             RESUMABLE_REQUESTS,
             {"requestId": 1, "resumeToken": "t"},
@@ -216,8 +232,19 @@ def test_other_servers_may_say_less(dialect: Dialect, params: Any, heard: Announ
 @pytest.mark.parametrize("dialect", [STREAMS, RESUMABLE_REQUESTS])
 def test_an_announcement_without_what_it_takes_is_none(dialect: Dialect) -> None:
     assert dialect.announcing is not None
-    no_id = {"requestId": None, "resumeToken": "t", "streamId": "s"}
-    for params in ({}, {"requestId": 1}, {"requestId": 1, "resumeToken": 5}, no_id, []):
+    bad_id = {"requestId": 1.5, "resumeToken": "t", "streamId": "s"}
+    empty = {"requestId": 1, "resumeToken": "", "streamId": ""}
+    bad_times = {"resumeToken": "t", "streamId": "s", "resumeInterval": "5", "minWait": "5"}
+    for params in (
+        {},
+        {"requestId": 1},
+        {"requestId": 1, "resumeToken": 5},
+        bad_id,
+        empty,
+        bad_times,
+        [],
+        {"stream": 5},
+    ):
         with pytest.raises(ValueError, match=r"required|Expected"):
             dialect.announcing.hear(raw(params))
 
@@ -332,6 +359,30 @@ def test_a_token_that_is_no_text_is_refused(params: Any) -> None:
     assert refused.value.code == -32602
 
 
+@pytest.mark.parametrize(
+    ("given", "token", "left"),
+    [
+        ({"a": 1}, None, {"a": 1}),
+        ({"a": 1, "resumeToken": "t"}, "t", {"a": 1}),
+        ({"a": 1, "resumeToken": None}, None, {"a": 1}),
+        ({"resumeToken": ""}, "", {}),
+        ({"a": {"resumeToken": "t"}}, None, {"a": {"resumeToken": "t"}}),
+        (["resumeToken"], None, ["resumeToken"]),
+        ("resumeToken", None, "resumeToken"),
+    ],
+)
+def test_a_token_may_stand_among_the_arguments(given: Any, token: str | None, left: Any) -> None:
+    found, arguments = dialects.split_arguments(raw(given), lambda name: name == "a")
+    assert (found, msgspec.json.decode(arguments)) == (token, left)
+
+
+def test_an_argument_of_that_name_is_the_tools_own() -> None:
+    given = raw({"resumeToken": 5})
+    assert dialects.split_arguments(given, lambda name: name == "resumeToken") == (None, given)
+    with pytest.raises(Refusal, match="must be a string"):
+        dialects.split_arguments(given, lambda name: False)
+
+
 def test_a_result_leads_on_in_two_places_and_keeps_what_it_had() -> None:
     result = {"content": [1.0, "ü"], "structuredContent": {"a": None}, "_meta": {"own": 1}}
     assert told(dialects.leading_on(raw(result), "t", 3600.0)) == {
@@ -345,12 +396,13 @@ def test_a_result_leads_on_in_two_places_and_keeps_what_it_had() -> None:
 def test_our_client_asks_and_hears_in_both_places() -> None:
     paging = RESUME_TOKENS.paging
     assert paging is not None
-    in_params, in_meta = paging.ask("t")
+    in_params, in_meta = paging.ask("t"), paging.ask_in_meta("t")
     for params in (in_params, {"_meta": in_meta}, in_params | {"_meta": in_meta}):
         assert paging.read(raw(params)) == "t"
     in_result, in_meta = paging.tell("t", 5.0)
-    for result in (in_result, {"_meta": in_meta}, in_result | {"_meta": in_meta}):
-        assert paging.hear(result) == "t"
+    for result in (in_result, in_result | {"_meta": in_meta}):
+        assert paging.hear(result) == Lead("t")
+    assert paging.hear({"_meta": in_meta}) == Lead("t", is_in_meta=True)
     assert paging.hear({"content": []}) is None
     assert paging.hear({"content": [], "_meta": {"own": 1}}) is None
 

@@ -6,7 +6,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
 from streams.errors import JournalUnusable
-from tests.house import PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
+from tests.house import EXTENDED, PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
 from tests.troubled import Troubled
 from tests.web import EVENTS, JSON, LINES, browsing, logged
 
@@ -149,7 +149,7 @@ async def test_a_response_that_goes_on_elsewhere_ends_without_a_word(
 async def test_a_resumes_own_response_goes_on_under_its_own_id(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, browsing(house, STREAMS) as browser:
+    async with open_house(server) as house, browsing(house, EXTENDED) as browser:
         first = await browser.call(1, "step")
         stream = first.events[1][1]["params"]["stream"]
         steps.log("a")

@@ -7,7 +7,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from streams import Server
 from streams.keys import Keyring
 from streams.limits import DAY_S, Limits
-from tests.house import PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
+from tests.house import EXTENDED, PLAIN, RESIDENT_MAX, STREAMS, Steps, open_house, reason, text_of
 from tests.web import EVENTS, Browser, browsing, logged
 
 
@@ -25,7 +25,7 @@ async def test_a_session_and_its_responses_survive_a_crash(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
     keyring = Keyring.load(None)
-    async with open_house(server, keyring=keyring) as house, browsing(house, STREAMS) as browser:
+    async with open_house(server, keyring=keyring) as house, browsing(house, EXTENDED) as browser:
         await browser.post(9, "logging/setLevel", level="warning")
         first = await browser.call(1, "step")
         stream = first.events[1][1]["params"]["stream"]["streamId"]
@@ -93,7 +93,7 @@ async def test_streams_with_tokens_outlive_their_session(
         stream = answer.events[1][1]["params"]["stream"]
         await browser.fetch("DELETE")
         assert not steps.was_cancelled
-        async with browsing(house, STREAMS) as other:
+        async with browsing(house, EXTENDED) as other:
             named = {name: stream[name] for name in ("streamId", "resumeToken")}
             resumed = await other.post(2, "stream/resume", **named)
             steps.finish()

@@ -32,9 +32,17 @@ BOTH = (STREAMS, RESUMABLE_REQUESTS)
 @pytest.mark.parametrize(
     ("capabilities", "settings"),
     [
-        ({"streams": {}}, Settings((STREAMS,))),
+        ({"streams": {}}, Settings((STREAMS,), replay_response=True)),
         ({"resumableRequests": {}}, Settings((RESUMABLE_REQUESTS,))),
-        ({"resumableRequests": {}, "streams": {}}, Settings(BOTH)),
+        ({"resumableRequests": {}, "streams": {}}, Settings(BOTH, replay_response=True)),
+        (
+            {"streams": {}, "extensions": {EXTENSION: {"replayResponse": False}}},
+            Settings((STREAMS,)),
+        ),
+        (
+            {"streams": {}, "experimental": {EXTENSION: {"replayResponse": True}}},
+            Settings((STREAMS,), replay_response=True),
+        ),
         ({"experimental": {EXTENSION: {}}}, Settings((STREAMS,))),
         ({"extensions": {EXTENSION: {}}}, Settings((STREAMS,))),
         ({"extensions": {EXTENSION: {"positions": True}}}, Settings((STREAMS,), True)),

@@ -99,6 +99,7 @@ async def test_a_stream_whose_client_is_too_far_behind_may_fail(
         heard = await (await house.dial()).resume(2, stream)
     (final,) = [m for m in heard if m.get("id") == 1]
     assert len(failures) == 1
+    assert reason(final["error"]) == "too_slow"
     assert "too slowly" in final["error"]["message"]
     assert said(heard) == list(range(10))
 

@@ -145,7 +145,8 @@ def poll(
     where
         The name of a call that was begun here, or a URL as for `call`.
     what
-        After a URL: a call's name, a ticket, or a stream's id where the stream is yours.
+        After a URL: a call's name, a ticket, or a stream's id, which is enough where the stream is
+        yours or an anonymous caller's.
     all_
         List all streams that run, or were not delivered.
     token_file

@@ -31,6 +31,7 @@ def serve(
     durability: Durability = "power",
     max_message_bytes: int | None = None,
     limit: tuple[str, ...] = (),
+    require_resume_token: bool = False,
     insecure_anonymous: bool = False,
     auth: Annotated[Auth, Parameter(name="*")] = NOBODY_IS_ASKED,
     allowed_host: tuple[str, ...] = (),
@@ -73,6 +74,9 @@ def serve(
         The longest message that is taken, 4 MiB by default.
     limit
         NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
+    require_resume_token
+        Refuse a streamId without its resumeToken to any caller but the one that made the stream.
+        Without this option the id is enough where that caller was anonymous.
     insecure_anonymous
         Let --ws and --http be reached from other machines though nobody is asked who they are.
     allowed_host
@@ -109,6 +113,7 @@ def serve(
         linger_s=linger,
         watchdog_s=watchdog,
         durability=durability,
+        require_resume_token=require_resume_token,
         insecure_anonymous=insecure_anonymous,
         auth=auth,
         allowed_hosts=allowed_host,

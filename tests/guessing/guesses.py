@@ -37,13 +37,13 @@ def served(folder: Path) -> Iterator[tuple[ServerProcess, Theirs]]:
     with (
         gate_in(folder / "gate") as gate,
         ServerProcess(folder, options=LIMIT) as server,
-        server.connect("ws-streams") as owner,
+        server.connect("stdio") as owner,  # the ids of an anonymous caller's streams open them
     ):
         owner.initialize(POSITIONS)
         resting = [start(owner, "count", n=2) for _ in range(STREAMS_EACH)]
         for each in resting:
             owner.response(each.id)
-        with server.connect("ws-streams") as other:
+        with server.connect("stdio") as other:
             other.initialize(POSITIONS)
             running = [start(other, "count", n=2, gate=gate.path) for _ in range(STREAMS_EACH)]
             pages = [_page_token(other, gate) for _ in range(3)]

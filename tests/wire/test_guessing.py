@@ -118,7 +118,8 @@ class Secrets:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Iterator[tuple[Secrets, ServerProcess]]:
-    with gate_in(tmp_path / "gate") as gate, ServerProcess(tmp_path) as server:
+    strict = ("--require-resume-token",)
+    with gate_in(tmp_path / "gate") as gate, ServerProcess(tmp_path, options=strict) as server:
         secrets = Secrets(tmp_path)
         secrets.collect(server, gate.path)
         yield secrets, server
@@ -141,10 +142,10 @@ def test_a_leaked_journal_has_no_token_in_it(secrets: tuple[Secrets, ServerProce
 def test_all_words_of_a_leaked_journal_open_nothing(
     secrets: tuple[Secrets, ServerProcess],
 ) -> None:
-    """W§2: "`streamId` alone is honoured for the principal that made the stream; anyone else needs
-    the token": each word that is in the file is tried as an id, as a token of each stream, as the
-    token of a request and as a session. The names that streams at rest are found by are in it too,
-    as binary, and with them what their event ids begin with: those are good in their session alone.
+    """W§2: "An operator can switch the bare id off (`--require-resume-token`)": each word that is
+    in the file is tried as an id, as a token of each stream, as the token of a request and as a
+    session. The names that streams at rest are found by are in it too, as binary, and with them
+    what their event ids begin with: those are good in their session alone.
     """
     found, server = secrets
     words = sorted({*words_of(found.leaked)})

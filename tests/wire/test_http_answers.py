@@ -1,6 +1,7 @@
 """What a POST is answered with: 202, JSON, an event stream, or newline framing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,15 +216,16 @@ def test_a_resumes_events_are_told_apart_by_their_delivery(http: Http) -> None:
 
 
 def test_the_original_response_travels_inside_the_reply(http: Http) -> None:
-    """W§2: "so over HTTP it travels inside the reply, `_meta["mcp-streams/response"]` = the whole
-    original response"; "Its reply comes **last**", and `stream/end` is "sent after the final
-    response"."""
+    """W§2: `replayResponse` is "false for one that opts in by extension", "so over HTTP it travels
+    inside the reply, `_meta["mcp-streams/response"]` = the whole original response"; "Its reply
+    comes **last**", and `stream/end` is "sent after the final response"."""
     for accept in (BOTH, LINES):
         client = http.opened(STREAMS, accept=accept)
         first = whole(client.call("count", 7, n=3))
         (create,) = [one for one in first if one.method == CREATE]
         params = {name: create.params["stream"][name] for name in ("streamId", "resumeToken")}
-        messages = whole(resumed(http.opened(STREAMS, accept=accept), params, "r"))
+        extended = {"extensions": {"mcp-streams/v1": {}}}
+        messages = whole(resumed(http.opened(extended, accept=accept), params, "r"))
         assert counted(messages) == up_to(3)
         assert not any(message.answers(7) for message in messages), "a client takes it for its own"
         reply = messages[-1]
@@ -233,11 +235,17 @@ def test_the_original_response_travels_inside_the_reply(http: Http) -> None:
         assert reply.result["_meta"]["mcp-streams/ended"] == "completed"
 
 
+def setting(replay: bool) -> dict[str, Any]:
+    return {"experimental": {"mcp-streams/v1": {"replayResponse": replay}}}
+
+
+@pytest.mark.parametrize("settings", [STREAMS, setting(True), {**STREAMS, **setting(True)}])
 @pytest.mark.parametrize("accept", [BOTH, LINES])
-def test_who_asks_for_it_is_sent_the_response_as_it_was(http: Http, accept: str) -> None:
-    """W§2: "unless the client set `replayResponse`": then "replayed as stored, under the original
-    `id`"."""
-    settings = {"experimental": {"mcp-streams/v1": {"replayResponse": True}}}
+def test_a_client_of_the_proposal_is_sent_the_response_as_it_was(
+    http: Http, accept: str, settings: dict[str, Any]
+) -> None:
+    """W§2: "unless `replayResponse` is set: true by default for a client that declares bare
+    `capabilities.streams`": then "replayed as stored, under the original `id`"."""
     maker = http.opened(STREAMS, accept=accept)
     first = whole(maker.call("count", 7, n=3))
     params = first[0].params["stream"]
@@ -247,6 +255,17 @@ def test_who_asks_for_it_is_sent_the_response_as_it_was(http: Http, accept: str)
     assert response.raw == first[-2].raw
     assert end.method == END
     assert reply.result == COMPLETED
+
+
+@pytest.mark.parametrize("accept", [BOTH, LINES])
+def test_an_explicit_setting_beats_the_bare_capability(http: Http, accept: str) -> None:
+    """W§8: the settings of the extension count where there are any."""
+    maker = http.opened(STREAMS, accept=accept)
+    params = whole(maker.call("count", 7, n=1))[0].params["stream"]
+    named = {"streamId": params["streamId"]}
+    messages = whole(resumed(http.opened({**STREAMS, **setting(False)}, accept=accept), named, "r"))
+    assert not any(message.answers(7) for message in messages)
+    assert messages[-1].result["_meta"][RESPONSE]["id"] == 7
 
 
 @pytest.mark.parametrize("accept", [LINES, OUR_CLIENTS])

@@ -1,5 +1,7 @@
 """Where a `Last-Event-ID` leads: to what is gone, to nobody, to the cursor of a POST."""
 
+from typing import Any
+
 import pytest
 
 from tests.wire.conftest import Http
@@ -188,3 +190,45 @@ def test_a_header_that_names_another_stream_is_ignored(http: Http) -> None:
     other = EventId.of_call(client.call("count", 8, n=5).events()[0])
     exchange = resumed(client, announced(events).by_id, "r", other.at(4))
     assert counted(messages_of(exchange.events())) == up_to(5)
+
+
+def flags(client: HttpClient, params: dict[str, Any], last_event_id: str | None) -> Any:
+    """`pendingMessages` by either proposal, which say the same; or the refusal."""
+    more = {"Last-Event-ID": last_event_id}
+    polled = client.request("stream/poll", params, id="p", more=more).message()
+    asked = {name: value for name, value in params.items() if name != "streamId"}
+    asked |= {"requestId": 7}
+    status = client.request("requests/getStatus", asked, id="s", more=more).message()
+    if "error" in polled:
+        assert polled.error == status.error
+        return refused(polled, polled.reason or "")
+    assert polled.result["pendingMessages"] == status.result["hasPendingMessage"]
+    return polled.result["pendingMessages"]
+
+
+def test_last_event_id_is_a_cursor_of_a_poll(http: Http, gate: Gate) -> None:
+    """W§4: "`stream/poll` and `requests/getStatus` heed it alike (899: "the point from which its
+    view of streams will resume and poll from")"; "`after` beats the header; a header that names
+    another stream is ignored"; "`after` above the last seq: `cursor_ahead`"."""
+    client, other = http.opened(STREAMS), http.opened(STREAMS)
+    exchange = client.call("count", 7, n=3, gate=gate.path)
+    events = [exchange.next_event(), *read_to_n(exchange, 3)]
+    exchange.cut()
+    gate.wait_for("sent")
+    key, named = EventId.of_call(events[0]), announced(events).with_token
+    foreign = EventId.of_call(other.call("count", 7, n=1).events()[0])
+    assert flags(client, named, None) is True
+    assert flags(client, named, key.at(0)) is True
+    assert flags(client, named, key.at(2)) is True
+    assert flags(client, named, key.at(3)) is False
+    assert flags(http.opened(), named, key.at(3)) is False, "whichever session asks"
+    assert flags(client, {**named, "after": 1}, key.at(3)) is True
+    assert flags(client, {**named, "after": 3}, key.at(0)) is False
+    assert flags(client, {**named, "after": 3}, key.at(9)) is False
+    for ignored in (foreign.at(3), "nonsense", f"{key.at(3)}, {key.at(3)}", ""):
+        assert flags(client, named, ignored) is True
+    assert flags(client, named, key.at(9)) == {"reason": "cursor_ahead", "lastSeq": 3}
+    resume = streamed(resumed(client, named, "r", key.at(2)))
+    read_to_n(resume, 3)
+    assert flags(client, named, key.at(1)) == {"reason": "messages_gone", "earliestSeq": 3}
+    gate.release()

@@ -1,5 +1,7 @@
 """Coming back by `Last-Event-ID`, which every MCP client does, and what a GET may not do."""
 
+from typing import Any
+
 import pytest
 
 from tests.wire.conftest import Http
@@ -300,3 +302,70 @@ def test_a_call_that_was_cut_off_can_be_cancelled(http: Http, gate: Gate, is_bac
         primed(client.get(last.id))
     client.notify("notifications/cancelled", {"requestId": 7})
     gate.wait_for("cancelled")
+
+
+POLICY = "notifications/requests/resumePolicy"
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+@pytest.mark.parametrize(
+    ("capabilities", "first"),
+    [
+        (STREAMS, CREATE),
+        ({"resumableRequests": {}}, POLICY),
+        ({**STREAMS, "resumableRequests": {}}, CREATE),
+        ({"extensions": {"mcp-streams/v1": {"positions": True}}}, CREATE),
+    ],
+)
+def test_without_a_priming_event_the_first_announcement_has_its_id(
+    http: Http, gate: Gate, revision: str, capabilities: dict[str, Any], first: str
+) -> None:
+    """W§4: "before 2025-11-25, which has none, the first announcement carries that id (925: the
+    policy "causes … a usable `Last-Event-ID`")": a call that was cut before it sent anything can be
+    continued from there, by GET and by POST."""
+    client = http.opened(capabilities, revision=revision)
+    exchange = client.call("steps", 7, n=2, gate=gate.path)
+    announcement = streamed(exchange).next_event()
+    assert announcement.message.method == first
+    key = EventId.of_call(announcement)
+    assert key.seq == 0
+    exchange.cut()
+    again = client.get(key.at(0))
+    repeated = streamed(again).next_event()
+    assert (repeated.id, repeated.message.method) == (key.at(0), first)
+    again.cut()
+    gate.release(2)
+    gate.wait_for("sent")
+    events = client.get(key.at(0)).events()
+    numbered = [event.id for event in events if event.id]
+    assert numbered == [key.at(seq) for seq in range(4)]
+    assert counted(messages_of(events)) == [1, 2]
+
+
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+def test_the_announcement_of_a_resume_has_an_id_as_well(http: Http, revision: str) -> None:
+    """W§4: "`<key>_<seq>_<delivery>` on that of a resume POST"; `Last-Event-ID` on it counts."""
+    client = http.opened(STREAMS, revision=revision)
+    events = client.call("count", 7, n=2).events()
+    stream, key = announced(events), EventId.of_call(events[0])
+    assert key.seq == 0
+    first, *rest = resumed(client, stream.by_id, "r", key.at(0)).events()
+    assert (first.message.method, EventId.of_resume(first).seq) == (CREATE, 0)
+    assert EventId.of_resume(first).key == key.key
+    assert counted(messages_of(rest)) == [1, 2]
+    behind = resumed(client, stream.by_id, "r2", key.at(1)).events()
+    assert [EventId.of_resume(event).seq for event in behind if event.id] == [2, 3]
+
+
+def test_a_question_that_comes_again_has_no_number(http: Http) -> None:
+    """W§5: "`stream/resume` […] first re-send those at or below the cursor, without a number"."""
+    client = http.opened({**STREAMS, "elicitation": {}}, revision="2025-06-18")
+    exchange = client.call("ask", 7)
+    events = read_until(exchange, ELICIT)
+    exchange.cut()
+    resume = resumed_after_cut(client, announced(events).by_id, "r", after=2)
+    (question,) = read_until(resume, ELICIT)
+    assert question.id is None
+    answer = {"jsonrpc": "2.0", "id": question.message["id"], "result": {"action": "decline"}}
+    assert client.post(answer).head().status == 202
+    assert messages_of(resume.events())[-1].answers("r")

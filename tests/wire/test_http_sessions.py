@@ -119,7 +119,7 @@ def test_a_deleted_sessions_streams_with_tokens_live_on(http: Http, gate: Gate) 
     stream = announced(read_until(exchange, CREATE))
     assert client.delete().head().status < 300
     other = http.opened(STREAMS)
-    refused(other.ask("stream/poll", stream.by_id), "stream_not_found")
+    assert other.ask("stream/poll/all").result["statuses"] == []
     resume = resumed(other, stream.with_token, "r", after=0)
     gate.release()
     assert counted(messages_of(resume.events())) == up_to(3)
@@ -183,7 +183,6 @@ def test_a_session_knows_its_streams(http: Http, gate: Gate) -> None:
     assert [status["streamId"] for status in listed] == [stream.stream]
     assert other.ask("stream/poll/all").result["statuses"] == []
     assert client.ask("stream/poll", stream.by_id).result["status"] == "live"
-    refused(other.ask("stream/poll", stream.by_id), "stream_not_found")
     gate.release()
 
 

@@ -1,6 +1,7 @@
 """Resume tokens: the same one brings the same page, and nothing but the same call may use it."""
 
 import json
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -353,3 +354,60 @@ def test_a_users_token_is_void_for_others(server: ServerProcess) -> None:
         with server.connect("stdio") as other:
             other.initialize(PLAIN)
             assert text_of(ask_page(other, "pages", token, n=3)) == "page 2"
+
+
+def test_a_token_may_stand_among_the_arguments(wire: Wire) -> None:
+    """W§3: "Where a tool has no parameter of that name, `arguments.resumeToken` is read as well":
+    it is neither an argument of the tool nor a part of what the token is bound to. 1003: "it
+    specifies an optional string-typed `resumeToken` parameter": for the first page it may be null.
+    """
+    peer = wire.plain()
+    first = peer.response(peer.call("pages", n=4, resumeToken=None))
+    assert text_of(first) == "page 1"
+    token = following(first)
+    second = peer.response(peer.call("pages", n=4, resumeToken=token))
+    assert text_of(second) == "page 2"
+    assert text_of(ask_page(peer, "pages", token, n=4)) == "page 2"
+    later = following(second)
+    both = {**page_params("pages", later, n=4, resumeToken=token)}
+    third = peer.ask("tools/call", both)
+    assert text_of(third) == "page 3", "the token in params wins"
+    meta = meta_params("pages", following(third), n=4, resumeToken=later)
+    assert text_of(peer.ask("tools/call", meta)) == "page 4", "and so does that in _meta"
+
+
+def test_a_token_among_the_arguments_is_checked_like_any_other(peer: Peer) -> None:
+    token = following(ask_page(peer, "pages", n=3))
+    invalid(peer.response(peer.call("pages", n=4, resumeToken=token)))
+    invalid(peer.response(peer.call("pages", n=3, resumeToken="x" * 72)))
+    invalid(peer.response(peer.call("pages", n=3, resumeToken="")))
+    assert peer.response(peer.call("pages", n=3, resumeToken=5)).error["code"] == -32602
+    assert text_of(peer.response(peer.call("pages", n=3, resumeToken=token))) == "page 2"
+
+
+def test_a_parameter_of_that_name_is_the_tools_own(peer: Peer) -> None:
+    """W§3: only "where a tool has no parameter of that name"."""
+    first = peer.response(peer.call("own_token", resumeToken="mine"))
+    assert text_of(first) == "mine 1"
+    token = following(first)
+    second = ask_page(peer, "own_token", token, resumeToken="mine")
+    assert text_of(second) == "mine 2"
+    invalid(ask_page(peer, "own_token", token, resumeToken="yours"))
+
+
+def test_a_page_token_beats_an_idempotency_key(wire: Wire) -> None:
+    """1003: clients "MUST only mutate the `resumeToken` field": the key of the first call comes
+    with each page, and stands for the first call alone."""
+    peer = wire.plain()
+    params = page_params("pages", n=3)
+    key = secrets.token_urlsafe(32)
+    params["_meta"] = {"progressToken": "p", "mcp-streams/idempotencyKey": key}
+    first = peer.ask("tools/call", params)
+    token = following(first)
+    assert text_of(peer.ask("tools/call", params)) == "page 1", "the same call again"
+    second = peer.ask("tools/call", {**params, "resumeToken": token})
+    assert text_of(second) == "page 2"
+    assert text_of(peer.ask("tools/call", {**params, "resumeToken": token})) == "page 2"
+    invalid(peer.ask("tools/call", {**params, "resumeToken": token[:-1]}))
+    third = peer.ask("tools/call", {**params, "resumeToken": following(second)})
+    assert text_of(third) == "page 3"

@@ -291,6 +291,13 @@ server.tool(name="anything_else", pages=True)(alike)
 
 
 @server.tool(pages=True)
+async def own_token(call: Call, resumeToken: str) -> AsyncIterator[str]:  # noqa: N803
+    """Yield three pages, and have a parameter of that name."""
+    for number in (1, 2, 3):
+        yield f"{resumeToken} {number}"
+
+
+@server.tool(pages=True)
 async def failing_pages(call: Call, n: int, gate: str = "") -> AsyncIterator[str]:
     """Yield n - 1 pages and raise."""
     for number in range(1, n):
