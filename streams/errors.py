@@ -89,6 +89,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "Too many streams are running or undelivered: resume or cancel some, then try again.",
     ),
     "too_large": (INVALID_PARAMS, "The message is longer than the limit: send a shorter one."),
+    "unsupported_revision": (
+        INVALID_PARAMS,
+        "Unsupported protocol version: initialize with one of those that are supported.",
+    ),
     "unauthorized": (
         INVALID_REQUEST,
         "This server asks who you are: send a bearer token that it takes, in Authorization.",

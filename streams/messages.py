@@ -6,6 +6,7 @@ is inside `params`, `result` and `error` stays raw until somebody needs it.
 """
 
 import enum
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
@@ -180,6 +181,23 @@ look: Final = cast(Callable[[Incoming], Message], _decode_message)
 look_at_lines: Final = cast(Callable[[bytes], list[Message]], _message_decoder.decode_lines)
 
 
+class _Salvaged(msgspec.Struct):
+    """What may be left of a message. What is no id is no message of this shape."""
+
+    id: RequestId | None = None
+    method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+# An id ahead of what is nested too deeply to be read.
+_LEADING_ID: Final = re.compile(
+    rb'\s*{\s*(?:"(?:jsonrpc|method)"\s*:\s*"[!#-[\]-~]*"\s*,\s*)*'
+    rb'"id"\s*:\s*("[ !#-[\]-~]*"|0|-?[1-9][0-9]{0,17})\s*,'
+)
+_salvage: Final = msgspec.json.Decoder(_Salvaged).decode
+
+
 class _ToolResult(msgspec.Struct, rename="camel"):
     is_error: bool = False
 
@@ -218,14 +236,23 @@ def _invalid(why: str) -> Refusal:
 
 
 def salvage_id(line: bytes) -> RequestId | None:
-    """The id of a message that `parse` refused, or None where there is none to be found."""
+    """The id of a request that cannot be served, or None where there is none to be found.
+
+    What is around the id may be anything that JSON allows, but for a response, which nobody
+    answers. Of what is no JSON there is none (JSON-RPC 2.0, 5: "it MUST be Null").
+    """
     try:
-        found = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
+        found = _salvage(line)
+    except ValueError:
         return None
-    candidate = found.get("id") if isinstance(found, dict) else None
-    is_id = isinstance(candidate, int | str) and not isinstance(candidate, bool)
-    return candidate if is_id else None
+    except RecursionError:
+        ahead = _LEADING_ID.match(line)
+        leading: RequestId | None = ahead and msgspec.json.decode(ahead[1])
+        return leading
+    is_response = found.method is msgspec.UNSET and (
+        found.result is not msgspec.UNSET or found.error is not msgspec.UNSET
+    )
+    return None if is_response else found.id
 
 
 def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:

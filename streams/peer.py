@@ -33,8 +33,12 @@ from streams.vocabulary import Polling
 if TYPE_CHECKING:
     from streams.server import Server
 
-# Newest first: it is offered to a client that asks for one that we do not know.
-REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
+# Newest first: it is offered to a client that initializes with one that is not spoken.
+REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+
+# Revision 2026-07-28 has no handshake: each request names its revision, here and over HTTP in a
+# header as well.
+_REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 
@@ -42,6 +46,14 @@ MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: dict[str, Any] = {}
+
+
+class _Envelope(msgspec.Struct):
+    revision: Any = msgspec.field(name=_REVISION_KEY, default=None)
+
+
+class _Enveloped(msgspec.Struct):
+    meta: _Envelope = msgspec.field(name="_meta", default_factory=_Envelope)
 
 
 class _List(msgspec.Struct):
@@ -145,6 +157,7 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
+        check_revision(revision_in(message))
         self._check_free(request_id)
         if method in self._deliveries:
             assert connection is not None
@@ -328,6 +341,31 @@ def unreadable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
     message = f"The journal cannot be read now ({trouble}): try again later."
     return refusal("unavailable").saying(message)
+
+
+def revision_in(message: Message) -> Any:
+    """The revision that a message names for itself; None where it names none, or asks for one."""
+    if message.method == "initialize" or b"protocolVersion" not in bytes(message.params):
+        return None
+    try:
+        return messages.decode(message.params, _Enveloped).meta.revision
+    except ValueError:
+        return None  # params of another shape are for their method to refuse
+
+
+def check_revision(named: Any) -> None:
+    """Refuse a request that names a revision which is not spoken. Raises `Refusal`.
+
+    Clients that try 2026-07-28 first take this for the refusal of an older server, and initialize.
+    Three others would stop them: code -32022 (Rust), the words Mcp-Session-Id (C#), and any refusal
+    without the request's id (Rust).
+    """
+    if named is None or named in REVISIONS:
+        return
+    requested = str(named)[:100]
+    raise refusal("unsupported_revision", supported=REVISIONS, requested=requested).saying(
+        f"Unsupported protocol version {requested!r}: initialize with {', '.join(REVISIONS)}."
+    )
 
 
 def id_of(message: Message) -> RequestId | None:

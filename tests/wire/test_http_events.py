@@ -50,7 +50,7 @@ def test_a_get_continues_the_call(http: Http, gate: Gate, n: int) -> None:
     assert text_of(response) == "stepped 6"
 
 
-@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26", "2024-11-05"])
 def test_the_older_revisions_continue_too(http: Http, gate: Gate, revision: str) -> None:
     """W§6: of the priming event alone is it said that the older two have none."""
     client = http.opened(revision=revision)
