@@ -4,6 +4,7 @@ A POST brings one message; the response to a request is a connection of its own,
 that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,8 +12,16 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, Unavailable, first_of
-from streams.exchange import Endpoint, Headers, Request, Responder
+from streams.auth import challenge
+from streams.errors import (
+    INVALID_REQUEST,
+    InsufficientScope,
+    JournalUnusable,
+    Refusal,
+    Unavailable,
+    first_of,
+)
+from streams.exchange import Endpoint, Head, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message
 from streams.peer import Peer, check_revision, id_of, refused_line, revision_in, unreadable
@@ -46,8 +55,16 @@ class Rejected(Exception):
 class HttpEndpoint:
     """Serves one server at one path: an `Endpoint` for a listener."""
 
-    def __init__(self, running: "RunningServer", path: str = "/mcp") -> None:
+    def __init__(
+        self,
+        running: "RunningServer",
+        path: str = "/mcp",
+        *,
+        metadata_url: Callable[[Head], str | None] = lambda head: None,
+    ) -> None:
+        """`metadata_url` is where a client may read how to get a token with more scopes."""
         self._running = running
+        self._metadata_url = metadata_url
         self._engine = running.engine
         self._path = path
         self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
@@ -130,22 +147,39 @@ class HttpEndpoint:
     ) -> None:
         sessions = self._engine.sessions
         framing = self._framing(session, accepted)
+        channel = ResponseChannel(
+            responder,
+            session.principal,
+            accepted,
+            framing,
+            caller=request.caller,
+            request_id=id_of(message),
+        )
         async with self._engine.response(
-            ResponseChannel(
-                responder,
-                session.principal,
-                accepted,
-                framing,
-                caller=request.caller,
-                request_id=id_of(message),
-            ),
+            channel,
             session,
             framing,
             cursor_of=partial(sessions.cursor, event_id=request.headers.get(LAST_EVENT)),
         ) as connection:
-            reply = await peer.take(message, request.body, connection)
+            try:
+                reply = await peer.take(message, request.body, connection)
+            except InsufficientScope as refused:
+                line = refused_line(id_of(message), refused)
+                await channel.refuse(403, (self._step_up(request, refused),), line)
+                return
             if reply is not None:
                 connection.reply(reply)
+
+    def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
+        """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
+        for what it had and these, and sends its request again.
+        """
+        return challenge(
+            "insufficient_scope",
+            refused.message,
+            scopes=refused.needed,
+            metadata_url=self._metadata_url(request),
+        )
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:

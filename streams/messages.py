@@ -21,6 +21,9 @@ RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 
+Scopes = frozenset[str] | None
+"""What a peer may use of the tools that need scopes; None for all of them."""
+
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
     """Lines seq … seq+count-1 of one stream, concatenated in `body`."""
@@ -118,6 +121,10 @@ class Channel(Protocol):
     @property
     def principal(self) -> str:
         """Who the peer is, as far as the transport can tell: `os(0)`, `conn(…)`."""
+
+    @property
+    def scopes(self) -> Scopes:
+        """Those of the token that the peer has shown; None for a user of this machine."""
 
     async def receive(self) -> Sequence[Incoming]:
         """Wait for the next messages, at least one, in order, without the newline at their end.

@@ -17,6 +17,7 @@ from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    InsufficientScope,
     Refusal,
     Unavailable,
     refusal,
@@ -27,6 +28,7 @@ from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
+from streams.stream import Stream
 from streams.tools import Tool, error_result
 from streams.vocabulary import Polling
 
@@ -129,7 +131,10 @@ class Peer:
                 self._engine.rates.check(self.session.principal)
             except Refusal as refused:
                 return refused_line(id_of(message), refused)
-        return await self.take(message, incoming, connection)
+        try:
+            return await self.take(message, incoming, connection)
+        except InsufficientScope as refused:
+            return refused_line(id_of(message), refused)
 
     async def take(
         self, message: Message, line: bytes, connection: Connection | None = None
@@ -137,6 +142,7 @@ class Peer:
         """Deal with a message; the reply to it, where that is here at once.
 
         `line` is the message as it came. A request that `delivers` needs a connection for it.
+        Raises `InsufficientScope`, before anything was begun or sent.
         """
         try:
             match message.kind:
@@ -146,6 +152,8 @@ class Peer:
                     self._notification(message)
                 case Kind.RESULT | Kind.ERROR:
                     self._engine.access.answer(self.session, message)
+        except InsufficientScope:
+            raise
         except Refusal as refused:
             return refused_line(id_of(message), refused)
         except Unavailable as trouble:
@@ -232,6 +240,8 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
+        if tool := self._server.tools.get(params.name):
+            tool.check_scopes(connection.channel.scopes)
         key, token = extension.key_in(params.meta.key), dialects.page_token(message.params)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
@@ -316,6 +326,8 @@ class Peer:
         intent = word.read(message.params)
         stream = await self._engine.access.find(self.session, intent)
         self._check_free(request_id)
+        if intent.token is None:
+            self._check_scopes(stream, connection)
         self._engine.access.resume(
             connection,
             stream,
@@ -324,6 +336,15 @@ class Peer:
             speaks=self.session.settings.dialects or dialects.speakers_of(method),
             takes_over=word.takes_over,
         )
+
+    def _check_scopes(self, stream: Stream, connection: Connection) -> None:
+        """Whoever reads a stream by its id alone, as its owner, needs what its call did: the same
+        bearer may have tokens that were given less. A resume token is the authority itself.
+        """
+        if self._server.tools.scopes:
+            origin = messages.parse(stream.record.origin)
+            if tool := self._server.tools.get(_params(origin, CallTool).name):
+                tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message) -> Any:
         word = self._questions[str(message.method)]

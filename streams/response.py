@@ -10,7 +10,7 @@ from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Caller, Headers, Responder
 from streams.framing import Framing
-from streams.messages import Incoming, RequestId
+from streams.messages import Incoming, RequestId, Scopes
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -53,6 +53,10 @@ class ResponseChannel:
     def principal(self) -> str:
         return self._principal
 
+    @property
+    def scopes(self) -> Scopes:
+        return frozenset() if self._caller is None else self._caller.scopes
+
     async def receive(self) -> Sequence[Incoming]:
         """Nothing comes: the request was all."""
         while (holds_for_s := self._holds_for_s()) > 0:
@@ -79,6 +83,11 @@ class ResponseChannel:
             await self._responder.start(200, content(self._media_type), *lines)
         self._is_sending = False
         self._wrote_at = trio.current_time()
+
+    async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
+        """Answer with an HTTP error, before anything was sent; nothing may be sent after it."""
+        self._has_begun = True
+        await self._responder.respond(status, (*content(JSON), *headers), line)
 
     async def ping(self) -> bool:
         """Write a sign of life of our own where none was written for a while; nobody answers."""

@@ -20,7 +20,7 @@ import msgspec
 import trio
 
 from streams.blocks import Block
-from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
+from streams.messages import MESSAGE_BYTES_MAX, Incoming, Scopes, TooLarge
 from transports.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
@@ -198,6 +198,10 @@ class LineChannel:
     @property
     def principal(self) -> str:
         return self._principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return None  # the operating system has let the peer in, or it is the server
 
     async def receive(self) -> Sequence[Incoming]:
         while True:
