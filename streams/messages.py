@@ -20,6 +20,7 @@ from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
 RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
 
 Scopes = frozenset[str] | None
 """What a peer may use of the tools that need scopes; None for all of them."""
@@ -107,9 +108,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cy
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """Stands in for a received message that was longer than `limit` bytes and was thrown away."""
+    """Stands in for a received message that was longer than `limit` bytes and was thrown away.
+
+    `id` is that of a request which it began with, if it did.
+    """
 
     limit: int
+    id: RequestId | None = None
 
 
 Incoming = bytes | TooLarge
@@ -197,9 +202,9 @@ class _Salvaged(msgspec.Struct):
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-# An id ahead of what is nested too deeply to be read.
+# An id and a method ahead of all that is nested: a response has no method.
 _LEADING_ID: Final = re.compile(
-    rb'\s*{\s*(?:"(?:jsonrpc|method)"\s*:\s*"[!#-[\]-~]*"\s*,\s*)*'
+    rb'\s*{\s*(?=[^][{}]*"method"\s*:)(?:"(?:jsonrpc|method)"\s*:\s*"[!#-[\]-~]*"\s*,\s*)*'
     rb'"id"\s*:\s*("[ !#-[\]-~]*"|0|-?[1-9][0-9]{0,17})\s*,'
 )
 _salvage: Final = msgspec.json.Decoder(_Salvaged).decode
@@ -253,13 +258,18 @@ def salvage_id(line: bytes) -> RequestId | None:
     except ValueError:
         return None
     except RecursionError:
-        ahead = _LEADING_ID.match(line)
-        leading: RequestId | None = ahead and msgspec.json.decode(ahead[1])
-        return leading
+        return leading_id(line)
     is_response = found.method is msgspec.UNSET and (
         found.result is not msgspec.UNSET or found.error is not msgspec.UNSET
     )
     return None if is_response else found.id
+
+
+def leading_id(start: bytes) -> RequestId | None:
+    """The id of a request of which only the start can be read, where the id stands at the start."""
+    found = _LEADING_ID.match(start, 0, LEADING_BYTES_MAX)
+    leading: RequestId | None = found and msgspec.json.decode(found[1])
+    return leading
 
 
 def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:

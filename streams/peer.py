@@ -121,7 +121,7 @@ class Peer:
 
     async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
-            return refused_line(None, refusal("too_large", limit=incoming.limit))
+            return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
         try:
             message = messages.parse(incoming)
         except Refusal as refused:

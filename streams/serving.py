@@ -92,7 +92,7 @@ def _import(place: str) -> Any:
 
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
-    guard = guard_for(options, lambda: server.tools.scopes)
+    guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
     if options.limits:

@@ -20,7 +20,14 @@ import msgspec
 import trio
 
 from streams.blocks import Block
-from streams.messages import MESSAGE_BYTES_MAX, Incoming, Scopes, TooLarge
+from streams.messages import (
+    LEADING_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    Incoming,
+    Scopes,
+    TooLarge,
+    leading_id,
+)
 from transports.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
@@ -98,7 +105,7 @@ class LineSplitter:
         filled = filter(None, lines)
         if not is_large:
             return list(filled)
-        return [line if len(line) <= self._limit else self._refuse() for line in filled]
+        return [line if len(line) <= self._limit else self._refuse(line) for line in filled]
 
     def _keep(self, rest: bytes) -> list[Incoming]:
         if self._is_skipping:
@@ -107,13 +114,14 @@ class LineSplitter:
         if len(self._rest) + len(rest) <= self._limit + 1:
             self._rest += rest
             return []
+        start = bytes(self._rest[:LEADING_BYTES_MAX] + rest[:LEADING_BYTES_MAX])
         self._rest = bytearray()
         self._is_skipping = True
-        return [self._refuse()]
+        return [self._refuse(start)]
 
-    def _refuse(self) -> TooLarge:
+    def _refuse(self, start: bytes) -> TooLarge:
         self.refused += 1
-        return TooLarge(self._limit)
+        return TooLarge(self._limit, leading_id(start))
 
 
 def in_blocks(lines: Iterable[Incoming]) -> list[Block | TooLarge]:
