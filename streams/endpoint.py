@@ -102,7 +102,7 @@ class HttpEndpoint:
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
-        self._check_revision(revision_in(message))
+        self._check_revision(revision_in(message, request.body))
         session = self._session(request)
         if is_request:
             self._check_rate(session.principal)
