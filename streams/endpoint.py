@@ -4,6 +4,7 @@ A POST brings one message; the response to a request is a connection of its own,
 that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -11,12 +12,20 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from streams import messages
+from streams.auth import challenge
 from streams.connection import CursorOf
-from streams.errors import INVALID_REQUEST, JournalUnusable, Refusal, Unavailable, first_of
-from streams.exchange import Endpoint, Headers, Request, Responder
+from streams.errors import (
+    INVALID_REQUEST,
+    InsufficientScope,
+    JournalUnusable,
+    Refusal,
+    Unavailable,
+    first_of,
+)
+from streams.exchange import Endpoint, Head, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
-from streams.messages import Kind, Message, RequestId
-from streams.peer import REVISIONS, Peer, id_of, refused_line, unreadable
+from streams.messages import Kind, Message
+from streams.peer import Peer, check_revision, id_of, refused_line, revision_in, unreadable
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.sessions import END, HttpSession, new_session
 
@@ -32,28 +41,31 @@ _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
 
 class Rejected(Exception):
-    """A request that is answered with an HTTP error, whose body is a JSON-RPC error."""
+    """A request that is answered with an HTTP error, whose body is a JSON-RPC error.
 
-    def __init__(
-        self,
-        status: int,
-        refused: Refusal | str,
-        headers: Headers = (),
-        *,
-        request_id: RequestId | None = None,
-    ) -> None:
+    It carries the id of the request in the body, wherever that can be read.
+    """
+
+    def __init__(self, status: int, refused: Refusal | str, headers: Headers = ()) -> None:
         super().__init__(status)
         self.status = status
         self.refused = Refusal(INVALID_REQUEST, refused) if isinstance(refused, str) else refused
         self.headers = headers
-        self.request_id = request_id
 
 
 class HttpEndpoint:
     """Serves one server at one path: an `Endpoint` for a listener."""
 
-    def __init__(self, running: "RunningServer", path: str = "/mcp") -> None:
+    def __init__(
+        self,
+        running: "RunningServer",
+        path: str = "/mcp",
+        *,
+        metadata_url: Callable[[Head], str | None] = lambda head: None,
+    ) -> None:
+        """`metadata_url` is where a client may read how to get a token with more scopes."""
         self._running = running
+        self._metadata_url = metadata_url
         self._engine = running.engine
         self._path = path
         self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
@@ -69,7 +81,7 @@ class HttpEndpoint:
         try:
             await self._route(request)(request, responder)
         except Rejected as rejected:
-            body = refused_line(rejected.request_id, rejected.refused)
+            body = refused_line(messages.salvage_id(request.body), rejected.refused)
             await responder.respond(rejected.status, (*content(JSON), *rejected.headers), body)
 
     def _route(self, request: Request) -> Endpoint:
@@ -91,9 +103,10 @@ class HttpEndpoint:
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
+        self._check_revision(revision_in(message, request.body))
         session = self._session(request)
         if is_request:
-            self._check_rate(session.principal, id_of(message))
+            self._check_rate(session.principal)
         peer = self._running.peer(session)
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
@@ -112,7 +125,7 @@ class HttpEndpoint:
         self, message: Message, request: Request, responder: Responder, accepted: str
     ) -> None:
         session_id, session = new_session(_principal(request))
-        self._check_rate(session.principal, id_of(message))
+        self._check_rate(session.principal)
         line = await self._running.peer(session).take(message, request.body)
         assert line is not None
         headers = _content_of_one(accepted)
@@ -120,7 +133,7 @@ class HttpEndpoint:
             try:
                 await self._engine.sessions.add(session)
             except Refusal as refused:
-                raise Rejected(503, refused, request_id=id_of(message)) from None
+                raise Rejected(503, refused) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -134,19 +147,43 @@ class HttpEndpoint:
         accepted: str,
     ) -> None:
         framing = self._framing(session, accepted)
+        channel = ResponseChannel(
+            responder,
+            session.principal,
+            accepted,
+            framing,
+            caller=request.caller,
+            request_id=id_of(message),
+        )
         async with self._engine.response(
-            ResponseChannel(responder, session.principal, accepted, framing, caller=request.caller),
+            channel,
             session,
             framing,
             cursor_of=self._cursor_of(request),
         ) as connection:
-            reply = await peer.take(message, request.body, connection)
+            try:
+                reply = await peer.take(message, request.body, connection)
+            except InsufficientScope as refused:
+                line = refused_line(id_of(message), refused)
+                await channel.refuse(403, (self._step_up(request, refused),), line)
+                return
             if reply is not None:
                 connection.reply(reply)
 
     def _cursor_of(self, request: Request) -> CursorOf:
         """What Last-Event-ID says of a stream."""
         return partial(self._engine.sessions.cursor, event_id=request.headers.get(LAST_EVENT))
+
+    def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
+        """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
+        for what it had and these, and sends its request again.
+        """
+        return challenge(
+            "insufficient_scope",
+            refused.message,
+            scopes=refused.needed,
+            metadata_url=self._metadata_url(request),
+        )
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:
@@ -217,23 +254,28 @@ class HttpEndpoint:
 
     # What they share
 
-    def _check_rate(self, principal: str, request_id: RequestId | None = None) -> None:
+    def _check_rate(self, principal: str) -> None:
         try:
             self._engine.rates.check(principal)
         except Refusal as refused:
             wait = ("retry-after", f"{(refused.data or {})['retryAfter']}")
-            raise Rejected(429, refused, (wait,), request_id=request_id) from None
+            raise Rejected(429, refused, (wait,)) from None
+
+    def _check_revision(self, named: str | None) -> None:
+        try:
+            check_revision(named)
+        except Refusal as refused:
+            raise Rejected(400, refused) from None
 
     def _session(self, request: Request) -> HttpSession:
+        # Before all else: a client of another revision has no session.
+        self._check_revision(request.headers.get(REVISION))
         session_id = request.headers.get(SESSION)
         if session_id is None:
             raise Rejected(400, "Send Mcp-Session-Id, which the answer to initialize has.")
         session = self._engine.sessions.find(session_id, _principal(request))
         if session is None:
             raise Rejected(404, "There is no such session: initialize again.")
-        revision = request.headers.get(REVISION)
-        if revision is not None and revision not in REVISIONS:
-            raise Rejected(400, f"MCP-Protocol-Version: there are {', '.join(REVISIONS)}.")
         return session
 
 
@@ -245,7 +287,7 @@ def _parse(body: bytes) -> Message:
     try:
         return messages.parse(body)
     except Refusal as refused:
-        raise Rejected(400, refused, request_id=messages.salvage_id(body)) from None
+        raise Rejected(400, refused) from None
 
 
 def _media_type(value: str) -> str:

@@ -2,6 +2,7 @@
 
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
+    │   └── InsufficientScope  the token of whoever asks lacks a scope
     ├── JournalError         what storage can say
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since
@@ -22,6 +23,7 @@
 Anything else that escapes is a bug of ours or of a tool's author.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 PARSE_ERROR: Final = -32700
@@ -94,9 +96,17 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INVALID_PARAMS,
         "The client read too slowly and the stream is full: make the call again and read faster.",
     ),
+    "unsupported_revision": (
+        INVALID_PARAMS,
+        "Unsupported protocol version: initialize with one of those that are supported.",
+    ),
     "unauthorized": (
         INVALID_REQUEST,
         "This server asks who you are: send a bearer token that it takes, in Authorization.",
+    ),
+    "insufficient_scope": (
+        INVALID_REQUEST,
+        "The tool needs scopes that were not granted to you: send a bearer token that has them.",
     ),
     "too_many_connections": (
         INVALID_REQUEST,
@@ -126,6 +136,21 @@ def refusal(reason: str, **details: Any) -> Refusal:
     """The refusal for a `data.reason` of the wire's error table, with its further fields."""
     code, message = _REASONS[reason]
     return Refusal(code, message, {"reason": reason, **details})
+
+
+class InsufficientScope(Refusal):
+    """The caller lacks scopes that a tool needs; over HTTP a 403 with a challenge."""
+
+    def __init__(self, tool: str, needed: Sequence[str], missing: Sequence[str]) -> None:
+        usual = refusal("insufficient_scope", scope=" ".join(needed), missing=list(missing))
+        what, them = ("scope", "it") if len(missing) == 1 else ("scopes", "them")
+        super().__init__(
+            usual.code,
+            f"Tool {tool} needs the {what} {' and '.join(missing)}, not granted to you: send a "
+            f"bearer token that has {them}.",
+            usual.data,
+        )
+        self.needed = needed
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -5,14 +5,30 @@ A listener (`transports.http`) reads the request, body and all, and hands it ove
 a request alone, by an `Admit`: a stranger's body is not read.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from streams.errors import Refusal
 
 Headers = Sequence[tuple[str, str]]
+
+_SCOPE: Final = re.compile(r"[!#-\[\]-~]{1,255}")  # RFC 6749, 3.3; the length is ours
+
+
+def checked_scopes(given: Iterable[str]) -> tuple[str, ...]:
+    """Scopes, each of them once. Raises `TypeError` for one string, `ValueError` for no scope."""
+    if isinstance(given, str):
+        raise TypeError(f"scopes: expected several, such as ({given!r},), got a string")
+    found = tuple(dict.fromkeys(given))
+    for scope in found:
+        if not isinstance(scope, str) or not _SCOPE.fullmatch(scope):
+            raise ValueError(
+                f"scope {scope!r}: expected up to 255 visible ASCII characters but quotes and \\"
+            )
+    return found
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -34,6 +50,7 @@ class Caller(msgspec.Struct, frozen=True):
     """For how many seconds from now that may be taken for granted, and is to be asked again then;
     0 or less once it holds no longer.
     """
+    scopes: frozenset[str] = frozenset()  # that the token was given
 
 
 class Request(Head, frozen=True):

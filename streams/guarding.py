@@ -2,7 +2,7 @@
 
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ import trio
 
 from streams.auth import Door, Verifier
 from streams.auth.metadata import Metadata
-from streams.exchange import Admit, Endpoint
+from streams.exchange import Admit, Endpoint, Head
 from streams.options import Auth, CannotServe, Options
 from transports.origins import names_loopback
 
@@ -35,6 +35,10 @@ class Guard(msgspec.Struct, frozen=True):
         """What is behind the scheme of a URL that is spoken over TLS."""
         return "" if self.tls is None else "s"
 
+    def metadata_url(self, head: Head) -> str | None:
+        """Where whoever has sent this request may read how to get a token."""
+        return None if self.metadata is None else self.metadata.url(head)
+
     def beside(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint, with what there is to read for who may not come in."""
         return endpoint if self.metadata is None else self.metadata.before(endpoint)
@@ -47,8 +51,11 @@ class Guard(msgspec.Struct, frozen=True):
             await self.keys.run(task_status=task_status)
 
 
-def guard_for(options: Options) -> Guard:
-    """What the options ask for. Raises `CannotServe` where that cannot be had, or is not safe."""
+def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> Guard:
+    """What the options ask for. Raises `CannotServe` where that cannot be had, or is not safe.
+
+    `scopes` are those that the server's tools need, once they are known.
+    """
     auth, tls = options.auth, _tls(options)
     _check_settings(options)
     for address in filter(None, (options.ws, options.http)):
@@ -57,13 +64,16 @@ def guard_for(options: Options) -> Guard:
         return Guard(tls)
     keys = _keys(auth)
     verifiers = _verifiers(auth, keys)
-    metadata = _metadata(options, is_tls=tls is not None)
+    metadata = _metadata(options, scopes, is_tls=tls is not None)
     if metadata is None:
-        admit = Door(verifiers).admit
+        admit = Door(verifiers, scopes=scopes).admit
         return Guard(tls, admit, admit, None, keys)
     known_url = metadata.known_url
-    at_http = Door(verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url)
-    at_ws = Door(verifiers, metadata_url=lambda _: known_url)  # --http alone has the document
+    at_http = Door(
+        verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url, scopes=scopes
+    )
+    # --http alone has the document.
+    at_ws = Door(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
     return Guard(tls, at_http.admit, at_ws.admit, metadata, keys)
 
 
@@ -100,6 +110,11 @@ def _check_settings(options: Options) -> None:
         raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: say one of them.")
     if auth.auth_jwks is None and (auth.auth_issuer or auth.auth_audience):
         raise CannotServe("--auth-issuer and --auth-audience: say where the keys are: --auth-jwks.")
+    if auth.behind_proxy and auth.auth_resource is None:
+        raise CannotServe(
+            "--behind-proxy: clients know the server by the proxy's name: write the URL that they "
+            "use, with --auth-resource."
+        )
     urls = (auth.auth_resource, *auth.auth_server)
     if wrong := [url for url in urls if url is not None and not _URL.fullmatch(url)]:
         raise CannotServe(f"{wrong[0]}: write a URL, such as https://mcp.example.com/mcp.")
@@ -163,7 +178,9 @@ def _keys(auth: Auth) -> "KeySet | None":
     return KeySet(fetcher(auth.auth_jwks))
 
 
-def _metadata(options: Options, *, is_tls: bool) -> Metadata | None:
+def _metadata(
+    options: Options, scopes: Callable[[], Sequence[str]], *, is_tls: bool
+) -> Metadata | None:
     """None where there is nobody to get tokens from but who runs the server."""
     auth = options.auth
     issuers = [auth.auth_issuer] if auth.auth_issuer and _URL.fullmatch(auth.auth_issuer) else []
@@ -171,4 +188,4 @@ def _metadata(options: Options, *, is_tls: bool) -> Metadata | None:
     if not servers:
         return None
     scheme = "https" if is_tls or auth.behind_proxy else "http"
-    return Metadata(options.http_path, servers, scheme, auth.auth_resource)
+    return Metadata(options.http_path, servers, scheme, auth.auth_resource, scopes)

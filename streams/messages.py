@@ -6,6 +6,7 @@ is inside `params`, `result` and `error` stays raw until somebody needs it.
 """
 
 import enum
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal, Protocol, TypeVar, cast
@@ -19,6 +20,10 @@ from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
 RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
+LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
+
+Scopes = frozenset[str] | None
+"""What a peer may use of the tools that need scopes; None for all of them."""
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
@@ -103,9 +108,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cy
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """Stands in for a received message that was longer than `limit` bytes and was thrown away."""
+    """Stands in for a received message that was longer than `limit` bytes and was thrown away.
+
+    `id` is that of a request which it began with, if it did.
+    """
 
     limit: int
+    id: RequestId | None = None
 
 
 Incoming = bytes | TooLarge
@@ -117,6 +126,10 @@ class Channel(Protocol):
     @property
     def principal(self) -> str:
         """Who the peer is, as far as the transport can tell: `os(0)`, `conn(…)`."""
+
+    @property
+    def scopes(self) -> Scopes:
+        """Those of the token that the peer has shown; None for a user of this machine."""
 
     async def receive(self) -> Sequence[Incoming]:
         """Wait for the next messages, at least one, in order, without the newline at their end.
@@ -180,6 +193,23 @@ look: Final = cast(Callable[[Incoming], Message], _decode_message)
 look_at_lines: Final = cast(Callable[[bytes], list[Message]], _message_decoder.decode_lines)
 
 
+class _Salvaged(msgspec.Struct):
+    """What may be left of a message. What is no id is no message of this shape."""
+
+    id: RequestId | None = None
+    method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    result: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+# An id and a method ahead of all that is nested: a response has no method.
+_LEADING_ID: Final = re.compile(
+    rb'\s*{\s*(?=[^][{}]*"method"\s*:)(?:"(?:jsonrpc|method)"\s*:\s*"[!#-[\]-~]*"\s*,\s*)*'
+    rb'"id"\s*:\s*("[ !#-[\]-~]*"|0|-?[1-9][0-9]{0,17})\s*,'
+)
+_salvage: Final = msgspec.json.Decoder(_Salvaged).decode
+
+
 class _ToolResult(msgspec.Struct, rename="camel"):
     is_error: bool = False
 
@@ -218,14 +248,28 @@ def _invalid(why: str) -> Refusal:
 
 
 def salvage_id(line: bytes) -> RequestId | None:
-    """The id of a message that `parse` refused, or None where there is none to be found."""
+    """The id of a request that cannot be served, or None where there is none to be found.
+
+    What is around the id may be anything that JSON allows, but for a response, which nobody
+    answers. Of what is no JSON there is none (JSON-RPC 2.0, 5: "it MUST be Null").
+    """
     try:
-        found = msgspec.json.decode(line)
-    except (ValueError, RecursionError):
+        found = _salvage(line)
+    except ValueError:
         return None
-    candidate = found.get("id") if isinstance(found, dict) else None
-    is_id = isinstance(candidate, int | str) and not isinstance(candidate, bool)
-    return candidate if is_id else None
+    except RecursionError:
+        return leading_id(line)
+    is_response = found.method is msgspec.UNSET and (
+        found.result is not msgspec.UNSET or found.error is not msgspec.UNSET
+    )
+    return None if is_response else found.id
+
+
+def leading_id(start: bytes) -> RequestId | None:
+    """The id of a request of which only the start can be read, where the id stands at the start."""
+    found = _LEADING_ID.match(start, 0, LEADING_BYTES_MAX)
+    leading: RequestId | None = found and msgspec.json.decode(found[1])
+    return leading
 
 
 def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:

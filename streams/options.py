@@ -43,7 +43,8 @@ class Auth:
     auth_resource
         The URL that clients know --http by; by default what each of them has called.
     behind_proxy
-        Let --ws and --http take tokens in the clear: a proxy before them ends TLS.
+        Let --ws and --http take tokens in the clear: a proxy before them ends TLS. --auth-resource
+        says then by which URL clients know it.
     """
 
     auth_tokens: Path | None = None

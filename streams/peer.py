@@ -18,6 +18,7 @@ from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    InsufficientScope,
     Refusal,
     Unavailable,
     refusal,
@@ -28,14 +29,19 @@ from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
+from streams.stream import Stream
 from streams.tools import Tool, error_result
 from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
     from streams.server import Server
 
-# Newest first: it is offered to a client that asks for one that we do not know.
-REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
+# Newest first: it is offered to a client that initializes with one that is not spoken.
+REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+
+# Revision 2026-07-28 has no handshake: each request names its revision, here and over HTTP in a
+# header as well.
+_REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 
@@ -43,6 +49,14 @@ MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: dict[str, Any] = {}
+
+
+class _Envelope(msgspec.Struct):
+    revision: Any = msgspec.field(name=_REVISION_KEY, default=None)
+
+
+class _Enveloped(msgspec.Struct):
+    meta: _Envelope = msgspec.field(name="_meta", default_factory=_Envelope)
 
 
 class _List(msgspec.Struct):
@@ -108,7 +122,7 @@ class Peer:
 
     async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
-            return refused_line(None, refusal("too_large", limit=incoming.limit))
+            return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
         try:
             message = messages.parse(incoming)
         except Refusal as refused:
@@ -118,7 +132,10 @@ class Peer:
                 self._engine.rates.check(self.session.principal)
             except Refusal as refused:
                 return refused_line(id_of(message), refused)
-        return await self.take(message, incoming, connection)
+        try:
+            return await self.take(message, incoming, connection)
+        except InsufficientScope as refused:
+            return refused_line(id_of(message), refused)
 
     async def take(
         self,
@@ -131,7 +148,8 @@ class Peer:
         """Deal with a message; the reply to it, where that is here at once.
 
         `line` is the message as it came. A request that `delivers` needs a connection for it; for a
-        poll `cursor_of` is what the request's headers say of a stream.
+        poll `cursor_of` is what the request's headers say of a stream. Raises `InsufficientScope`,
+        before anything was begun or sent.
         """
         try:
             match message.kind:
@@ -141,6 +159,8 @@ class Peer:
                     self._notification(message)
                 case Kind.RESULT | Kind.ERROR:
                     self._engine.access.answer(self.session, message)
+        except InsufficientScope:
+            raise
         except Refusal as refused:
             return refused_line(id_of(message), refused)
         except Unavailable as trouble:
@@ -152,6 +172,7 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
+        check_revision(revision_in(message, line))
         if method in self._deliveries:  # which may displace what has their id
             assert connection is not None
             await self._deliveries[method](message, line, connection)
@@ -221,9 +242,10 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
-        token = dialects.page_token(message.params)
         tool = self._server.tools.get(params.name)
+        token = dialects.page_token(message.params)
         if tool is not None:
+            tool.check_scopes(connection.channel.scopes)
             argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
             token = argued if token is None else token
             if arguments is not params.arguments:
@@ -312,6 +334,8 @@ class Peer:
         word = self._resumings[method]
         intent = word.read(message.params)
         stream = await self._engine.access.find(self.session, intent)
+        if intent.token is None:
+            self._check_scopes(stream, connection)
         self._engine.access.resume(
             connection,
             stream,
@@ -320,6 +344,15 @@ class Peer:
             speaks=self.session.settings.dialects or dialects.speakers_of(method),
             takes_over=word.takes_over,
         )
+
+    def _check_scopes(self, stream: Stream, connection: Connection) -> None:
+        """Whoever reads a stream by its id alone, as its owner, needs what its call did: the same
+        bearer may have tokens that were given less. A resume token is the authority itself.
+        """
+        if self._server.tools.scopes:
+            origin = messages.parse(stream.record.origin)
+            if tool := self._server.tools.get(_params(origin, CallTool).name):
+                tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
         word = self._questions[str(message.method)]
@@ -338,6 +371,34 @@ def unreadable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
     message = f"The journal cannot be read now ({trouble}): try again later."
     return refusal("unavailable").saying(message)
+
+
+def revision_in(message: Message, line: bytes) -> Any:
+    """The revision that a message names for itself; None where it names none, or asks for one.
+
+    `line` is the message as it came, which is searched faster than decoded.
+    """
+    if message.method == "initialize" or b"protocolVersion" not in line:
+        return None
+    try:
+        return messages.decode(message.params, _Enveloped).meta.revision
+    except ValueError:
+        return None  # params of another shape are for their method to refuse
+
+
+def check_revision(named: Any) -> None:
+    """Refuse a request that names a revision which is not spoken. Raises `Refusal`.
+
+    Clients that try 2026-07-28 first take this for the refusal of an older server, and initialize.
+    Three others would stop them: code -32022 (Rust), the words Mcp-Session-Id (C#), and any refusal
+    without the request's id (Rust).
+    """
+    if named is None or named in REVISIONS:
+        return
+    requested = str(named)[:100]
+    raise refusal("unsupported_revision", supported=REVISIONS, requested=requested).saying(
+        f"Unsupported protocol version {requested!r}: initialize with {', '.join(REVISIONS)}."
+    )
 
 
 def id_of(message: Message) -> RequestId | None:

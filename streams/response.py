@@ -10,7 +10,7 @@ from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Caller, Headers, Responder
 from streams.framing import Framing
-from streams.messages import Incoming
+from streams.messages import Incoming, RequestId, Scopes
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -19,9 +19,7 @@ LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
 KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
 FAREWELL_S: Final = 1.0
 # For a call that was cancelled before there was anything to say, or a server that shuts down.
-_NOTHING: Final = messages.error(
-    None, Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
-)
+_NOTHING: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
 _KEEP_ALIVE: Final = {EVENTS: b":\n\n", LINES: b"\n"}
 
 
@@ -36,8 +34,12 @@ class ResponseChannel:
         framing: Framing | None = None,
         *,
         caller: Caller | None = None,
+        request_id: RequestId | None = None,
     ) -> None:
-        """Over as soon as it holds no longer that `caller` is who it was."""
+        """Over as soon as it holds no longer that `caller` is who it was. `request_id` is that of
+        the request which is answered.
+        """
+        self._request_id = request_id
         self._media_type = media_type
         self._framing = framing
         self._responder = responder
@@ -50,6 +52,10 @@ class ResponseChannel:
     @property
     def principal(self) -> str:
         return self._principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return frozenset() if self._caller is None else self._caller.scopes
 
     async def receive(self) -> Sequence[Incoming]:
         """Nothing comes: the request was all."""
@@ -78,6 +84,11 @@ class ResponseChannel:
         self._is_sending = False
         self._wrote_at = trio.current_time()
 
+    async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
+        """Answer with an HTTP error, before anything was sent; nothing may be sent after it."""
+        self._has_begun = True
+        await self._responder.respond(status, (*content(JSON), *headers), line)
+
     async def ping(self) -> bool:
         """Write a sign of life of our own where none was written for a while; nobody answers."""
         is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
@@ -104,7 +115,8 @@ class ResponseChannel:
                 if self._is_open:
                     await self._responder.finish()
                 elif not self._has_begun:
-                    await self._responder.respond(503, content(JSON), _NOTHING)
+                    nothing = messages.error(self._request_id, _NOTHING)
+                    await self._responder.respond(503, content(JSON), nothing)
             except trio.BrokenResourceError:
                 return  # the client has gone
 

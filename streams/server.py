@@ -1,6 +1,6 @@
 """What a tool author sees: a server, and its tools."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -80,6 +80,7 @@ class Server:
         page_wait_s: float = 10.0,
         expected_s: float | None = None,
         restart: bool = False,
+        scopes: Iterable[str] = (),
     ) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
@@ -91,7 +92,8 @@ class Server:
         results that it yields, with a token for the next one: they are made `pages_ahead` of the
         calls, and an empty one is given where there is none within `page_wait_s` seconds. With
         `restart` a call is run again when its server has died: `Call.checkpoint` says what the
-        function must see to.
+        function must see to. To call a tool with `scopes`, a bearer needs a token that was given
+        all of them; nobody else can call it but users of this machine, over stdio.
 
         Raises `TypeError` or `ValueError` for what cannot be a tool.
         """

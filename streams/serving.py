@@ -94,7 +94,7 @@ def _import(place: str) -> Any:
 
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
-    guard = guard_for(options)
+    guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
     if options.limits:
@@ -153,6 +153,12 @@ async def _serve(
         _ending(exit, running),
         trio.open_nursery() as nursery,
     ):
+        if server.tools.scopes and options.is_listening and not options.auth.is_asked_for:
+            log.warning(
+                "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
+                "or --auth-jwks",
+                scopes=" ".join(server.tools.scopes),
+            )
         nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
         await nursery.start(guard.run)
         if options.journal is not None:
@@ -230,7 +236,7 @@ async def _serve_http(
     path = options.http_path
     listen = partial(
         http.serve,
-        guard.beside(HttpEndpoint(running, path)),
+        guard.beside(HttpEndpoint(running, path, metadata_url=guard.metadata_url)),
         body_bytes_max=running.server.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,

@@ -22,15 +22,18 @@ import inspect
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
 from streams.content import Block
+from streams.errors import InsufficientScope
+from streams.exchange import checked_scopes
 from streams.extension import EXPECTED
 from streams.faults import is_failure, text_of
 from streams.logs import log
+from streams.messages import Scopes
 from streams.schemas import (
     Binder,
     GivenSchema,
@@ -88,8 +91,16 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     paged: Paged | None
     expected_s: float | None
     restart: bool
+    scopes: tuple[str, ...]
     binder: Binder
     output_check: OutputCheck | None
+
+    def check_scopes(self, granted: Scopes) -> None:
+        """Raises `InsufficientScope` where not all that the tool needs were granted."""
+        if granted is not None and (
+            missing := [each for each in self.scopes if each not in granted]
+        ):
+            raise InsufficientScope(self.name, self.scopes, missing)
 
     def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:
         """The keyword arguments for `function`, defaults filled in.
@@ -132,13 +143,14 @@ def make_tool(
     page_wait_s: float = 10.0,
     expected_s: float | None = None,
     restart: bool = False,
+    scopes: Iterable[str] = (),
 ) -> Tool:
     """Look at a function once; everything that can be wrong with it is told here.
 
     With `input_schema` the arguments are checked by it alone and come as plain JSON; annotations
     are not looked at. With `pages` it is a generator, and each of what it yields is a result.
-    Raises `TypeError` for a function that cannot be a tool, `ValueError` for a name, a schema or a
-    setting that cannot be.
+    Raises `TypeError` for a function that cannot be a tool, `ValueError` for a name, a schema, a
+    scope or a setting that cannot be.
     """
     core = innermost(function)
     tool_name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
@@ -171,6 +183,7 @@ def make_tool(
         paged=Paged(pages_ahead, page_wait_s) if pages else None,
         expected_s=expected_s,
         restart=restart,
+        scopes=_checked_scopes(scopes, what),
         binder=binder,
         output_check=output_check,
     )
@@ -221,6 +234,13 @@ def _require_repeatable(max_s: float | None, pages: bool, what: str) -> None:
         )
     if pages:
         raise ValueError(f"{what}: a tool that gives pages cannot be run again: drop restart")
+
+
+def _checked_scopes(given: Iterable[str], what: str) -> tuple[str, ...]:
+    try:
+        return checked_scopes(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None
 
 
 def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnotations | None:
@@ -369,6 +389,7 @@ class Tools:
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
         self._positions: dict[str, int] = {}  # cursor → how many tools come before it
+        self.scopes: tuple[str, ...] = ()  # that any of them needs
 
     def __len__(self) -> int:
         return len(self._tools)
@@ -378,6 +399,7 @@ class Tools:
         if tool.name in self._tools:
             raise ValueError(f"there is a tool {tool.name} already; give this one another name")
         self._tools[tool.name] = tool
+        self.scopes = tuple(dict.fromkeys((*self.scopes, *tool.scopes)))
         self._positions[_cursor_after(tool)] = len(self._tools)
 
     def get(self, name: str) -> Tool | None:

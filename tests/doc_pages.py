@@ -13,7 +13,10 @@ from typing import Final
 import msgspec
 
 ROOT: Final = Path(__file__).parent.parent
-PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES: Final = (
+    *(ROOT / name for name in ("README.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+)
 
 # What the pages say, for each way to listen; the ports that are free here take their place.
 DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}

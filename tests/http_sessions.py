@@ -13,7 +13,7 @@ import trio
 from streams import messages
 from streams.exchange import Request, Responder
 from streams.keys import new_id
-from streams.messages import Incoming
+from streams.messages import Incoming, Scopes
 from tests.echo import Handler
 from tests.scripted_http import NDJSON
 
@@ -80,6 +80,10 @@ class SessionChannel:
     @property
     def principal(self) -> str:
         return "session"
+
+    @property
+    def scopes(self) -> Scopes:
+        return None
 
     async def receive(self) -> Sequence[Incoming]:
         await self._answering.finish()

@@ -120,6 +120,14 @@ async def test_who_has_too_many_requests_under_way_is_told_so_and_nobody_else() 
         assert (await tell(port, post("good"))).startswith(b"HTTP/1.1 200")
 
 
+async def test_who_has_too_many_requests_is_told_under_the_id_of_the_one_that_is_refused() -> None:
+    body = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
+    async with serving(whoami, admit=Porter().admit, per_principal_max=0) as port:
+        answer = await tell(port, asking(TOKEN, f"Content-Length: {len(body)}", body=body))
+    assert answer.startswith(b"HTTP/1.1 429")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["id"] == 7
+
+
 # -- over WebSocket
 
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -155,16 +156,47 @@ REFUSED: dict[str, Callable[[], str | None]] = {
 
 async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
     door = Door([await taker(nursery)])
-    bodies = set()
+    bodies, challenges = set(), set()
     for what, make in REFUSED.items():
         given = make()
         denied = await answer(door, given)
         assert isinstance(denied, Denied), what
         has_token = given is not None and given.startswith("Bearer ")
-        said = 'Bearer error="invalid_token"' if has_token else "Bearer"
-        assert (denied.status, denied.headers) == (401, (("www-authenticate", said),)), what
+        ((name, challenge),) = denied.headers
+        assert (denied.status, name) == (401, "www-authenticate"), what
+        if has_token:
+            assert re.fullmatch(
+                r'Bearer error="invalid_token", error_description="[ !#-[\]-~]+"', challenge
+            )
+            challenges.add(challenge)
+        else:
+            assert challenge == "Bearer", what
         bodies.add(messages.error(None, denied.refused))
-    assert len(bodies) == 1
+    assert len(bodies) == len(challenges) == 1
+
+
+@pytest.mark.parametrize(
+    ("claimed", "scopes"),
+    [
+        ({}, set()),
+        ({"scope": "reports.read reports.write"}, {"reports.read", "reports.write"}),
+        ({"scope": ["reports.read", "reports.write"]}, {"reports.read", "reports.write"}),
+        ({"scp": "reports.read"}, {"reports.read"}),
+        ({"scp": ["reports.read"], "scope": "openid"}, {"reports.read", "openid"}),
+        ({"scope": "  reports.read   x "}, {"reports.read", "x"}),
+        ({"scope": ""}, set()),
+        ({"scope": 7, "scp": {"a": 1}}, set()),
+        ({"scp": [7, None, ["a"], "reports.read"]}, {"reports.read"}),
+    ],
+)
+async def test_scopes_are_in_either_claim(
+    nursery: trio.Nursery, claimed: dict[str, Any], scopes: set[str]
+) -> None:
+    """RFC 9068, 2.2.3: `scope` is a string of words; issuers have `scp`, and lists, as well. What
+    is none of that grants nothing."""
+    caller = await answer(Door([await taker(nursery)]), f"Bearer {signed(**claimed)}")
+    assert isinstance(caller, Caller)
+    assert caller.scopes == scopes
 
 
 async def test_strangers_do_not_fill_the_log(autojump_clock: trio.testing.MockClock) -> None:

@@ -73,6 +73,28 @@ async def test_what_is_added_and_revoked_counts_at_once(path: Path) -> None:
         await tokens.verify(first)
 
 
+async def test_a_token_has_the_scopes_that_it_was_given(path: Path) -> None:
+    plain, _ = add(path, "laptop")
+    scoped, token = add(path, "laptop", scopes=["reports.read", "reports.write", "reports.read"])
+    tokens = TokenFile(path)
+    assert token.scopes == ("reports.read", "reports.write")
+    assert (await tokens.verify(scoped)).scopes == {"reports.read", "reports.write"}
+    assert (await tokens.verify(plain)).scopes == frozenset()
+    first, second = path.read_text().splitlines()
+    assert "scopes" not in first, "a version without them can read it"
+    caller = await tokens.verify(scoped)
+    path.write_text(f"{first}\n{second.replace('reports.write', 'reports.none')}\n")
+    assert caller.holds_for_s() <= 0, "what it was let in with is no longer so"
+    assert (await tokens.verify(scoped)).scopes == {"reports.read", "reports.none"}
+
+
+@pytest.mark.parametrize("scope", ["", "a b", 'a"b', "a\\b", "ä", "x" * 256, "a\n"])
+def test_what_is_no_scope_makes_no_token(path: Path, scope: str) -> None:
+    with pytest.raises(ValueError, match="scope"):
+        add(path, "laptop", scopes=[scope])
+    assert not path.exists()
+
+
 def test_to_revoke_what_is_not_there_changes_nothing(path: Path) -> None:
     add(path, "laptop")
     before = path.stat()

@@ -55,6 +55,9 @@ JWKS = {"auth_jwks": "https://issuer.example.com/keys", "auth_issuer": ISSUER}
         ({"auth_tokens": ...}, {"http": AFAR}, "in the clear"),
         ({"auth_tokens": ...}, {"ws": AFAR}, "in the clear"),
         ({"auth_tokens": ...}, {"insecure_anonymous": True}, "leave it out"),
+        ({"auth_tokens": ..., "behind_proxy": True}, {}, "--auth-resource"),
+        ({**JWKS, "auth_audience": AUDIENCE, "behind_proxy": True}, {}, "--auth-resource"),
+        ({"behind_proxy": True}, {}, "--auth-resource"),
         ({"auth_tokens": ...}, {"http": None, "stdio": True}, "are for --ws and --http"),
         ({"auth_tokens": Path("/no/such/file")}, {}, "cannot be read"),
         ({"auth_issuer": ISSUER}, {}, "--auth-jwks"),
@@ -81,7 +84,8 @@ def test_what_is_not_safe_is_refused(
 def test_what_is_safe_may_be_reached_from_elsewhere(file: Path, certificate: Path) -> None:
     guarded = {"auth_tokens": file}
     assert guard_for(options(ws=AFAR, insecure_anonymous=True)).admit_ws is None
-    assert guard_for(options({**guarded, "behind_proxy": True}, ws=AFAR)).admit_ws
+    behind = {**guarded, "behind_proxy": True, "auth_resource": AUDIENCE}
+    assert guard_for(options(behind, ws=AFAR)).admit_ws
     guard = guard_for(options(guarded, ws=AFAR, tls_cert=certificate))
     assert guard.tls is not None
     assert guard.admit_http is not None
@@ -154,10 +158,31 @@ async def test_a_host_that_is_no_name_is_not_repeated(host: str) -> None:
     assert (await asked(guard, WELL_KNOWN, host=host)).status == 404
 
 
-async def test_behind_a_proxy_the_document_is_at_https() -> None:
-    auth = {**JWKS, "auth_audience": AUDIENCE, "behind_proxy": True}
-    answer = await asked(guard_for(options(auth)), WELL_KNOWN)
-    assert answer.json["resource"] == "https://localhost:8080/mcp"
+async def test_behind_a_proxy_the_document_names_what_clients_use() -> None:
+    """A proxy may send any Host: what it sends is not repeated to others."""
+    auth = {**JWKS, "auth_resource": AUDIENCE, "behind_proxy": True}
+    answer = await asked(guard_for(options(auth)), WELL_KNOWN, host="inside:8080")
+    assert answer.json["resource"] == AUDIENCE
+
+
+async def test_scopes_are_told_where_tools_need_them(file: Path) -> None:
+    """RFC 9728, 2: `scopes_supported`; RFC 6750, 3: `scope`. They are known late."""
+    scopes: list[str] = []
+    auth = {"auth_tokens": file, **JWKS, "auth_resource": AUDIENCE}
+    guard = guard_for(options(auth, ws=NEAR), lambda: scopes)
+    own = guard_for(options({"auth_tokens": file}), lambda: scopes)
+    assert "scopes_supported" not in (await asked(guard, WELL_KNOWN)).json
+    scopes += ["reports.read", "reports.write"]
+    assert (await asked(guard, WELL_KNOWN)).json["scopes_supported"] == scopes
+    scope = 'Bearer scope="reports.read reports.write"'
+    place = f'resource_metadata="https://mcp.example.com{WELL_KNOWN}/mcp"'
+    for ws in (False, True):
+        challenge = dict((await denied(guard, ws=ws)).headers)["www-authenticate"]
+        assert challenge == f"{scope}, {place}"
+        assert dict((await denied(own, ws=ws)).headers)["www-authenticate"] == scope
+    shown = await denied(guard, authorization="Bearer mcps_x")
+    challenge = dict(shown.headers)["www-authenticate"]
+    assert challenge.startswith(f'Bearer error="invalid_token", {scope[7:]}, {place}, error_desc')
 
 
 async def test_nothing_else_is_open(file: Path) -> None:

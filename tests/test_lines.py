@@ -48,6 +48,28 @@ def test_a_line_is_refused_as_soon_as_it_is_too_long() -> None:
     assert splitter.feed(b"x" * 102) == []
 
 
+@pytest.mark.parametrize("size", [1, 7, 50, 5000])
+@pytest.mark.parametrize(
+    ("start", "request_id"),
+    [
+        (b'{"jsonrpc":"2.0","id":7,"method":"ping","params":{"a":"', 7),
+        (b'{ "method" : "ping", "id" : "a b" , "params":{"a":"', "a b"),
+        (b'{"id":-1,"method":"ping","a":"', -1),
+        (b'{"jsonrpc":"2.0","id":"theirs","result":{"method":"', None),
+        (b'{"jsonrpc":"2.0","id":7.5,"method":"ping","a":"', None),
+        (b'{"params":{"id":7,"method":"ping"},"a":"', None),
+        (b'[{"id":7,"method":"ping","a":"', None),
+        (b'{"a":"{\\"id\\":7,\\"method\\":"', None),
+    ],
+)
+def test_a_line_above_the_limit_leaves_the_id_that_it_began_with(
+    start: bytes, request_id: int | str | None, size: int
+) -> None:
+    line = start + b"x" * 2000 + b'"}\n'
+    pieces = [line[at : at + size] for at in range(0, len(line), size)]
+    assert split(pieces) == [TooLarge(100, request_id)]
+
+
 def test_half_a_line_can_be_ended_by_other_means() -> None:
     splitter = LineSplitter(100)
     splitter.feed(b"half")

@@ -206,7 +206,8 @@ async def test_a_tool_may_have_a_resume_interval_of_its_own(server: Server) -> N
         ("2025-11-25", "2025-11-25"),
         ("2025-06-18", "2025-06-18"),
         ("2025-03-26", "2025-03-26"),
-        ("2024-11-05", "2025-11-25"),
+        ("2024-11-05", "2024-11-05"),
+        ("2024-10-07", "2025-11-25"),
     ],
 )
 async def test_initialize_settles_the_revision(server: Server, asked: str, given: str) -> None:

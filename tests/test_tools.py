@@ -15,6 +15,7 @@ from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
 from streams.call import Call, SyncCall
+from streams.errors import InsufficientScope
 from streams.tools import Tool, Tools, listing, make_tool
 from tests.toolkit import Node, Point, Report, a_tool, patient, taking, why
 
@@ -272,3 +273,37 @@ class TestTheRegistry:
             tools.add(a_tool())
         assert tools.get("build") is tool
         assert tools.get("other") is None
+
+
+class TestScopes:
+    def test_a_tool_needs_each_of_its_scopes_once(self) -> None:
+        tool = a_tool(scopes=["b", "a", "b"])
+        assert tool.scopes == ("b", "a")
+        tool.check_scopes(None)
+        tool.check_scopes(frozenset("abc"))
+        for granted, missing in ((frozenset("a"), ["b"]), (frozenset(), ["b", "a"])):
+            with pytest.raises(InsufficientScope) as refused:
+                tool.check_scopes(granted)
+            assert refused.value.data == {
+                "reason": "insufficient_scope",
+                "scope": "b a",
+                "missing": missing,
+            }
+
+    def test_a_tool_without_scopes_is_anybodys(self) -> None:
+        a_tool().check_scopes(frozenset())
+
+    def test_a_server_knows_what_its_tools_need(self) -> None:
+        tools = Tools()
+        for name, scopes in (("one", "ba"), ("two", ""), ("three", "ca")):
+            tools.add(a_tool(name=name, scopes=list(scopes)))
+        assert tools.scopes == ("b", "a", "c")
+
+    def test_one_string_is_not_taken_for_its_letters(self) -> None:
+        with pytest.raises(TypeError, match=r"tool build: scopes: .* \('reports.write',\)"):
+            a_tool(scopes="reports.write")
+
+    @pytest.mark.parametrize("scope", ["", "a b", 'a"', "a\\", "ü", "a\n", 7, None])
+    def test_what_is_no_scope_is_refused(self, scope: Any) -> None:
+        with pytest.raises(ValueError, match="tool build: scope "):
+            a_tool(scopes=[scope])

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 import trio
 
+from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Admit, Caller, Endpoint, Headers, Request
 from streams.logs import log
@@ -116,8 +117,12 @@ class _Server:
         try:
             self._check_room(line)
             while request := await self._next_request(line, requests, phase):
-                with self.room.held_by(request.caller):
-                    await self._answer(request, requests, line)
+                try:
+                    with self.room.held_by(request.caller):
+                        await self._answer(request, requests, line)
+                except Refused as refused:
+                    refused.request_id = messages.salvage_id(request.body)
+                    raise
                 await line.unwatch()
                 if not requests.next_cycle():
                     await line.part()

@@ -22,7 +22,15 @@ import trio
 
 from streams import messages
 from streams.blocks import Block
-from streams.messages import MESSAGE_BYTES_MAX, Incoming, Message, RequestId, TooLarge, look
+from streams.messages import (
+    MESSAGE_BYTES_MAX,
+    Incoming,
+    Message,
+    RequestId,
+    Scopes,
+    TooLarge,
+    look,
+)
 from transports.address import HTTP, Address
 from transports.bearer import Token, authorization, bearer_for
 from transports.httpbodies import ACCEPT, Body, Malformed, answer_in, body_of, refusal_line
@@ -104,6 +112,10 @@ class HttpChannel:
     def principal(self) -> str:
         address = self._connections.address
         return f"server({address.host}:{address.port})"
+
+    @property
+    def scopes(self) -> Scopes:
+        return None  # the peer is the server
 
     async def receive(self) -> Sequence[Incoming]:
         return lines_of(await self._inbox.take())

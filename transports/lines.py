@@ -21,7 +21,14 @@ import trio
 
 from streams.blocks import Block
 from streams.forks import withhold
-from streams.messages import MESSAGE_BYTES_MAX, Incoming, TooLarge
+from streams.messages import (
+    LEADING_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    Incoming,
+    Scopes,
+    TooLarge,
+    leading_id,
+)
 from transports.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
@@ -99,7 +106,7 @@ class LineSplitter:
         filled = filter(None, lines)
         if not is_large:
             return list(filled)
-        return [line if len(line) <= self._limit else self._refuse() for line in filled]
+        return [line if len(line) <= self._limit else self._refuse(line) for line in filled]
 
     def _keep(self, rest: bytes) -> list[Incoming]:
         if self._is_skipping:
@@ -108,13 +115,14 @@ class LineSplitter:
         if len(self._rest) + len(rest) <= self._limit + 1:
             self._rest += rest
             return []
+        start = bytes(self._rest[:LEADING_BYTES_MAX] + rest[:LEADING_BYTES_MAX])
         self._rest = bytearray()
         self._is_skipping = True
-        return [self._refuse()]
+        return [self._refuse(start)]
 
-    def _refuse(self) -> TooLarge:
+    def _refuse(self, start: bytes) -> TooLarge:
         self.refused += 1
-        return TooLarge(self._limit)
+        return TooLarge(self._limit, leading_id(start))
 
 
 def in_blocks(lines: Iterable[Incoming]) -> list[Block | TooLarge]:
@@ -199,6 +207,10 @@ class LineChannel:
     @property
     def principal(self) -> str:
         return self._principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return None  # the operating system has let the peer in, or it is the server
 
     async def receive(self) -> Sequence[Incoming]:
         while True:

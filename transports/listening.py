@@ -22,6 +22,7 @@ from streams.errors import INVALID_REQUEST, Refusal, refusal
 from streams.exchange import Admit, Caller, Denied, Head
 from streams.forks import withhold
 from streams.logs import log
+from streams.messages import RequestId
 from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
 
@@ -115,10 +116,11 @@ class Refused(Exception):
         self.status = status
         self.refusal = Refusal(INVALID_REQUEST, why) if isinstance(why, str) else why
         self.headers = headers
+        self.request_id: RequestId | None = None  # of a request that was read before it was refused
 
     def response(self) -> bytes:
         phrase = http.HTTPStatus(self.status).phrase
-        body = messages.error(None, self.refusal)
+        body = messages.error(self.request_id, self.refusal)
         fields = [
             *self.headers,
             (b"Content-Type", b"application/json"),

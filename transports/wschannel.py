@@ -14,7 +14,7 @@ from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
 from streams.blocks import Block
-from streams.messages import Incoming, TooLarge
+from streams.messages import Incoming, Scopes, TooLarge
 from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, in_blocks, unsent_bytes
 from transports.wire import Wire
@@ -51,6 +51,10 @@ class WebSocketChannel:
     @property
     def principal(self) -> str:
         return self._principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return None  # the peer is the server
 
     async def receive(self) -> Sequence[Incoming]:
         while not self._is_over:

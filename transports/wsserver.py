@@ -20,7 +20,7 @@ from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMess
 from wsproto.frame_protocol import CloseReason
 
 from streams.exchange import Caller
-from streams.messages import Incoming
+from streams.messages import Incoming, Scopes
 from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import ServerStream, part, receive_some, tcp_of
@@ -75,6 +75,10 @@ class ServerWebSocket:
     @property
     def principal(self) -> str:
         return self._caller.principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return self._caller.scopes
 
     # -- receiving
 

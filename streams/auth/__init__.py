@@ -30,6 +30,9 @@ RETRY_AFTER_S: Final = 15
 
 TOLD_EVERY_S: Final = 1.0
 
+# One answer whatever is wrong with it: see the head of this module.
+_INVALID: Final = "The token is unknown, expired or revoked, or is not meant for this server."
+
 # RFC 6750, 2.1, and RFC 9110, 11.1: the name of a scheme has no case.
 _BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | re.ASCII)
 
@@ -56,7 +59,8 @@ class Door:
     """An `Admit` of a listener.
 
     `is_open_to` are requests that anybody may make; `metadata_url` is where whoever is turned away
-    reads how to get a token, None where there is no such place.
+    reads how to get a token, None where there is no such place. `scopes` are those that the tools
+    need.
     """
 
     def __init__(
@@ -65,12 +69,14 @@ class Door:
         *,
         is_open_to: Callable[[Head], bool] = lambda head: False,
         metadata_url: Callable[[Head], str | None] = lambda head: None,
+        scopes: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._verifiers = tuple(verifiers)
         self._told_at = -float("inf")
         self._untold = 0
         self._is_open_to = is_open_to
         self._metadata_url = metadata_url
+        self._scopes = scopes
 
     async def admit(self, head: Head) -> Caller | None:
         """Whose request it is; None for one that anybody may make. Raises `Denied`."""
@@ -109,11 +115,31 @@ class Door:
 
     def _denied(self, head: Head, *, has_token: bool) -> Denied:
         """RFC 6750, 3: who has sent no token is not told of an error."""
-        said = ['error="invalid_token"'] if has_token else []
-        if url := self._metadata_url(head):
-            said.insert(0, f'resource_metadata="{url}"')
-        challenge = f"Bearer {', '.join(said)}".rstrip()
-        return Denied(401, refusal("unauthorized"), (("www-authenticate", challenge),))
+        error, why = ("invalid_token", _INVALID) if has_token else (None, None)
+        url = self._metadata_url(head)
+        header = challenge(error, why, scopes=self._scopes(), metadata_url=url)
+        return Denied(401, refusal("unauthorized"), (header,))
+
+
+def challenge(
+    error: str | None,
+    description: str | None,
+    *,
+    scopes: Sequence[str],
+    metadata_url: str | None,
+) -> tuple[str, str]:
+    """The header that says which token is wanted: RFC 6750, 3, and RFC 9728, 5.1.
+
+    Without quotes and backslashes in any of them, which need no escaping then.
+    """
+    told = {
+        "error": error,
+        "scope": " ".join(scopes),
+        "resource_metadata": metadata_url,
+        "error_description": description,
+    }
+    said = ", ".join(f'{name}="{value}"' for name, value in told.items() if value)
+    return "www-authenticate", f"Bearer {said}".rstrip()
 
 
 def principal_of(issuer: str, subject: str) -> str:

@@ -54,6 +54,16 @@ class _Claims(msgspec.Struct):
     sub: str
     exp: float
     nbf: float = 0.0
+    scope: Any = None  # RFC 9068, 2.2.3: words in one string
+    scp: Any = None  # what some issuers call it, some of them as a list
+
+    @property
+    def scopes(self) -> frozenset[str]:
+        """Those that the issuer has granted, by either name; what is no scope is none."""
+        given = [self.scope, self.scp]
+        lists = [each.split() if isinstance(each, str) else each for each in given]
+        words = [word for each in lists if isinstance(each, list) for word in each]
+        return frozenset(word for word in words if isinstance(word, str))
 
 
 class JwtVerifier:
@@ -96,7 +106,7 @@ class JwtVerifier:
             raise NotTaken("the token's key is not in the key set")
         claims = self._claims(token, key, header.alg)
         principal = principal_of(self._issuer, claims.sub)
-        return Caller(principal, partial(self._holds_for_s, key, claims.exp))
+        return Caller(principal, partial(self._holds_for_s, key, claims.exp), claims.scopes)
 
     def _claims(self, token: str, key: Mapping[str, Any], algorithm: str) -> _Claims:
         public = {name: key[name] for name in _PUBLIC if name in key}

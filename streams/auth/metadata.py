@@ -6,7 +6,8 @@ neither.
 """
 
 import re
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
@@ -23,10 +24,19 @@ class Metadata:
     """The document of one endpoint.
 
     `resource` is the URL that clients know the endpoint by; without it the one that a request was
-    sent to, which only its own sender is told. `servers` are the authorization servers' URLs.
+    sent to, which only its own sender is told. `servers` are the authorization servers' URLs,
+    `scopes` what the tools need.
     """
 
-    def __init__(self, path: str, servers: list[str], scheme: str, resource: str | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        servers: list[str],
+        scheme: str,
+        resource: str | None,
+        scopes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._scopes = scopes
         self._servers = servers
         self._scheme = scheme
         self._resource = resource
@@ -61,11 +71,13 @@ class Metadata:
             if resource is None or not self.is_asked_for(request):
                 await endpoint(request, responder)
                 return
-            document = {
+            document: dict[str, Any] = {
                 "resource": resource,
                 "authorization_servers": self._servers,
                 "bearer_methods_supported": ["header"],
             }
+            if scopes := self._scopes():
+                document["scopes_supported"] = scopes
             headers = (
                 ("content-type", "application/json"),
                 ("cache-control", f"max-age={CACHED_S}"),

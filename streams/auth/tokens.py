@@ -14,7 +14,7 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +23,7 @@ import msgspec
 from streams.auth import GRANTED_S, NotTaken, principal_of
 from streams.clock import wall
 from streams.errors import StreamsError
-from streams.exchange import Caller
+from streams.exchange import Caller, checked_scopes
 from streams.files import write_whole
 from streams.keys import BEARER_PREFIX, hashed, new_bearer
 from streams.logs import log
@@ -43,13 +43,16 @@ class TokensUnusable(StreamsError):
     """The file cannot be used; the message says why and what to do."""
 
 
-class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Token(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """What is kept of a token. Times are seconds since 1970."""
 
     name: str
     sha256: str
     created_at: float
     expires_at: float | None = None
+    scopes: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -89,14 +92,22 @@ class TokenFile:
         left_s = self._left_s(key)
         if left_s <= 0:
             raise NotTaken(f"a token that is unknown, revoked or expired ({key[:ID_LETTERS]})")
-        name = self._tokens[key].name
-        return Caller(principal_of(ISSUER, name), lambda: min(self._left_s(key), GRANTED_S))
+        found = self._tokens[key]
 
-    def _left_s(self, key: str) -> float:
-        """For how long the token of this hash holds yet; 0 where there is none."""
+        def holds_for_s() -> float:
+            return min(self._left_s(key, found.scopes), GRANTED_S)
+
+        return Caller(principal_of(ISSUER, found.name), holds_for_s, frozenset(found.scopes))
+
+    def _left_s(self, key: str, scopes: tuple[str, ...] | None = None) -> float:
+        """For how long the token of this hash holds yet, with these scopes where any are named; 0
+        where there is none.
+        """
         self._look()
         token = self._tokens.get(key)
-        return 0.0 if token is None else token.left_s(self._clock())
+        if token is None or scopes not in (None, token.scopes):
+            return 0.0
+        return token.left_s(self._clock())
 
     def _look(self) -> None:
         """Read the file again where it has changed."""
@@ -157,10 +168,12 @@ def _is_sound(token: Token) -> bool:
 # -- for who hands them out
 
 
-def add(path: Path, name: str, lifetime_s: float | None = None) -> tuple[str, Token]:
+def add(
+    path: Path, name: str, lifetime_s: float | None = None, scopes: Iterable[str] = ()
+) -> tuple[str, Token]:
     """Make a token; the secret is returned once and kept nowhere. The file is made if need be.
 
-    Raises `ValueError` for what is no name, `TokensUnusable`, or `OSError`.
+    Raises `ValueError` for what is no name or no scope, `TokensUnusable`, or `OSError`.
     """
     if not _NAME.fullmatch(name) or _ID.fullmatch(name):
         raise ValueError(
@@ -169,7 +182,13 @@ def add(path: Path, name: str, lifetime_s: float | None = None) -> tuple[str, To
         )
     secret, now = new_bearer(), wall()
     expires_at = None if lifetime_s is None else now + lifetime_s
-    token = Token(name=name, sha256=hashed(secret), created_at=now, expires_at=expires_at)
+    token = Token(
+        name=name,
+        sha256=hashed(secret),
+        created_at=now,
+        expires_at=expires_at,
+        scopes=checked_scopes(scopes),
+    )
     with _locked(path) as tokens:
         _write(path, [*tokens, token])
     return secret, token

@@ -22,7 +22,13 @@ app.command(tokens)
 
 @tokens.command
 def new(
-    name: str, /, *, file: Path = FILE, expires: float | None = None, json: bool = False
+    name: str,
+    /,
+    *,
+    file: Path = FILE,
+    expires: float | None = None,
+    scope: tuple[str, ...] = (),
+    json: bool = False,
 ) -> int:
     """Make a token and print it: once, for only its hash is kept.
 
@@ -34,15 +40,18 @@ def new(
         Where its hash is kept; the file is made if need be.
     expires
         After how many days it is taken no more; without, never.
+    scope
+        A scope that tools may need, or several with blanks between them; as often as wanted.
     json
-        Print it with its name, id and times, as JSON.
+        Print it with its name, id, times and scopes, as JSON.
     """
     from streams.auth.tokens import TokensUnusable, add
 
     if expires is not None and not 0 < expires <= 36_500:
         return complain("--expires: write days, more than 0.")
     try:
-        secret, token = add(file, name, None if expires is None else expires * DAY_S)
+        lifetime_s = None if expires is None else expires * DAY_S
+        secret, token = add(file, name, lifetime_s, " ".join(scope).split())
     except ValueError as error:
         return complain(f"{error}.")
     except TokensUnusable as error:
@@ -55,7 +64,7 @@ def new(
 
 @tokens.command(name="list")
 def list_(*, file: Path = FILE, json: bool = False) -> int:
-    """List the tokens: id, name, and when each expires.
+    """List the tokens: id, when each expires, name, and scopes.
 
     Parameters
     ----------
@@ -72,7 +81,7 @@ def list_(*, file: Path = FILE, json: bool = False) -> int:
         return complain(str(error))
     except OSError as error:
         return complain(f"{file} cannot be read: {error}.")
-    lines = [f"{token.id}  {_expiry(token)}  {token.name}" for token in found]
+    lines = ["  ".join((token.id, _expiry(token), token.name, *token.scopes)) for token in found]
     _show([_told(token) for token in found], "\n".join(lines), as_json=json)
     return DONE
 
@@ -109,6 +118,7 @@ def _told(token: "Token") -> dict[str, Any]:
         "name": token.name,
         "createdAt": _day(token.created_at),
         "expiresAt": None if token.expires_at is None else _day(token.expires_at),
+        "scopes": list(token.scopes),
     }
 
 

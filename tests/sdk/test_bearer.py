@@ -24,7 +24,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import ProtectedResourceMetadata
 
 from tests.command import run
-from tests.sdk.proxies import Hardened, haproxy_before, nginx_before
+from tests.sdk.proxies import Hardened, free_port, haproxy_before, nginx_before
 from tests.sdk.stock import Journey
 from tests.wire.process import CLI, ServerProcess
 
@@ -84,11 +84,13 @@ def front(
             http_at, ws_at = server.http_port, f"{server.port}"
         else:
             program = request.getfixturevalue(request.param)
-            behind = (*options, "--behind-proxy")
+            http_at = free_port()
+            resource = f"https://127.0.0.1:{http_at}/mcp"
+            behind = (*options, "--behind-proxy", "--auth-resource", resource)
             server = stack.enter_context(ServerProcess(folder, app=APP, options=behind))
             before = {"nginx": nginx_before, "haproxy": haproxy_before}[request.param]
             hardened = Hardened(certificate, server.port)
-            http_at = stack.enter_context(before(server.http_port, program, folder, hardened))
+            stack.enter_context(before(server.http_port, program, folder, hardened, http_at))
             ws_at = f"{http_at}/ws"
         yield Front(
             f"https://127.0.0.1:{http_at}/mcp",

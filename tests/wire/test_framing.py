@@ -155,6 +155,7 @@ def test_the_limit_can_be_set(tmp_path: Path) -> None:
         peer.send_raw(ping_of(100_001))
         refusal = peer.expect(lambda message: "error" in message)
         assert refused(refusal, "too_large")["limit"] == 100_000
+        assert refusal.answers(7)
         assert peer.settle() == []
 
 

@@ -156,7 +156,7 @@ def test_no_client_is_kept_away_for_long(tmp_path: Path) -> None:
         assert primed(client.call("speak")).retry == 15_000
 
 
-@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26", "2024-11-05"])
 def test_the_older_revisions_are_not_primed(http: Http, revision: str) -> None:
     """W§6: "no priming event for the older two": their clients read every event as a message; but
     ids they have always known."""

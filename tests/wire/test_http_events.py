@@ -51,7 +51,7 @@ def test_a_get_continues_the_call(http: Http, gate: Gate, n: int) -> None:
     assert text_of(response) == "stepped 6"
 
 
-@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26", "2024-11-05"])
 def test_the_older_revisions_continue_too(http: Http, gate: Gate, revision: str) -> None:
     """W§6: of the priming event alone is it said that the older two have none."""
     client = http.opened(revision=revision)
@@ -363,7 +363,7 @@ def test_a_question_that_comes_again_has_no_number(http: Http) -> None:
     exchange = client.call("ask", 7)
     events = read_until(exchange, ELICIT)
     exchange.cut()
-    resume = resumed_after_cut(client, announced(events).by_id, "r", after=2)
+    resume = resumed(client, announced(events).by_id, "r", after=2)
     (question,) = read_until(resume, ELICIT)
     assert question.id is None
     answer = {"jsonrpc": "2.0", "id": question.message["id"], "result": {"action": "decline"}}

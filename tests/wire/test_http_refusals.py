@@ -101,7 +101,7 @@ def refusal_of(exchange: Exchange, status: int) -> Message:
 
 
 @pytest.mark.parametrize("body", [{}, [], [PING], [PING, PING], 7, "x", None, {**PING, "id": None}])
-@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 def test_a_body_that_is_no_message_is_a_400(http: Http, body: object, revision: str) -> None:
     """W§6: "batches of the oldest: -32600"; W§9: "-32600 […] not a request"."""
     client = http.opened(revision=revision)

@@ -45,9 +45,9 @@ def test_a_session_id_is_a_secret_of_visible_letters(http: Http) -> None:
         assert all(0x21 <= ord(letter) <= 0x7E for letter in one)
 
 
-@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 def test_each_revision_opens_a_session(http: Http, revision: str) -> None:
-    """W§6: "revisions 2025-11-25, 2025-06-18 and 2025-03-26"."""
+    """W§6: "revisions 2025-11-25, 2025-06-18, 2025-03-26 and 2024-11-05"."""
     client = http.opened(revision=revision)
     assert client.revision == revision
     assert client.ask("ping").result == {}

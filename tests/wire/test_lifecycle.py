@@ -46,10 +46,10 @@ for n in range(500):
 """
 
 
-@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 def test_the_clients_revision_is_spoken(wire: Wire, revision: str) -> None:
-    """W§6: "revisions 2025-11-25, 2025-06-18 and 2025-03-26"; MCP, Lifecycle: a supported version
-    is answered with the same."""
+    """W§6: "revisions 2025-11-25, 2025-06-18, 2025-03-26 and 2024-11-05"; MCP, Lifecycle: a
+    supported version is answered with the same."""
     response = wire.connect().initialize({}, revision=revision)
     assert set(response) == {"jsonrpc", "id", "result"}
     assert response.result["protocolVersion"] == revision

@@ -264,7 +264,7 @@ def test_json_that_is_no_object_is_an_invalid_request(wire: Wire, data: bytes) -
 
 
 @pytest.mark.parametrize("size", [0, 1, 2])
-@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+@pytest.mark.parametrize("revision", ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"])
 def test_batches_are_refused(wire: Wire, size: int, revision: str) -> None:
     """W§6: "batches of the oldest: -32600"; the later revisions have none. One refusal for the
     batch, and none of it is done."""

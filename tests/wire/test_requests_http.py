@@ -166,7 +166,7 @@ def test_who_was_cut_off_comes_back_at_once_under_the_same_id(http: Http, gate: 
     assert text_of(answer_of(events, 7)) == "stepped 6"
 
 
-@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26"])
+@pytest.mark.parametrize("revision", ["2025-06-18", "2025-03-26", "2024-11-05"])
 def test_the_older_revisions_resume_too(http: Http, gate: Gate, revision: str) -> None:
     """W§6: of the priming event alone is it said that the older two have none."""
     client = http.opened(REQUESTS, revision=revision)
