@@ -10,6 +10,7 @@
     │   ├── Unavailable      busy: nothing was written, or perhaps all of it; repeat the same call
     │   │   └── Full         the disk is full; repeat the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
+    ├── UnsafeFile           a file or folder that another user owns, may read or may change
     └── ClientError          what a caller of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
@@ -156,6 +157,14 @@ class Full(Unavailable):
 
 class JournalUnusable(JournalError):
     """This file cannot be a journal here and now; the message says why and what to do."""
+
+
+class UnsafeFile(StreamsError, OSError):
+    """A file or folder that another user owns, may read though it is secret, or may change.
+
+    The message is one sentence without its full stop, as those of other `OSError`s are; it has the
+    path, what is wrong with it, and the command that mends it.
+    """
 
 
 class ClientError(StreamsError):

@@ -92,6 +92,8 @@ def _import(place: str) -> Any:
 
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _go_on)
     guard = guard_for(options)
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
@@ -106,6 +108,10 @@ def run(options: Options) -> None:
         failure = first_of(errors)
     if failure is not None:
         raise CannotServe(str(failure)) from failure
+
+
+def _go_on(*_: object) -> None:
+    """A SIGHUP while the server starts is no reason to end, and all was read just now."""
 
 
 def _tune() -> None:
@@ -146,6 +152,8 @@ async def _serve(
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(_stop_on_signal, running, nursery.cancel_scope)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            await nursery.start(_reload_on_hangup, running, guard, nursery.cancel_scope)
         await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
@@ -179,9 +187,45 @@ async def _open_journal(options: Options) -> AsyncIterator[tuple[Journal, Keyrin
 async def _stop_on_signal(running: RunningServer, scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
-            log.info("shutting down", signal=signal.Signals(number).name)
-            await running.engine.shut_down()
-            scope.cancel()
+            await _shut_down(running, scope, signal.Signals(number))
+
+
+async def _shut_down(
+    running: RunningServer, scope: trio.CancelScope, number: signal.Signals
+) -> None:
+    log.info("shutting down", signal=number.name)
+    await running.engine.shut_down()
+    scope.cancel()
+
+
+async def _reload_on_hangup(
+    running: RunningServer,
+    guard: Guard,
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Reload what can be, at each SIGHUP; but end with the terminal, which sends it as well: there
+    would be no place for the log.
+    """
+    had_terminal = _has_terminal()
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            if had_terminal and not _has_terminal():
+                await _shut_down(running, scope, signal.SIGHUP)
+                return
+            log.info("reloading", signal=signal.SIGHUP.name)
+            await guard.reload()
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose end sends a SIGHUP to this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 async def _serve_websocket(

@@ -22,9 +22,15 @@ app.command(tokens)
 
 @tokens.command
 def new(
-    name: str, /, *, file: Path = FILE, expires: float | None = None, json: bool = False
+    name: str,
+    /,
+    *,
+    file: Path = FILE,
+    to: Path | None = None,
+    expires: float | None = None,
+    json: bool = False,
 ) -> int:
-    """Make a token and print it: once, for only its hash is kept.
+    """Make a token, and print it or write it to a file: once, for only its hash is kept.
 
     Parameters
     ----------
@@ -32,17 +38,25 @@ def new(
         Whose it is. Whoever shows it is this name to the server; a name may have several.
     file
         Where its hash is kept; the file is made if need be.
+    to
+        Write the token to this new file, which only you may read, and do not print it.
     expires
         After how many days it is taken no more; without, never.
     json
-        Print it with its name, id and times, as JSON.
+        Print it with its name, id and times, as JSON; with --to the name of the file in its place.
     """
-    from streams.auth.tokens import TokensUnusable, add
+    from streams.auth.tokens import TokensUnusable, add, add_to
 
     if expires is not None and not 0 < expires <= 36_500:
         return complain("--expires: write days, more than 0.")
     try:
-        secret, token = add(file, name, None if expires is None else expires * DAY_S)
+        lifetime_s = None if expires is None else expires * DAY_S
+        if to is not None:
+            token = add_to(to, file, name, lifetime_s)
+            shown = {"to": str(to), **_told(token)}
+            _show(shown, f"The token {token.id} of {name} is in {to}.", as_json=json)
+            return DONE
+        secret, token = add(file, name, lifetime_s)
     except ValueError as error:
         return complain(f"{error}.")
     except TokensUnusable as error:
