@@ -60,6 +60,8 @@ class Guard(msgspec.Struct, frozen=True):
                 await trio.to_thread.run_sync(self.tls.reload)
             except CannotServe as error:
                 log.error("the certificate in use stays", why=str(error))
+            else:
+                log.info("the certificate was read again")
         for verifier in self.verifiers:
             await verifier.reload()
 

@@ -16,6 +16,7 @@ deleted file owns nothing.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -74,12 +75,14 @@ def check_files(journal: Path) -> None:
         real = real_path(journal)
         check_folder(real.parent)
         for suffix in ("", "-wal", "-shm", ".lock", ".log", ".key"):
-            check_file(real.with_name(real.name + suffix))
+            check_file(real.with_name(real.name + suffix), is_secret=suffix == ".key")
         check_socket(socket_path(real))
     except UnsafeFile as error:
         raise JournalUnusable(f"{error}.") from error
-    except OSError:
-        return  # no folder, or none that may be looked at: whatever is opened there says so
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise JournalUnusable(f"{journal} cannot be used: {error}.") from error
+        # No folder, or none that may be searched: what is opened there next says so.
 
 
 class _Held(Exception):

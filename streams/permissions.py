@@ -156,8 +156,8 @@ def _status(path: Path) -> os.stat_result | None:
 def _check(path: Path, status: os.stat_result, *, is_secret: bool) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UnsafeFile(
-            f"{path} is no file but {_kind(status)} and cannot be used: move it away, or name a "
-            "regular file"
+            f"{path} is no file but {_kind(status)} and cannot be used: run "
+            f"{_command('mv', path)} {shlex.quote(f'{path}.old')}, or name a regular file"
         )
     _check_owner(path, status)
     if is_secret and status.st_mode & _others_of_secret(status):

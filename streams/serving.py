@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -205,18 +205,26 @@ async def _reload_on_hangup(
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Reload what can be, at each SIGHUP; but end with the terminal, which sends it as well: there
-    would be no place for the log.
-    """
+    """Reload what can be, at each SIGHUP; but end with the terminal, which sends it as well."""
     had_terminal = _has_terminal()
+    shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         task_status.started()
         async for _ in signals:
             if had_terminal and not _has_terminal():
+                _leave_terminal(shown)
                 await _shut_down(running, scope, signal.SIGHUP)
                 return
             log.info("reloading", signal=signal.SIGHUP.name)
             await guard.reload()
+
+
+def _leave_terminal(fds: Sequence[int]) -> None:
+    """What is written to a terminal that is gone fails, the last words of the log among it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
 
 
 def _has_terminal() -> bool:

@@ -77,9 +77,8 @@ class TokenFile:
         self._seen: _Seen | None = None  # what the file was when it was read
         self._tokens: dict[str, Token] = {}  # by their hashes
         self._trouble = ""
-        self._look()
-        if self._trouble:
-            raise TokensUnusable(self._trouble)
+        if trouble := self._read_again():
+            raise TokensUnusable(trouble)
 
     async def reload(self) -> None:
         """Read the file again, whether it has changed or not."""
@@ -104,22 +103,27 @@ class TokenFile:
         return 0.0 if token is None else token.left_s(self._clock())
 
     def _look(self) -> None:
-        """Read the file again where it has changed."""
+        """Read the file again where it has changed; the log tells once what is wrong with it."""
+        trouble = self._read_again()
+        if trouble and trouble != self._trouble:
+            log.error("nobody can come in", why=trouble)
+        self._trouble = trouble
+
+    def _read_again(self) -> str:
+        """What is wrong with the file, if anything: then no token is taken."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-            if seen == self._seen:
-                return
-            self._tokens = {token.sha256: token for token in read(self._path)}
-            self._seen, self._trouble = seen, ""
-        except (OSError, TokensUnusable) as error:
+            if seen != self._seen:
+                self._tokens = {token.sha256: token for token in read(self._path)}
+                self._seen = seen
+        except TokensUnusable as error:
             self._tokens, self._seen = {}, None
-            trouble = str(error)
-            if isinstance(error, OSError):
-                trouble = f"The tokens in {self._path} cannot be read: {error}."
-            if trouble != self._trouble:
-                log.error("nobody can come in", why=trouble)
-            self._trouble = trouble
+            return str(error)
+        except OSError as error:
+            self._tokens, self._seen = {}, None
+            return f"The tokens in {self._path} cannot be read: {error}."
+        return ""
 
 
 def read(path: Path) -> Sequence[Token]:
@@ -198,6 +202,8 @@ def add_to(to: Path, path: Path, name: str, lifetime_s: float | None = None) -> 
     Raises as `add` does, and `TokensUnusable` where the new file cannot be made; then no token is.
     """
     secret, token = _made(name, lifetime_s)
+    if os.path.realpath(to) == os.path.realpath(path):
+        raise TokensUnusable(f"{to} is the file of the hashes: name another one for the token.")
     try:
         write_whole(to, f"{secret}\n".encode(), os.link)  # which takes no other file's place
     except FileExistsError:
