@@ -54,7 +54,7 @@ class Guard(msgspec.Struct, frozen=True):
             await self.keys.run(task_status=task_status)
 
     async def reload(self) -> None:
-        """Read certificate, tokens and keys again. What cannot be used is logged."""
+        """Read certificate, tokens and keys again; the log tells which of them cannot be used."""
         if self.tls is not None:
             try:
                 await trio.to_thread.run_sync(self.tls.reload)
@@ -159,7 +159,7 @@ class Certificate:
 
 
 def _opened(opened: ExitStack, path: Path, *, is_secret: bool) -> str:
-    """A name for what was looked at, and cannot be replaced any more, until `opened` is closed."""
+    """A path to a checked file, which cannot be replaced any more, until `opened` is closed."""
     descriptor = open_safe(real_path(path), is_secret=is_secret)
     opened.callback(os.close, descriptor)
     return f"/dev/fd/{descriptor}"

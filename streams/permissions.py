@@ -1,4 +1,4 @@
-"""Whose a file is, and who else may read or change it: looked at before the file is used.
+"""Owner and mode of files, checked before the files are used.
 
 OpenSSH's StrictModes are the model. The rules:
 
@@ -12,7 +12,7 @@ OpenSSH's StrictModes are the model. The rules:
 - A group that has the user's name and no other member is not "other users": where each user has
   such a group (Debian, Fedora) the umask is often 002. Debian's OpenSSH has the same exception.
 
-What is opened here is looked at on its descriptor, so that it cannot be replaced after the look.
+A file that is opened here is checked on its descriptor, so that it cannot be replaced afterwards.
 """
 
 import errno

@@ -111,7 +111,7 @@ def run(options: Options) -> None:
 
 
 def _go_on(*_: object) -> None:
-    """A SIGHUP while the server starts is no reason to end, and all was read just now."""
+    """Ignore a SIGHUP while the server starts: all that it would read again was read just now."""
 
 
 def _tune() -> None:
@@ -205,7 +205,9 @@ async def _reload_on_hangup(
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Reload what can be, at each SIGHUP; but end with the terminal, which sends it as well."""
+    """Read certificate, tokens and keys again at each SIGHUP; but end where the terminal is gone,
+    whose end sends a SIGHUP as well.
+    """
     had_terminal = _has_terminal()
     shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
@@ -220,7 +222,7 @@ async def _reload_on_hangup(
 
 
 def _leave_terminal(fds: Sequence[int]) -> None:
-    """What is written to a terminal that is gone fails, the last words of the log among it."""
+    """Lead these to /dev/null: to write to a terminal that is gone fails, for the log as well."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         os.dup2(nowhere, fd)

@@ -264,7 +264,7 @@ def place() -> Iterator[Path]:
 
 
 def as_user(uid: int, gid: int, code: str, *words: Path) -> str:
-    """What code prints that runs as a user; `streams.permissions` and `Path` are there."""
+    """The output of code that runs as a user; `streams.permissions` and `Path` are there."""
     begin = f"""
         import os, sys
         from pathlib import Path

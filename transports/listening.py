@@ -58,7 +58,7 @@ _SOON: Final = (b"Retry-After", b"1")
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
-"""What TLS is spoken with, or what gives that for each handshake: certificates are renewed."""
+"""The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
 
 TLSStream = trio.SSLStream[trio.SocketStream]
 ServerStream = trio.SocketStream | TLSStream

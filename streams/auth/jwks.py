@@ -104,7 +104,7 @@ def _parse(text: bytes) -> list[Key]:
 
 
 def fetcher(where: str) -> Callable[[], bytes]:
-    """What reads the keys at a URL, or in a file. Raises `UnsafeFile`."""
+    """A function that reads the keys at a URL, or in a file. Raises `UnsafeFile`."""
     if "://" in where:
         return partial(_download, where)
     check_file(real_path(Path(where)))

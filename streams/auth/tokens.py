@@ -110,7 +110,7 @@ class TokenFile:
         self._trouble = trouble
 
     def _read_again(self) -> str:
-        """What is wrong with the file, if anything: then no token is taken."""
+        """Returns why the file cannot be used, so that no token is taken; empty where it can."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

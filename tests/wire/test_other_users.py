@@ -1,5 +1,5 @@
-"""What another user of the machine has put where the server and the command look: each process
-refuses it in one line, and hands nothing over.
+"""Files and sockets that another user of the machine has planted: each process refuses them in one
+line, and hands nothing over.
 """
 
 import os

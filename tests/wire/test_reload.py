@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives import serialization
 
 from tests import jwts
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
@@ -63,7 +64,7 @@ def shown(connection: http.client.HTTPSConnection) -> bytes | None:
 
 
 def status(connection: http.client.HTTPConnection, token: str = "") -> int:
-    """What a request without a session is answered with; 401 where the token is not taken."""
+    """The status for a request without a session; 401 where the token is not taken."""
     fields = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     if token:
         fields["Authorization"] = f"Bearer {token}"
@@ -136,12 +137,13 @@ def show_key_to_others(certificates: Certificates) -> None:
 
 
 def encrypt_key(certificates: Certificates) -> None:
-    encrypted = subprocess.run(
-        ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", certificates.key],
-        check=True,
-        capture_output=True,
+    key = serialization.load_pem_private_key(certificates.key.read_bytes(), None)
+    encrypted = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
     )
-    certificates.key.write_bytes(encrypted.stdout)
+    certificates.key.write_bytes(encrypted)
 
 
 def plant_a_pipe(certificates: Certificates) -> None:
