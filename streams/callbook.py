@@ -23,8 +23,9 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.errors import StreamsError
+from streams.errors import StreamsError, UnsafeFile
 from streams.files import write_whole
+from streams.permissions import check_folder, open_own, real_path
 from streams.ticket import Ticket
 
 VERSION: Final = 1
@@ -85,7 +86,7 @@ class Callbook:
     """The file. Its methods are quick and do not wait for trio; all raise `CallbookUnusable`."""
 
     def __init__(self, path: Path, *, lock_s: float = LOCK_S) -> None:
-        self._path = Path(os.path.realpath(path))  # a link stays one
+        self._path = path
         self._lock_s = lock_s
 
     @classmethod
@@ -96,7 +97,7 @@ class Callbook:
     def entries(self) -> list[Entry]:
         """All calls, in the order in which they were begun."""
         with self._complaining():
-            return self._read()
+            return self._read(real_path(self._path))
 
     def find(self, ticket: Ticket) -> Entry | None:
         """The call that a ticket leads to."""
@@ -157,18 +158,22 @@ class Callbook:
 
     def _change(self, alter: Callable[[list[Entry]], list[Entry]]) -> None:
         with self._complaining():
-            _make_private_folders(self._path.parent)
-            with _locked(self._path.with_name(f"{self._path.name}.lock"), self._lock_s):
-                before = self._read()
+            path = real_path(self._path)  # a link stays one
+            _make_private_folders(path.parent)
+            check_folder(path.parent)
+            with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
+                before = self._read(path)
                 after = alter(before)
                 if after != before:
-                    write_whole(self._path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
+                    write_whole(path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
 
-    def _read(self) -> list[Entry]:
+    def _read(self, path: Path) -> list[Entry]:
         try:
-            if not stat.S_ISREG(self._path.stat().st_mode):  # a FIFO would keep us for ever
+            check_folder(path.parent)
+            if not stat.S_ISREG(path.stat().st_mode):
                 raise self._unusable("is no regular file", _ELSEWHERE)
-            content = self._path.read_bytes()
+            with open(open_own(path), "rb") as file:
+                content = file.read()
         except FileNotFoundError:
             return []
         try:
@@ -187,6 +192,8 @@ class Callbook:
     def _complaining(self) -> Iterator[None]:
         try:
             yield
+        except UnsafeFile as error:
+            raise CallbookUnusable(f"{error}, or {_ELSEWHERE}.") from error
         except OSError as error:
             why = error.strerror or str(error)
             raise self._unusable(f"cannot be used ({why})", _ELSEWHERE) from None
@@ -220,7 +227,7 @@ def _make_private_folders(folder: Path) -> None:
 @contextlib.contextmanager
 def _locked(path: Path, within_s: float) -> Iterator[None]:
     """Keep other processes from changing anything. Raises `OSError` where one keeps us."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         give_up_at = time.monotonic() + within_s
         while not _try_lock(descriptor):

@@ -10,9 +10,11 @@ from typing import Final
 import msgspec
 
 from streams.display import as_json_text, bar, harmless, say
-from streams.errors import JournalError
+from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
+from streams.keys import FILE_BYTES_MAX
 from streams.ownership import key_path
+from streams.permissions import read_secret
 from streams.sqlite.inspection import Report, inspect
 from streams.sqlite.saving import Progress, Saved, back_up, save
 
@@ -101,9 +103,12 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
         with _shown() as on_progress:
             back_up(file, to, on_progress)
         if with_keys:
-            write_whole(key_path(to), keys.read_bytes(), os.link)
+            content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
+            write_whole(key_path(to), content, os.link)
     except FileExistsError:
         return _complain(f"{key_path(to)} is there already, so the keys were not copied.")
+    except UnsafeFile as error:
+        return _complain(f"{error}.")
     except (JournalError, OSError) as error:
         return _complain(error)
     say(f"{to} has all of {file}" + ("." if with_keys else f", and no keys: keep {keys} apart."))

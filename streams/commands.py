@@ -17,9 +17,10 @@ from streams import clientwire, console
 from streams.client import Client
 from streams.clientwire import Standing
 from streams.display import Display, as_json_text, harmless, print_result, say
-from streams.errors import CallFailed, ClientError, StreamGone, Superseded, first_of
+from streams.errors import CallFailed, ClientError, StreamGone, Superseded, UnsafeFile, first_of
 from streams.messages import Dialer
 from streams.noting import Note
+from streams.permissions import check_file, read_secret, real_path
 from streams.running import RunningCall
 from streams.ticket import Ticket
 from transports import dial, stdio
@@ -28,6 +29,7 @@ from transports.bearer import Token
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
+TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what a server of ours takes as a token
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
 CLIENT_NAME: Final = "mcp-streams-cli"
 
@@ -67,6 +69,8 @@ def run_dialing(
     console.log_to_stderr(logging.WARNING)
     try:
         dialer = dialer_of(url, cwd, _token(token_file))
+    except UnsafeFile as error:
+        return complain(f"{error}.", USAGE)
     except ValueError as error:
         why = str(error)
         return complain(why if url in why else f"{url}: {why}", USAGE)
@@ -90,10 +94,19 @@ def run_dialing(
 def _token(file: Path | None) -> Token:
     """What to show a server: what the file has whenever a connection is opened, or the variable.
 
-    That is taken out of the environment: a command that is started need not know it.
+    That is taken out of the environment: a command that is started need not know it. Raises
+    `UnsafeFile`.
     """
     given = os.environ.pop(TOKEN_VARIABLE, None)
-    return given if file is None else lambda: file.read_text().strip()
+    if file is None:
+        return given
+    check_file(real_path(file), is_secret=True)
+    return lambda: _read_token(file)
+
+
+def _read_token(file: Path) -> str:
+    """Raises `UnsafeFile` where other users may read or change it, or another `OSError`."""
+    return read_secret(file, TOKEN_FILE_BYTES_MAX).decode(errors="replace").strip()
 
 
 def dialer_of(url: str, cwd: str | None, token: Token = None) -> Dialer:

@@ -12,6 +12,7 @@
     │   │   └── Full         the disk is full; repeat the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      lines that the journal should have
+    ├── UnsafeFile           a file or folder that another user owns, may read or may change
     └── ClientError          what a caller of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
@@ -200,6 +201,14 @@ class Missing(JournalUnusable):
             f"lines {first} to {last} of a stream are missing: see mcp-streams verify, and restore "
             "a backup"
         )
+
+
+class UnsafeFile(StreamsError, OSError):
+    """A file or folder that another user owns, may read though it is secret, or may change.
+
+    The message is one sentence without its full stop, as those of other `OSError`s are; it has the
+    path, what is wrong with it, and the command that mends it.
+    """
 
 
 class ClientError(StreamsError):

@@ -6,14 +6,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from streams.permissions import check_folder
+
 
 @contextmanager
 def whole(path: Path, put: Callable[[str, Path], None]) -> Iterator[Path]:
     """A file of mode 0600 beside `path` for the block to write; then `put` it there, as
     `os.replace` does.
 
-    Raises `OSError`, also what `put` raises; then nothing is left behind.
+    Raises `UnsafeFile` where other users could replace the file, another `OSError`, or what `put`
+    raises; then nothing is left behind.
     """
+    check_folder(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         yield Path(temporary)

@@ -1,8 +1,11 @@
 """What stands before the listeners: TLS, who may come in, and where they may listen at all."""
 
+import os
 import re
 import ssl
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -11,8 +14,11 @@ import trio
 
 from streams.auth import Door, Verifier
 from streams.auth.metadata import Metadata
+from streams.errors import UnsafeFile
 from streams.exchange import Admit, Endpoint, Head
+from streams.logs import log
 from streams.options import Auth, CannotServe, Options
+from streams.permissions import open_safe, real_path
 from transports.origins import names_loopback
 
 if TYPE_CHECKING:
@@ -24,11 +30,12 @@ _URL: Final = re.compile(r"https?://[!#-~]+")  # fit to stand between quotes
 class Guard(msgspec.Struct, frozen=True):
     """What every connection has to pass. `run` it before the first one comes."""
 
-    tls: ssl.SSLContext | None = None
+    tls: "Certificate | None" = None
     admit_http: Admit | None = None
     admit_ws: Admit | None = None
     metadata: Metadata | None = None
     keys: "KeySet | None" = None
+    verifiers: Sequence[Verifier] = ()
 
     @property
     def s(self) -> str:
@@ -50,13 +57,26 @@ class Guard(msgspec.Struct, frozen=True):
         else:
             await self.keys.run(task_status=task_status)
 
+    async def reload(self) -> None:
+        """Read certificate, tokens and keys again; the log tells which of them cannot be used."""
+        if self.tls is not None:
+            try:
+                await trio.to_thread.run_sync(self.tls.reload)
+            except CannotServe as error:
+                log.error("the certificate in use stays", why=str(error))
+            else:
+                log.info("the certificate was read again")
+        for verifier in self.verifiers:
+            await verifier.reload()
+
 
 def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> Guard:
     """What the options ask for. Raises `CannotServe` where that cannot be had, or is not safe.
 
     `scopes` are those that the server's tools need, once they are known.
     """
-    auth, tls = options.auth, _tls(options)
+    auth = options.auth
+    tls = None if options.tls_cert is None else Certificate(options.tls_cert, options.tls_key)
     _check_settings(options)
     for address in filter(None, (options.ws, options.http)):
         _check_address(address, options, is_tls=tls is not None)
@@ -67,14 +87,14 @@ def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> 
     metadata = _metadata(options, scopes, is_tls=tls is not None)
     if metadata is None:
         admit = Door(verifiers, scopes=scopes).admit
-        return Guard(tls, admit, admit, None, keys)
+        return Guard(tls, admit, admit, None, keys, verifiers)
     known_url = metadata.known_url
     at_http = Door(
         verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url, scopes=scopes
     )
     # --http alone has the document.
     at_ws = Door(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
-    return Guard(tls, at_http.admit, at_ws.admit, metadata, keys)
+    return Guard(tls, at_http.admit, at_ws.admit, metadata, keys, verifiers)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -120,16 +140,49 @@ def _check_settings(options: Options) -> None:
         raise CannotServe(f"{wrong[0]}: write a URL, such as https://mcp.example.com/mcp.")
 
 
-def _tls(options: Options) -> ssl.SSLContext | None:
-    """What the listeners are served with. Raises `CannotServe` where the files are none."""
-    if options.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(options.tls_cert, options.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise CannotServe(f"{options.tls_cert} cannot be used for TLS: {error}.") from error
-    return context
+class Certificate:
+    """The certificate of the listeners with its key: called, it gives the context of the next
+    handshake. Connections that exist keep theirs.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        """The key may be in the file of the certificate. Raises `CannotServe`."""
+        self._certificate = certificate
+        self._key = key
+        self._context = self._load(None)
+
+    def __call__(self) -> ssl.SSLContext:
+        return self._context
+
+    def reload(self) -> None:
+        """Take what is in the files now. Raises `CannotServe` and keeps what it has."""
+        self._context = self._load(_no_passphrase)
+
+    def _load(self, passphrase: Callable[[], str] | None) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            with ExitStack() as opened:
+                certificate = _opened(opened, self._certificate, is_secret=self._key is None)
+                key = _opened(opened, self._key or self._certificate, is_secret=True)
+                context.load_cert_chain(certificate, key, passphrase)
+        except UnsafeFile as error:
+            raise CannotServe(f"{error}.") from error
+        except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
+            files = f"{self._certificate} and {self._key}" if self._key else self._certificate
+            raise CannotServe(f"{files} cannot be used for TLS: {error}.") from error
+        return context
+
+
+def _opened(opened: ExitStack, path: Path, *, is_secret: bool) -> str:
+    """A path to a checked file, which cannot be replaced any more, until `opened` is closed."""
+    descriptor = open_safe(real_path(path), is_secret=is_secret)
+    opened.callback(os.close, descriptor)
+    return f"/dev/fd/{descriptor}"
+
+
+def _no_passphrase() -> str:
+    """To ask for it on a terminal would hold up the server."""
+    raise ValueError("a key with a passphrase is read at the start alone")
 
 
 # Each kind of token is imported where it is asked for (PLC0415): libraries for signatures, and for
@@ -175,7 +228,10 @@ def _keys(auth: Auth) -> "KeySet | None":
     is_near = parts.scheme == "http" and names_loopback(parts.hostname or "")
     if "://" in auth.auth_jwks and parts.scheme != "https" and not is_near:
         raise CannotServe(f"--auth-jwks: {auth.auth_jwks} could be anybody's: use https.")
-    return KeySet(fetcher(auth.auth_jwks))
+    try:
+        return KeySet(fetcher(auth.auth_jwks))
+    except UnsafeFile as error:
+        raise CannotServe(f"{error}.") from error
 
 
 def _metadata(

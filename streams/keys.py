@@ -19,13 +19,13 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from streams.errors import JournalUnusable
+from streams.errors import JournalUnusable, UnsafeFile
 from streams.files import write_whole
+from streams.permissions import read_secret
 
 BEARER_PREFIX: Final = "mcps_"  # by which those who look for leaked secrets know one of ours
 
@@ -34,7 +34,7 @@ _NAME_BYTES: Final = 16
 _SEQ_BYTES: Final = 6  # with the rest a multiple of 3: every bit of the base64 counts
 _PAGE_TOKEN_LETTERS: Final = 72
 _KEY: Final = re.compile(rb"[A-Za-z0-9_-]{43}=?")  # 32 bytes, padded or not
-_FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is something else
+FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is something else
 
 
 def new_id() -> str:
@@ -80,9 +80,13 @@ class Keyring:
         if path is None:
             return cls([secrets.token_bytes(_KEY_BYTES)])
         try:
-            if not path.exists():
+            try:
+                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
+            except FileNotFoundError:
                 _create(path)
-            content = _read(path)
+                content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
+        except UnsafeFile as error:
+            raise JournalUnusable(f"{error}.") from error
         except OSError as error:
             raise JournalUnusable(f"The keys in {path} cannot be used: {error}.") from error
         return cls(_parse(path, content))
@@ -187,20 +191,9 @@ def _link(temporary: str, path: Path) -> None:
         os.link(temporary, path)
 
 
-def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise JournalUnusable(
-                f"Other users may use the keys in {path} (mode {stat.S_IMODE(mode):04o}): "
-                f"chmod 600 it; if they may have read it, delete it, which voids all tokens."
-            )
-        return file.read(_FILE_BYTES_MAX + 1)
-
-
 def _parse(path: Path, content: bytes) -> Sequence[bytes]:
     lines = content.split()
-    if not lines or len(content) > _FILE_BYTES_MAX or not all(map(_KEY.fullmatch, lines)):
+    if not lines or len(content) > FILE_BYTES_MAX or not all(map(_KEY.fullmatch, lines)):
         raise JournalUnusable(
             f"{path} does not hold keys, one a line, each 256 bits as url-safe base64: restore it, "
             "or delete it, which voids all tokens."

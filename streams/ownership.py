@@ -16,6 +16,7 @@ deleted file owns nothing.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import struct
@@ -23,8 +24,15 @@ import threading
 from pathlib import Path
 from typing import Final
 
-from streams.errors import JournalUnusable
+from streams.errors import JournalUnusable, UnsafeFile
 from streams.forks import in_child
+from streams.permissions import (
+    check_file,
+    check_folder,
+    check_socket,
+    open_own,
+    real_path,
+)
 
 _OWNER_BYTE: Final = 0
 _STARTER_BYTE: Final = 1
@@ -57,6 +65,27 @@ def _beside(journal: Path, suffix: str) -> Path:
     return real.with_name(real.name + suffix)
 
 
+def check_files(journal: Path) -> None:
+    """Look whether another user owns the journal, its side files or its folder, or may change them.
+
+    The files are looked at by their names, since to close a descriptor of the journal would drop
+    SQLite's locks on it; in a folder that passes, other users cannot replace what passes. Raises
+    `JournalUnusable`.
+    """
+    try:
+        real = real_path(journal)
+        check_folder(real.parent)
+        for suffix in ("", "-wal", "-shm", ".lock", ".log", ".key"):
+            check_file(real.with_name(real.name + suffix), is_secret=suffix == ".key")
+        check_socket(socket_path(real))
+    except UnsafeFile as error:
+        raise JournalUnusable(f"{error}.") from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise JournalUnusable(f"{journal} cannot be used: {error}.") from error
+        # No folder, or none that may be searched: what is opened there next says so.
+
+
 class _Held(Exception):
     """The byte is locked already; the text says by whom."""
 
@@ -69,7 +98,7 @@ class _LockFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
         self._held: set[int] = set()
 
     @classmethod
@@ -161,7 +190,7 @@ def owner_of(journal: Path) -> int | None:
     processes that hold locks on it themselves: see the head of this module.
     """
     try:
-        descriptor = os.open(lock_path(journal), os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_own(lock_path(journal), os.O_RDWR)
     except FileNotFoundError:
         return None
     try:
@@ -201,6 +230,8 @@ class StarterLock:
 
 
 def _cannot_lock(journal: Path, error: OSError) -> JournalUnusable:
+    if isinstance(error, UnsafeFile):
+        return JournalUnusable(f"{journal} cannot be locked: {error}.")
     if isinstance(error, FileNotFoundError):
         return JournalUnusable(f"{journal}: there is no directory {journal.parent}: create it.")
     return JournalUnusable(

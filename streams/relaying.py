@@ -6,6 +6,7 @@ it. A client waits for this process to start, so nothing is imported here that t
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,8 +15,9 @@ from typing import Final
 
 from streams.errors import JournalUnusable
 from streams.options import READY, STARTER_VARIABLE, CannotServe, Options
-from streams.ownership import StarterLock, log_path, socket_path
-from transports.relay import NobodyListens, Refused, relay
+from streams.ownership import StarterLock, check_files, log_path, socket_path
+from streams.permissions import open_own
+from transports.relay import AnotherUser, NobodyListens, Refused, relay
 from transports.standard import claim_standard_streams
 
 # How long a relay looks for an owner, or waits for the one that somebody is starting.
@@ -26,6 +28,9 @@ OWNER_RETRY_S: Final = 0.05
 def run(options: Options) -> None:
     """Bring the client to the journal's owner, and wait for their end. Raises `CannotServe`."""
     assert options.journal is not None
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _go_on)
+    _check_files(options.journal)
     fds = claim_standard_streams()
     starter = StarterLock(options.journal)
     give_up_at = time.monotonic() + OWNER_PATIENCE_S
@@ -34,12 +39,27 @@ def run(options: Options) -> None:
             relay(socket_path(options.journal), options.hello(), fds)
         except Refused as refused:
             raise CannotServe(str(refused)) from refused
+        except AnotherUser as stranger:
+            raise CannotServe(f"{stranger}.") from stranger
         except NobodyListens as nobody:
             if time.monotonic() > give_up_at:
                 raise CannotServe(f"{nobody}: see {log_path(options.journal)}.") from nobody
         else:
             return
         _see_to_an_owner(options, starter)
+
+
+def _go_on(*_: object) -> None:
+    """A hangup of the terminal ends the client, and then the owner lets the relay go; to reload is
+    the owner's business. A handler, since what ignores a signal passes that on to its children.
+    """
+
+
+def _check_files(journal: Path) -> None:
+    try:
+        check_files(journal)
+    except JournalUnusable as error:
+        raise CannotServe(str(error)) from error
 
 
 def _see_to_an_owner(options: Options, starter: StarterLock) -> None:
@@ -66,9 +86,9 @@ def _start_owner(options: Options) -> None:
     assert options.journal is not None
     log_file = log_path(options.journal)
     try:
-        log_fd = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log_fd = open_own(log_file, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     except OSError as error:
-        raise CannotServe(f"{log_file} cannot be written: {error}.") from error
+        raise CannotServe(f"The owner's log cannot be written: {error}.") from error
     began_at = os.fstat(log_fd).st_size
     read_fd, write_fd = os.pipe()
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
@@ -85,14 +105,13 @@ def _start_owner(options: Options) -> None:
         finally:
             os.close(write_fd)
         told = answer.read()
-    if told == READY:
-        return
-    why = told or _last_line(log_file, began_at)
+        if told == READY:
+            return
+        why = told or _last_line(log_stream.fileno(), began_at)
     if "already owned" not in why:  # else somebody was faster, and is found soon
         raise CannotServe(f"The journal's owner did not start: {why} See {log_file}.")
 
 
-def _last_line(log_file: Path, began_at: int) -> str:
-    with open(log_file, errors="replace") as written:
-        written.seek(began_at)
-        return written.read().strip().rpartition("\n")[2] or "it did not say why."
+def _last_line(log_fd: int, began_at: int) -> str:
+    written = os.pread(log_fd, os.fstat(log_fd).st_size - began_at, began_at)
+    return written.decode(errors="replace").strip().rpartition("\n")[2] or "it did not say why."

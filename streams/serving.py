@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import trio
 
 from streams.endpoint import HttpEndpoint
 from streams.errors import Full, JournalError, first_of
-from streams.exit import END_OF_FAILURE, END_SIGNALS, Exit, let_children_end
+from streams.exit import END_OF_FAILURE, END_OF_SIGNAL, END_SIGNALS, Exit, let_children_end
 from streams.guarding import Guard, guard_for, parse_address
 from streams.handling import tool_at
 from streams.journal import Journal
@@ -94,6 +94,8 @@ def _import(place: str) -> Any:
 
 def run(options: Options) -> None:
     """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _go_on)
     guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
     fds = stdio.claim_standard_streams() if options.stdio else None
     server = load(options.app)
@@ -112,6 +114,10 @@ def run(options: Options) -> None:
         # While it runs a full disk ends nothing: this one was full when it started.
         advice = " Make room, or name another journal." if isinstance(failure, Full) else ""
         raise CannotServe(f"{failure}{advice}") from failure
+
+
+def _go_on(*_: object) -> None:
+    """Ignore a SIGHUP while the server starts: all that it would read again was read just now."""
 
 
 def _tune() -> None:
@@ -160,6 +166,8 @@ async def _serve(
                 scopes=" ".join(server.tools.scopes),
             )
         nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            await nursery.start(_reload_on_hangup, running, guard, exit, nursery.cancel_scope)
         await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
@@ -210,9 +218,57 @@ async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
 async def _stop_on_signal(running: RunningServer, exit: Exit, scope: trio.CancelScope) -> None:
     with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
         async for number in signals:
-            log.info("shutting down", signal=signal.Signals(number).name)
-            await running.engine.shut_down()
-            scope.cancel()
+            await _shut_down(running, scope, signal.Signals(number))
+
+
+async def _shut_down(
+    running: RunningServer, scope: trio.CancelScope, number: signal.Signals
+) -> None:
+    log.info("shutting down", signal=number.name)
+    await running.engine.shut_down()
+    scope.cancel()
+
+
+async def _reload_on_hangup(
+    running: RunningServer,
+    guard: Guard,
+    exit: Exit,
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Read certificate, tokens and keys again at each SIGHUP; but end where the terminal is gone,
+    whose end sends a SIGHUP as well.
+    """
+    had_terminal = _has_terminal()
+    shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            if had_terminal and not _has_terminal():
+                exit.begin(END_OF_SIGNAL)
+                _leave_terminal(shown)
+                await _shut_down(running, scope, signal.SIGHUP)
+                return
+            log.info("reloading", signal=signal.SIGHUP.name)
+            await guard.reload()
+
+
+def _leave_terminal(fds: Sequence[int]) -> None:
+    """Lead these to /dev/null: to write to a terminal that is gone fails, for the log as well."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose end sends a SIGHUP to this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 async def _serve_websocket(

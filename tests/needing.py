@@ -2,9 +2,11 @@
 
 import os
 import shutil
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import pytest
+
+NOBODY: Final = 65534
 
 
 def lacking(what: str) -> NoReturn:
@@ -21,3 +23,10 @@ def needed(program: str, to: str) -> str:
     if path is None:
         lacking(f"there is no {program}, which is needed to {to}")
     return path
+
+
+def another_user() -> int:
+    """The uid of another user, to whom files and processes can be given: only root can do so."""
+    if os.geteuid() != 0:
+        lacking("this test needs root, to be two users")
+    return NOBODY

@@ -36,6 +36,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
     path = tmp_path / "cert.pem"
+    path.touch(0o600)
     path.write_bytes(trustme.CA().issue_cert("localhost").private_key_and_cert_chain_pem.bytes())
     return path
 

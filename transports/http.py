@@ -5,7 +5,6 @@ a peer that may hang up meanwhile. `transports.httprequests` has the protocol.
 """
 
 import select
-import ssl
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +22,7 @@ from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
+    Contexts,
     Refused,
     Room,
     ServerStream,
@@ -65,7 +65,7 @@ async def serve(
     connections_max: int = CONNECTIONS_MAX,
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: Contexts | None = None,
     admit: Admit | None = None,
     per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
@@ -94,7 +94,7 @@ class _Server:
     body_bytes_max: int
     room: Room
     origins: Origins
-    ssl_context: ssl.SSLContext | None
+    ssl_context: Contexts | None
     admit: Admit | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:

@@ -59,6 +59,9 @@ _SOON: Final = (b"Retry-After", b"1")
 
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
+Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
+"""The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
+
 TLSStream = trio.SSLStream[trio.SocketStream]
 ServerStream = trio.SocketStream | TLSStream
 
@@ -146,13 +149,15 @@ async def admitted(admit: Admit | None, head: Head) -> Caller | None:
         raise Refused(denied.status, denied.refused, headers) from None
 
 
-async def secured(tcp: trio.SocketStream, context: ssl.SSLContext | None) -> ServerStream:
+async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStream:
     """`tcp` itself, or TLS over it; whoever calls bounds the time that a handshake takes.
 
     Raises `trio.BrokenResourceError`.
     """
     if context is None:
         return tcp
+    if not isinstance(context, ssl.SSLContext):
+        context = context()
     stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
     await stream.do_handshake()
     return stream

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import socket
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 
 # `sockaddr_un` has room for 108 bytes, the last a zero.
@@ -21,9 +22,20 @@ PATH_BYTES_MAX = 107
 ANSWER_BYTES_MAX = 64 * 1024
 ANSWER_S = 10.0
 
+_UCRED = struct.Struct("3i")  # Linux, unix(7): pid, uid, gid
+# macOS and the BSDs, unix(4): the level, the option, and what a `struct xucred` begins with: its
+# version and the uid.
+_SOL_LOCAL = 0
+_LOCAL_PEERCRED = 1
+_XUCRED = struct.Struct("2I")
+
 
 class NobodyListens(ConnectionError):
     """There is no owner at this path, or it went away before it took over: try again."""
+
+
+class AnotherUser(Exception):
+    """The process at the other end of a socket belongs to another user; the message says which."""
 
 
 class Refused(Exception):
@@ -58,14 +70,15 @@ def relay(
     """Hand `fds` (input, output) over to the owner at `path`; return when the owner has closed.
 
     Once they are handed over their numbers lead to /dev/null here, so that the owner alone decides
-    when the client sees their end. Until then they are untouched. Raises `NobodyListens` or
-    `Refused`.
+    when the client sees their end. Until then they are untouched. Raises `NobodyListens`,
+    `Refused`, or `AnotherUser` before anything is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
         try:
             with socket_address(path) as address:
                 connection.connect(address)
+            _check_user(connection, path)
             socket.send_fds(connection, [json.dumps(hello).encode() + b"\n"], list(fds))
             answer = _read_answer(connection)
         except (OSError, ValueError, RecursionError) as error:
@@ -78,6 +91,27 @@ def relay(
         with contextlib.suppress(ConnectionError):
             while connection.recv(4096):
                 pass
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The effective uid of the process at the other end of a Unix socket, when it connected or
+    began to listen.
+    """
+    if hasattr(socket, "SO_PEERCRED"):
+        found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(found)[1])
+    found = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
+    return int(_XUCRED.unpack(found)[1])
+
+
+def _check_user(connection: socket.socket, path: str | os.PathLike[str]) -> None:
+    """Raise `AnotherUser` where the owner that listens is not ours, so that it is given nothing."""
+    uid = peer_uid(connection)
+    if uid != os.geteuid():
+        raise AnotherUser(
+            f"The process that listens at {os.fspath(path)} belongs to uid {uid} and not to uid "
+            f"{os.geteuid()}: remove that file, or use another journal"
+        )
 
 
 def _read_answer(connection: socket.socket) -> dict[str, object]:

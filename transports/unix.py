@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import stat
-import struct
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ import trio
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.lines import LineChannel, open_fds
 from transports.listening import serve_listeners
-from transports.relay import socket_address
+from transports.relay import peer_uid, socket_address
 
 # A relay sends its hello at once, and it is short; so many file descriptors at most are taken in
 # to be closed again where two were expected.
@@ -30,7 +29,6 @@ FDS_MAX: Final = 16
 
 BACKLOG: Final = 128
 
-_UCRED: Final = struct.Struct("3i")  # pid, uid, gid
 _INT_BYTES: Final = array.array("i").itemsize
 
 Handler = Callable[[Channel], Awaitable[object]]
@@ -96,7 +94,7 @@ async def _welcome(
     fds: list[int] = []  # ours to close until a channel has them
     try:
         uid = _peer_uid(stream)
-        if uid != os.getuid() or not await _admit(stream, hello_check, fds):
+        if uid != os.geteuid() or not await _admit(stream, hello_check, fds):
             return
         read_fd, write_fd = fds
         fds.clear()
@@ -147,10 +145,11 @@ async def _close_with(stream: trio.SocketStream, channel: LineChannel) -> None:
 
 
 def _peer_uid(stream: trio.SocketStream) -> int:
-    credentials = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    assert isinstance(credentials, bytes)  # it is an int only where no size is given
-    _pid, uid, _gid = _UCRED.unpack(credentials)
-    return int(uid)
+    accepted = socket.socket(fileno=stream.socket.fileno())
+    try:
+        return peer_uid(accepted)
+    finally:
+        accepted.detach()
 
 
 async def _read_hello(peer: trio.socket.SocketType, fds: list[int]) -> Hello:

@@ -25,6 +25,7 @@ from transports.handshake import Opening, ask, parse_head, read_head
 from transports.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
+    Contexts,
     Refused,
     Room,
     ServerStream,
@@ -54,7 +55,7 @@ async def serve(
     connections_max: int = CONNECTIONS_MAX,
     allowed_hosts: Collection[str] = (),
     allowed_origins: Collection[str] = (),
-    ssl_context: ssl.SSLContext | None = None,
+    ssl_context: Contexts | None = None,
     admit: Admit | None = None,
     per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
@@ -82,7 +83,7 @@ class _Server:
     message_bytes_max: int
     room: Room
     origins: Origins
-    ssl_context: ssl.SSLContext | None
+    ssl_context: Contexts | None
     admit: Admit | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:

@@ -54,6 +54,9 @@ class Verifier(Protocol):
     async def verify(self, token: str) -> Caller:
         """Whose token it is. Raises `NotTaken`, or `CannotTell`."""
 
+    async def reload(self) -> None:
+        """Read again what tokens are checked by; the log tells where that cannot be used."""
+
 
 class Door:
     """An `Admit` of a listener.

@@ -17,6 +17,7 @@ import msgspec
 import trio
 
 from streams.logs import log
+from streams.permissions import check_file, open_safe, real_path
 
 REFRESH_S: Final = 300.0  # so late a key may still be taken that was withdrawn
 RETRY_S: Final = 15.0  # no sooner than that after the last time, whatever anybody asks for
@@ -73,6 +74,11 @@ class KeySet:
     def _is_due(self) -> bool:
         return trio.current_time() - self._asked_at >= RETRY_S
 
+    async def reload(self) -> None:
+        """Read the keys now, whenever they were read last."""
+        self._asked_at = -float("inf")
+        await self._refresh()
+
     async def _refresh(self) -> None:
         async with self._fetching:
             if not self._is_due:
@@ -98,14 +104,15 @@ def _parse(text: bytes) -> list[Key]:
 
 
 def fetcher(where: str) -> Callable[[], bytes]:
-    """What reads the keys at a URL, or in a file."""
+    """A function that reads the keys at a URL, or in a file. Raises `UnsafeFile`."""
     if "://" in where:
         return partial(_download, where)
+    check_file(real_path(Path(where)))
     return partial(_read, Path(where))
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open(open_safe(real_path(path), is_secret=False), "rb") as file:
         return file.read(KEYS_BYTES_MAX + 1)
 
 

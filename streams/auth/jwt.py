@@ -90,6 +90,9 @@ class JwtVerifier:
     def is_of_its_kind(self, token: str) -> bool:
         return token.count(".") == 2
 
+    async def reload(self) -> None:
+        await self._keys.reload()
+
     async def verify(self, token: str) -> Caller:
         try:
             header = msgspec.convert(jwt.get_unverified_header(token), _Header)

@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -22,11 +21,12 @@ import msgspec
 
 from streams.auth import GRANTED_S, NotTaken, principal_of
 from streams.clock import wall
-from streams.errors import StreamsError
+from streams.errors import StreamsError, UnsafeFile
 from streams.exchange import Caller, checked_scopes
 from streams.files import write_whole
 from streams.keys import BEARER_PREFIX, hashed, new_bearer
 from streams.logs import log
+from streams.permissions import check_folder, open_safe, real_path
 
 ISSUER: Final = "tokens"  # that of a JWT is a URL
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # 25,000 tokens; whatever is longer is something else
@@ -80,9 +80,13 @@ class TokenFile:
         self._seen: _Seen | None = None  # what the file was when it was read
         self._tokens: dict[str, Token] = {}  # by their hashes
         self._trouble = ""
+        if trouble := self._read_again():
+            raise TokensUnusable(trouble)
+
+    async def reload(self) -> None:
+        """Read the file again, whether it has changed or not."""
+        self._seen, self._trouble = None, ""
         self._look()
-        if self._trouble:
-            raise TokensUnusable(self._trouble)
 
     def is_of_its_kind(self, token: str) -> bool:
         return token.startswith(BEARER_PREFIX)
@@ -110,39 +114,48 @@ class TokenFile:
         return token.left_s(self._clock())
 
     def _look(self) -> None:
-        """Read the file again where it has changed."""
+        """Read the file again where it has changed; the log tells once what is wrong with it."""
+        trouble = self._read_again()
+        if trouble and trouble != self._trouble:
+            log.error("nobody can come in", why=trouble)
+        self._trouble = trouble
+
+    def _read_again(self) -> str:
+        """Returns why the file cannot be used, so that no token is taken; empty where it can."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-            if seen == self._seen:
-                return
-            self._tokens = {token.sha256: token for token in read(self._path)}
-            self._seen, self._trouble = seen, ""
-        except (OSError, TokensUnusable) as error:
+            if seen != self._seen:
+                self._tokens = {token.sha256: token for token in read(self._path)}
+                self._seen = seen
+        except TokensUnusable as error:
             self._tokens, self._seen = {}, None
-            trouble = str(error)
-            if isinstance(error, OSError):
-                trouble = f"The tokens in {self._path} cannot be read: {error}."
-            if trouble != self._trouble:
-                log.error("nobody can come in", why=trouble)
-            self._trouble = trouble
+            return str(error)
+        except OSError as error:
+            self._tokens, self._seen = {}, None
+            return f"The tokens in {self._path} cannot be read: {error}."
+        return ""
 
 
 def read(path: Path) -> Sequence[Token]:
     """What is kept in a file. Raises `TokensUnusable`, or `OSError`."""
-    with path.open("rb") as file:
-        return _parse(path, _private(path, file.fileno()))
+    with _opened(path, os.O_RDONLY) as (_, descriptor):
+        return _parse(path, os.pread(descriptor, FILE_BYTES_MAX + 1, 0))
 
 
-def _private(path: Path, descriptor: int) -> bytes:
-    """What is in the file, which must be its owner's alone."""
-    mode = os.fstat(descriptor).st_mode
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise TokensUnusable(
-            f"Other users may use the tokens in {path} (mode {stat.S_IMODE(mode):04o}): chmod 600 "
-            "it; if they may have written to it, look at who is in it."
-        )
-    return os.pread(descriptor, FILE_BYTES_MAX + 1, 0)
+@contextlib.contextmanager
+def _opened(path: Path, flags: int) -> Iterator[tuple[Path, int]]:
+    """The file behind links, and its descriptor, if it and its folder are safe to use."""
+    try:
+        path = real_path(path)
+        check_folder(path.parent)
+        descriptor = open_safe(path, flags)
+    except UnsafeFile as error:
+        raise TokensUnusable(f"{error}.") from error
+    try:
+        yield path, descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _parse(path: Path, content: bytes) -> Sequence[Token]:
@@ -175,6 +188,12 @@ def add(
 
     Raises `ValueError` for what is no name or no scope, `TokensUnusable`, or `OSError`.
     """
+    secret, token = _made(name, lifetime_s, scopes)
+    _keep(path, token)
+    return secret, token
+
+
+def _made(name: str, lifetime_s: float | None, scopes: Iterable[str]) -> tuple[str, Token]:
     if not _NAME.fullmatch(name) or _ID.fullmatch(name):
         raise ValueError(
             f"{name[:80]!r} is no name for a token: use up to 64 letters, digits and ._@+-, and "
@@ -182,16 +201,48 @@ def add(
         )
     secret, now = new_bearer(), wall()
     expires_at = None if lifetime_s is None else now + lifetime_s
-    token = Token(
+    return secret, Token(
         name=name,
         sha256=hashed(secret),
         created_at=now,
         expires_at=expires_at,
         scopes=checked_scopes(scopes),
     )
-    with _locked(path) as tokens:
-        _write(path, [*tokens, token])
-    return secret, token
+
+
+def _keep(path: Path, token: Token) -> None:
+    with _locked(path) as (file, tokens):
+        _write(file, [*tokens, token])
+
+
+def add_to(
+    to: Path,
+    path: Path,
+    name: str,
+    lifetime_s: float | None = None,
+    scopes: Iterable[str] = (),
+) -> Token:
+    """The same, with the secret written to a new file of mode 0600: all of it, or there is no file.
+
+    Raises as `add` does, and `TokensUnusable` where the new file cannot be made; then no token is.
+    """
+    secret, token = _made(name, lifetime_s, scopes)
+    if os.path.realpath(to) == os.path.realpath(path):
+        raise TokensUnusable(f"{to} is the file of the hashes: name another one for the token.")
+    try:
+        write_whole(to, f"{secret}\n".encode(), os.link)  # which takes no other file's place
+    except FileExistsError:
+        raise TokensUnusable(f"{to} exists already: name a new file.") from None
+    except UnsafeFile as error:
+        raise TokensUnusable(f"{error}.") from error
+    except OSError as error:
+        raise TokensUnusable(f"{to} cannot be written: {error}.") from error
+    try:
+        _keep(path, token)
+    except BaseException:
+        to.unlink(missing_ok=True)
+        raise
+    return token
 
 
 def revoke(path: Path, what: str) -> Sequence[Token]:
@@ -199,27 +250,24 @@ def revoke(path: Path, what: str) -> Sequence[Token]:
 
     Raises `TokensUnusable`, or `OSError`.
     """
-    with _locked(path, is_made=False) as tokens:
+    with _locked(path, is_made=False) as (file, tokens):
         gone = [token for token in tokens if what in (token.name, token.id)]
         if gone:
-            _write(path, [token for token in tokens if token not in gone])
+            _write(file, [token for token in tokens if token not in gone])
     return gone
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, is_made: bool = True) -> Iterator[Sequence[Token]]:
-    """What is in the file, which nobody else changes meanwhile."""
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if is_made else 0)
+def _locked(path: Path, *, is_made: bool = True) -> Iterator[tuple[Path, Sequence[Token]]]:
+    """The file behind links and its tokens, which no other process changes meanwhile."""
+    flags = os.O_RDWR | (os.O_CREAT if is_made else 0)
     while True:
-        descriptor = os.open(path, flags, 0o600)
-        try:
+        with _opened(path, flags) as (file, descriptor):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not os.path.samestat(os.fstat(descriptor), path.stat()):
-                continue  # somebody has put another in its place, while we waited for this one
-            yield _parse(path, _private(path, descriptor))
+            if not os.path.samestat(os.fstat(descriptor), file.stat()):
+                continue  # another process has replaced it while we waited for the lock
+            yield file, _parse(path, os.pread(descriptor, FILE_BYTES_MAX + 1, 0))
             return
-        finally:
-            os.close(descriptor)
 
 
 def _write(path: Path, tokens: Sequence[Token]) -> None:

@@ -26,11 +26,12 @@ def new(
     /,
     *,
     file: Path = FILE,
+    to: Path | None = None,
     expires: float | None = None,
     scope: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Make a token and print it: once, for only its hash is kept.
+    """Make a token, and print it or write it to a file: once, for only its hash is kept.
 
     Parameters
     ----------
@@ -38,20 +39,29 @@ def new(
         Whose it is. Whoever shows it is this name to the server; a name may have several.
     file
         Where its hash is kept; the file is made if need be.
+    to
+        Write the token to this new file, which only you may read, and do not print it.
     expires
         After how many days it is taken no more; without, never.
     scope
         A scope that tools may need, or several with blanks between them; as often as wanted.
     json
-        Print it with its name, id, times and scopes, as JSON.
+        Print it with its name, id, times and scopes, as JSON; with --to the name of the file in its
+        place.
     """
-    from streams.auth.tokens import TokensUnusable, add
+    from streams.auth.tokens import TokensUnusable, add, add_to
 
     if expires is not None and not 0 < expires <= 36_500:
         return complain("--expires: write days, more than 0.")
     try:
         lifetime_s = None if expires is None else expires * DAY_S
-        secret, token = add(file, name, lifetime_s, " ".join(scope).split())
+        scopes = " ".join(scope).split()
+        if to is not None:
+            token = add_to(to, file, name, lifetime_s, scopes)
+            shown = {"to": str(to), **_told(token)}
+            _show(shown, f"The token {token.id} of {name} is in {to}.", as_json=json)
+            return DONE
+        secret, token = add(file, name, lifetime_s, scopes)
     except ValueError as error:
         return complain(f"{error}.")
     except TokensUnusable as error:

@@ -158,8 +158,7 @@ def create_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        if not path.is_file():
-            raise JournalUnusable(f"{path} is no file: name a file, or a new one.") from None
+        return  # `streams.ownership.check_files` has looked at it
     except OSError as error:
         raise JournalUnusable(f"{path} cannot be made: {error}.") from error
 

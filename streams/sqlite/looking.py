@@ -18,6 +18,7 @@ import msgspec
 from streams.errors import JournalError, JournalUnusable
 from streams.journal import Record
 from streams.messages import Run, look_at_lines
+from streams.ownership import check_files
 from streams.sqlite.file import SCHEMA_VERSION, recognized, translated
 from streams.sqlite.log import LoggedAppend, LoggedMarks, decode
 from streams.sqlite.records import RECORD, record_of
@@ -37,8 +38,9 @@ _last = attrgetter("last")
 @contextmanager
 def opened_to_look(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """A journal at this moment, and its schema. Raises `JournalUnusable` where it is none."""
-    if not path.is_file():
+    if not path.exists():
         raise JournalUnusable(f"{path}: there is no such file.")
+    check_files(path)
     with translated(path), closing(_connect(path)) as connection:
         _, version = recognized(connection, path)
         if version == 0:

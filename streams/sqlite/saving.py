@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.errors import JournalUnusable, Refusal
+from streams.errors import JournalUnusable, Refusal, UnsafeFile
 from streams.files import whole
 from streams.journal import Record
 from streams.keys import hashed
@@ -50,6 +50,8 @@ def back_up(path: Path, to: Path, on_progress: Progress) -> None:
             _copy(source, file, on_progress)
     except FileExistsError:
         raise JournalUnusable(f"{to} is there already: name a new file.") from None
+    except UnsafeFile as error:
+        raise JournalUnusable(f"{error}.") from error
     except OSError as error:
         raise JournalUnusable(f"{to} cannot be written: {error}.") from error
 

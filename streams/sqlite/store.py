@@ -17,7 +17,7 @@ from streams.joining import joined
 from streams.journal import Append, Change, Create, Record, Shortage
 from streams.limits import DAY_S, MIB
 from streams.messages import Run
-from streams.ownership import OwnerLock
+from streams.ownership import OwnerLock, check_files
 from streams.sqlite.batch import Batch
 from streams.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.sqlite.file import (
@@ -73,6 +73,7 @@ class SQLiteStore:
         vouched for. Raises `JournalUnusable`, which says
         what to do, where the file is owned, foreign, damaged, newer or not writable.
         """
+        check_files(path)
         self._path = path = Path(os.path.realpath(path))
         self._is_synced = durability == "power"
         self._failure: str | None = None
@@ -94,6 +95,7 @@ class SQLiteStore:
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
                 prepare(self._writer, path)
                 configure(self._writer, path, durability, secure_delete, file_bytes_max)
+                check_files(path)  # SQLite opens -wal and -shm, which others may have made since
                 index.open()
                 self._reader = opened.enter_context(closing(connect_to_read(path)))
                 self._recover()

@@ -71,11 +71,11 @@ def front(
     authority.cert_pem.write_to_path(folder / "authority.pem")
     certificate = folder / "cert.pem"
     issued = authority.issue_cert("localhost", "127.0.0.1")
+    certificate.touch(0o600)
     certificate.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
     tokens = folder / "tokens.jsonl"
-    made = run("token", "new", "ada", "--file", str(tokens))
     token_file = folder / "ada.token"
-    token_file.write_text(made.stdout)
+    run("token", "new", "ada", "--file", str(tokens), "--to", str(token_file))
     options = ("--auth-tokens", str(tokens), "--auth-server", ISSUER)
     tls = ("--tls-cert", str(certificate))
     with contextlib.ExitStack() as stack:
