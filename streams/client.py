@@ -55,9 +55,10 @@ class Client:
     told of; a call uses the best that it announces. `answers` are handlers for what the server may
     ask, by method (`elicitation/create`): each gets the params and returns the result, and its
     exception becomes the error that the server sees. `on_notification` is told what belongs to no
-    call. `connect_timeout_s` is for one attempt, hello included; entering makes only one, later
-    ones are repeated for `patience_s`. Then every running call raises `CannotConnect`, and the next
-    request begins to try again.
+    call. `connect_timeout_s` is for one attempt, hello included. Entering makes one, or repeats it
+    for `connect_s` seconds, for a server that is just starting; an answer that will not change ends
+    that. Later attempts are repeated for `patience_s`, at least every 2 seconds while a call waits.
+    Then every running call raises `CannotConnect`, and the next request begins to try again.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Client:
         dialects: Sequence[str] = ("streams", "resumableRequests"),
         answers: Mapping[str, Handler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
+        connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
         patience_s: float = 300.0,
     ) -> None:
@@ -87,6 +89,7 @@ class Client:
             self._calls,
             greeting=self._greeting,
             on_notification=self._on_notification,
+            connect_s=connect_s,
             connect_timeout_s=connect_timeout_s,
             patience_s=patience_s,
         )

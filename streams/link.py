@@ -19,7 +19,16 @@ from streams.clientwire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
 from streams.inbox import Batch, cut
 from streams.logs import log
-from streams.messages import ClientChannel, Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.messages import (
+    ClientChannel,
+    Incoming,
+    Kind,
+    Message,
+    RequestId,
+    SelfContinuing,
+    TooLarge,
+    look,
+)
 from streams.running import RunningCall, Unsound
 from streams.ticket import Ticket
 
@@ -377,6 +386,8 @@ class Link:
         if known is None or (known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known)):
             call.announce(ticket)
             self._calls.add(call)
+            if isinstance(self._channel, SelfContinuing):
+                self._channel.leave_to_token(ticket.request_id)
 
     def _lose(self, limit: int) -> None:
         """A message was thrown away that may have been anybody's: end the waits it could end."""
