@@ -35,10 +35,12 @@ from streams.ticket import Ticket
 
 FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
 
-# A server that pages for ever is not followed for ever.
+# A server that pages for ever is not followed for ever, nor is all that it says kept.
 PAGES_MAX: Final = 10_000
+LISTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
+_PageT = TypeVar("_PageT", StatusPage, ToolPage)
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -240,31 +242,16 @@ class Client:
     async def poll_all(self) -> list[Standing]:
         """How all streams stand that run, or were not delivered, for who this client is.
 
-        Raises `CallFailed` or `CannotConnect`.
+        Raises `CallFailed` or `CannotConnect`; `ClientError` for a listing without an end.
         """
-        statuses: list[Standing] = []
-        cursor: str | None = None
-        for _ in range(PAGES_MAX):
-            page = await self._ask(clientwire.poll_all(), _at(cursor), StatusPage)
-            statuses += page.statuses
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return statuses
+        pages = await self._list(clientwire.poll_all(), StatusPage)
+        return [status for page in pages for status in page.statuses]
 
     # Other requests
 
     async def list_tools(self) -> list[Tool]:
-        """The server's tools, all pages. Raises `CallFailed` or `CannotConnect`."""
-        tools: list[Tool] = []
-        cursor: str | None = None
-        for _ in range(PAGES_MAX):
-            page = await self._ask("tools/list", _at(cursor), ToolPage)
-            tools += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return tools
+        """The server's tools, all pages. Raises as `poll_all` does."""
+        return [tool for page in await self._list("tools/list", ToolPage) for tool in page.tools]
 
     async def ping(self) -> None:
         """Ask the server for a sign of life. Raises `CannotConnect`."""
@@ -278,9 +265,24 @@ class Client:
         await self._keeper.ask("logging/setLevel", {"level": level})
         self._keeper.level = level
 
-    async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
-        reply = await self._keeper.ask(method, params)
-        return _read(reply, method, lambda result: messages.decode(result, shape))
+    async def _list(self, method: str, shape: type[_PageT]) -> list[_PageT]:
+        """All pages of a listing. Raises `ClientError` where there seems to be no end of them."""
+        pages: list[_PageT] = []
+        cursors: set[str] = set()
+        cursor: str | None = None
+        size = 0
+        while len(pages) < PAGES_MAX and size <= LISTED_BYTES_MAX and cursor not in cursors:
+            if cursor is not None:
+                cursors.add(cursor)
+            reply = await self._keeper.ask(method, {} if cursor is None else {"cursor": cursor})
+            page = _read(reply, method, lambda result: messages.decode(result, shape))
+            pages.append(page)
+            size += len(clientwire.result_of(reply))
+            cursor = page.next_cursor
+            if cursor is None:
+                return pages
+        limit = f"{PAGES_MAX} pages and {LISTED_BYTES_MAX} bytes"
+        raise ClientError(f"The server's pages of {method} have no end below {limit}.")
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -294,10 +296,6 @@ def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:
         return hear(clientwire.result_of(reply))
     except ValueError as error:
         raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
-
-
-def _at(cursor: str | None) -> dict[str, Any]:
-    return {} if cursor is None else {"cursor": cursor}
 
 
 def _log_notification(message: Message) -> None:
