@@ -193,6 +193,13 @@ def test_empty_lines_of_data_count_as_well(line: bytes) -> None:
     assert lines_of(body.feed(b"\ndata: 1\n\n")) == [TooLarge(LIMIT), b"1"]
 
 
+@pytest.mark.parametrize("piece", [b"data:\n" * 40_000, b"data: " + b"x" * 240_000])
+def test_an_event_without_end_breaks_the_rules(piece: bytes) -> None:
+    body = EventBody(LIMIT)
+    with pytest.raises(Malformed, match="an event above 33554432 bytes"):
+        lines_of(line for _ in range(200) for line in body.feed(piece))
+
+
 def test_comments_without_end_take_no_room_and_are_no_message() -> None:
     body = EventBody(LIMIT)
     for _ in range(100):

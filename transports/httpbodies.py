@@ -38,6 +38,10 @@ ACCEPT: Final = ", ".join(Media)
 # A server writes no longer runs; one message above that may be a run of its own.
 RUN_BYTES_MAX: Final = 256 * 1024
 
+# Of one event, most of which was thrown away as it came: a server that ends none is not listened to
+# for ever.
+EVENT_BYTES_MAX: Final = 32 * 1024 * 1024
+
 # Longer ids are not sent back, in a header: such an event stream cannot be continued. Ours have 60.
 EVENT_ID_BYTES_MAX: Final = 1024
 
@@ -255,6 +259,7 @@ class EventBody:
         self._id: bytes | None = None  # of the event that is being read, where it has one
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._event_bytes = 0  # that have come of it; some may count twice
         self._type = b""
         self._is_too_large = False  # the event that is being read
         self._is_start = True
@@ -288,6 +293,7 @@ class EventBody:
         return found
 
     def _keep(self, data: bytes) -> None:
+        self._count(len(data))
         if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
             self._is_too_large |= not (self._rest or data).startswith(b":")
             self._rest[:] = b":"  # the rest of the line may be read like a comment
@@ -306,6 +312,7 @@ class EventBody:
             self._type = value
         elif field == b"data":
             self._data_bytes += len(value) + 1  # with the newline that joins it to the next
+            self._count(len(line) + 1)
             if self._data_bytes > 2 * self._limit:
                 self._is_too_large = True
                 self._data.clear()
@@ -317,11 +324,17 @@ class EventBody:
             self._trail.pause(value)
         return []
 
+    def _count(self, size: int) -> None:
+        self._event_bytes += size
+        if self._event_bytes > EVENT_BYTES_MAX:
+            raise Malformed(f"the server sent an event above {EVENT_BYTES_MAX} bytes")
+
     def _dispatch(self) -> list[Incoming]:
         data, kind, is_too_large = b"\n".join(self._data), self._type, self._is_too_large
         event_id, self._id = self._id, None
         has_event = bool(data or kind or is_too_large) or event_id is not None
         self._data, self._data_bytes, self._type, self._is_too_large = [], 0, b"", False
+        self._event_bytes = 0
         if not has_event or not self._trail.passes(event_id) or kind not in (b"", b"message"):
             return []
         return [TooLarge(self._limit)] if is_too_large else _message(data, self._limit)

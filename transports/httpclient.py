@@ -406,10 +406,12 @@ class HttpChannel:
         """Read a response to its end. Raises `trio.BrokenResourceError`."""
         try:
             await self._read_all(exchange, body, connection)
-        except (trio.BrokenResourceError, Malformed) as error:
+        except Malformed as error:
+            self._end(str(error), body.held())
+        except trio.BrokenResourceError as error:
             if isinstance(body, LineBody):
                 self._end(str(error), body.held())
-            raise trio.BrokenResourceError(str(error)) from None
+            raise
 
     async def _read_all(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
         size = 0
