@@ -39,7 +39,7 @@ def nginx_before(
     server_port: int, nginx: str, folder: Path, hardened: "Hardened | None" = None
 ) -> Iterator[int]:
     """The port of an nginx before the server at `server_port`."""
-    port = _free_port()
+    port = free_port()
     changes = {"listen 80;": f"listen 127.0.0.1:{port};"}
     if hardened is not None:
         changes = {
@@ -61,7 +61,7 @@ def haproxy_before(
     server_port: int, haproxy: str, folder: Path, hardened: "Hardened | None" = None
 ) -> Iterator[int]:
     """The port of an HAProxy before the server at `server_port`."""
-    port = _free_port()
+    port = free_port()
     changes = {"bind :80": f"bind 127.0.0.1:{port}"}
     if hardened is not None:
         changes = {
@@ -121,7 +121,8 @@ def _is_listening(port: int) -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nothing listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
