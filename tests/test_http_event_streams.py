@@ -404,3 +404,17 @@ async def test_an_answer_whose_post_is_cut_is_sent_again_while_its_call_waits() 
         assert await said(client) == []
     assert [each["id"] for each in foreign.answers] == [1]
     assert foreign.asked.count("initialize") == 1
+
+
+async def test_a_server_behind_a_proxy_may_be_starting_too() -> None:
+    hellos = 0
+
+    async def script(asked: Asked) -> None:
+        nonlocal hellos
+        hellos += b'"initialize"' in asked.body
+        await (asked.respond("503 Service Unavailable") if hellos < 3 else foreign(asked))
+
+    foreign = Foreign([], [stay])
+    async with served(foreign, script) as url, Client(dial(url), connect_s=60) as client:
+        await client.ping()
+    assert hellos == 3

@@ -380,6 +380,8 @@ def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str
         refused = Refusal(INTERNAL_ERROR, _sentence(head, text, url))
     if head.status == 401:  # whoever has answered so
         refused.data = {"reason": "unauthorized"}
+    elif head.status >= 500 and refused.data is None:  # perhaps a proxy's, ahead of the server
+        refused.data = {"reason": "unavailable"}
     return messages.error(request_id, refused).rstrip(b"\n")
 
 
