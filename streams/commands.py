@@ -1,5 +1,6 @@
 """What `call`, `resume` and `poll` do. Results go to standard output, talk to standard error."""
 
+import io
 import logging
 import os
 import shlex
@@ -73,6 +74,8 @@ def run_dialing(
 ) -> int:
     """The same for what connects by itself."""
     console.log_to_stderr(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has every character
     try:
         dialer = dialer_of(url, cwd, _token(token_file))
     except ValueError as error:

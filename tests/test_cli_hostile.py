@@ -1,6 +1,8 @@
 """The command against servers that say what no server should: it ends, in a line of error."""
 
 import json
+import os
+import subprocess
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -8,9 +10,11 @@ from typing import Any
 import pytest
 import trio
 
+from streams.display import harmless
 from streams.logs import CONTROLS
 from tests.command import Done, run
 from tests.scripted_http import EVENTS, Asked, Script, http_server
+from tests.wire.process import CLI
 
 Json = dict[str, Any]
 RUDE = "a\x1b[2J\x7f\x9b31m\u202e\u2066\u2028\u200f\ny"
@@ -170,3 +174,28 @@ async def test_a_server_controls_no_terminal(words: tuple[str, ...], *, is_error
         shown = [json.loads(line) for line in done.shown[:3]]
         assert shown[0]["params"]["data"] == RUDE
         assert is_error or json.loads(done.stdout)["odd"] == RUDE
+
+
+async def test_a_locale_that_lacks_a_character_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    text = json.dumps({"content": [{"type": "text", "text": "é\u2028語"}]}, ensure_ascii=False)
+    for words in ((), ("--json",)):
+        done = await command(server(saying(result(text.encode()))), *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "\\xe9\\u2028\\u8a9e" in done.stdout
+
+
+async def test_text_for_a_terminal_is_harmless_too() -> None:
+    block = json.dumps({"type": "text", "text": RUDE}, ensure_ascii=False).encode()
+    lines = (result(b'{"content":[%b]}' % block),)
+    async with http_server(server(saying(*lines))) as hostile:
+        ear, theirs = os.openpty()
+        words = [*CLI, "call", hostile.url, "t"]
+        process = await trio.run_process(words, stdin=subprocess.DEVNULL, stdout=theirs)
+        os.close(theirs)
+        shown = os.read(ear, 65_536).decode()
+        os.close(ear)
+    assert process.returncode == 0
+    assert shown.replace("\r\n", "\n") == harmless(RUDE) + "\n"
