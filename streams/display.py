@@ -134,7 +134,7 @@ def _text(data: Any) -> str:
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a tool's result: its content, or all of it as JSON.
 
-    What is no content as MCP has it is printed as JSON too.
+    Content of another shape than MCP's is printed as JSON too.
     """
     blocks = result.get("content") if isinstance(result, dict) else None
     if as_json or not blocks or not isinstance(blocks, list):

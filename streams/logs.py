@@ -28,7 +28,7 @@ _NAMED_SECRET: Final = re.compile(
 )
 
 
-# What a peer says may not move the cursor of a terminal, hide itself, or look like what it is not:
+# A peer's words may not move the cursor of a terminal, be invisible, or look like other words:
 # C0 but for tab and newline, DEL, C1, what turns the direction of text, separators of lines and
 # paragraphs, surrogates.
 CONTROLS: Final = re.compile(

@@ -1,4 +1,4 @@
-"""What the command shows of what a server says, however odd, and what reaches a terminal of it."""
+"""The output of the command for any message and result of a server, and what a terminal gets."""
 
 import json
 from typing import Any

@@ -396,7 +396,7 @@ def _sentence(head: Head, text: bytes, url: str) -> str:
 
 
 def _redirected(url: str, location: str) -> str:
-    """What to do about a redirect, which is not followed: a token must not follow it.
+    """The advice on a redirect, which is not followed: a token must not follow it.
 
     The URL is the server's word: it is advised only where it is one, and quoted for a shell.
     """

@@ -84,7 +84,7 @@ IDLE_PAUSE_MAX_S: Final = 30.0
 # How long a response is tried to be continued without any success. As patient as `Client` is.
 CONTINUE_S: Final = 300.0
 
-# These say that a server cannot serve now: it is asked again.
+# Status codes of a server that cannot serve now: it is asked again.
 _BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 _INITIALIZE: Final = "initialize"
@@ -533,7 +533,7 @@ class _Pauses:
 
     @property
     def least_s(self) -> float:
-        """What the server asks for, or what is usual."""
+        """The pause that the server asks for, or the usual one."""
         retry_s = self._trail.retry_s
         return max(RETRY_S if retry_s is None else retry_s, RETRY_MIN_S)
 

@@ -28,7 +28,7 @@ INTERIM_MAX: Final = 100
 # own affair.
 HEAD_S: Final = 30.0
 
-# What one `read` takes at most out of what has come: chunks of a byte cost as much as large ones.
+# One `read` returns at most so many chunks: those of a byte cost as much time as large ones.
 READ_EVENTS_MAX: Final = 1_000
 
 REASON_CHARS_MAX: Final = 100  # of a status line, in an error
