@@ -19,6 +19,7 @@ from streams.messages import Message, RequestId
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 RUNNING_MAX: Final = 1_000  # handlers at work; beyond it the server is refused
+TASKS_MAX: Final = 2_000  # refusals and answers on their way too; beyond it requests are ignored
 KEPT_MAX: Final = 1_000  # answers that may have to be sent again, the oldest go first
 
 
@@ -47,13 +48,15 @@ class Answers:
         self.nursery: trio.Nursery
         self._running: dict[RequestId, _Asked] = {}
         self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
+        self._tasks = 0
 
     def take(self, message: Message, request_id: RequestId, way: Way | None) -> None:
         """Answer a request over `way`, the connection that it is known from, if that is up."""
         if self.repeat(request_id, way):
             return
-        asked = self._running[request_id] = _Asked(way)
-        self.nursery.start_soon(self._answer, message, request_id, asked)
+        if self._has_room(message.method):
+            asked = self._running[request_id] = _Asked(way)
+            self.nursery.start_soon(self._answer, message, request_id, asked)
 
     def repeat(self, request_id: RequestId, way: Way | None) -> bool:
         """Deal with a request that came before; False where it did not."""
@@ -64,21 +67,32 @@ class Answers:
         asked = self._given.get(request_id)
         if asked is None:
             return False
-        if way is not None:
+        if way is not None and self._has_room("again"):
             asked.way = way
-            self.nursery.start_soon(_send, asked)
+            self.nursery.start_soon(self._send, asked)
+        return True
+
+    def _has_room(self, what: object) -> bool:
+        """Count one more task, unless there are too many: a server that does not read them."""
+        if self._tasks >= TASKS_MAX:
+            log.warning("the server asks too much at once, and is not answered", method=what)
+            return False
+        self._tasks += 1
         return True
 
     async def _answer(self, message: Message, request_id: RequestId, asked: _Asked) -> None:
         try:
             asked.answer = await self._line(message, request_id)
+        except BaseException:
+            self._tasks -= 1
+            raise
         finally:
             del self._running[request_id]
         if message.method != "ping":
             self._given[request_id] = asked
             if len(self._given) > KEPT_MAX:
                 self._given.popitem(last=False)
-        await _send(asked)
+        await self._send(asked)
 
     async def _line(self, message: Message, request_id: RequestId) -> bytes:
         try:
@@ -101,8 +115,10 @@ class Answers:
             return {}
         raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")
 
-
-async def _send(asked: _Asked) -> None:
-    """Send the answer where the question came from; if that is gone, the server will ask again."""
-    if asked.answer is not None and asked.way is not None and not asked.way.is_over:
-        await asked.way.send(asked.answer)
+    async def _send(self, asked: _Asked) -> None:
+        """Send the answer where the question came from; if that is gone, the server asks again."""
+        try:
+            if asked.answer is not None and asked.way is not None and not asked.way.is_over:
+                await asked.way.send(asked.answer)
+        finally:
+            self._tasks -= 1

@@ -36,10 +36,12 @@ from streams.vocabulary import Lead
 
 FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
 
-# A server that pages for ever is not followed for ever.
+# A server that pages for ever is not followed for ever, nor is all that it says kept.
 PAGES_MAX: Final = 10_000
+LISTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
 _T = TypeVar("_T")
+_PageT = TypeVar("_PageT", StatusPage, ToolPage)
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -56,9 +58,10 @@ class Client:
     told of; a call uses the best that it announces. `answers` are handlers for what the server may
     ask, by method (`elicitation/create`): each gets the params and returns the result, and its
     exception becomes the error that the server sees. `on_notification` is told what belongs to no
-    call. `connect_timeout_s` is for one attempt, hello included; entering makes only one, later
-    ones are repeated for `patience_s`. Then every running call raises `CannotConnect`, and the next
-    request begins to try again.
+    call. `connect_timeout_s` is for one attempt, hello included. Entering makes one, or repeats it
+    for `connect_s` seconds, for a server that is just starting; an answer that will not change ends
+    that. Later attempts are repeated for `patience_s`, at least every 2 seconds while a call waits.
+    Then every running call raises `CannotConnect`, and the next request begins to try again.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Client:
         dialects: Sequence[str] = ("streams", "resumableRequests"),
         answers: Mapping[str, Handler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
+        connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
         patience_s: float = 300.0,
     ) -> None:
@@ -88,6 +92,7 @@ class Client:
             self._calls,
             greeting=self._greeting,
             on_notification=self._on_notification,
+            connect_s=connect_s,
             connect_timeout_s=connect_timeout_s,
             patience_s=patience_s,
         )
@@ -246,31 +251,16 @@ class Client:
     async def poll_all(self) -> list[Standing]:
         """How all streams stand that run, or were not delivered, for who this client is.
 
-        Raises `CallFailed` or `CannotConnect`.
+        Raises `CallFailed` or `CannotConnect`; `ClientError` for a listing without an end.
         """
-        statuses: list[Standing] = []
-        cursor: str | None = None
-        for _ in range(PAGES_MAX):
-            page = await self._ask(clientwire.poll_all(), _at(cursor), StatusPage)
-            statuses += page.statuses
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return statuses
+        pages = await self._list(clientwire.poll_all(), StatusPage)
+        return [status for page in pages for status in page.statuses]
 
     # Other requests
 
     async def list_tools(self) -> list[Tool]:
-        """The server's tools, all pages. Raises `CallFailed` or `CannotConnect`."""
-        tools: list[Tool] = []
-        cursor: str | None = None
-        for _ in range(PAGES_MAX):
-            page = await self._ask("tools/list", _at(cursor), ToolPage)
-            tools += page.tools
-            cursor = page.next_cursor
-            if cursor is None:
-                break
-        return tools
+        """The server's tools, all pages. Raises as `poll_all` does."""
+        return [tool for page in await self._list("tools/list", ToolPage) for tool in page.tools]
 
     async def ping(self) -> None:
         """Ask the server for a sign of life. Raises `CannotConnect`."""
@@ -284,9 +274,24 @@ class Client:
         await self._keeper.ask("logging/setLevel", {"level": level})
         self._keeper.level = level
 
-    async def _ask(self, method: str, params: dict[str, Any], shape: type[_T]) -> _T:
-        reply = await self._keeper.ask(method, params)
-        return _read(reply, method, lambda result: messages.decode(result, shape))
+    async def _list(self, method: str, shape: type[_PageT]) -> list[_PageT]:
+        """All pages of a listing. Raises `ClientError` where there seems to be no end of them."""
+        pages: list[_PageT] = []
+        cursors: set[str] = set()
+        cursor: str | None = None
+        size = 0
+        while len(pages) < PAGES_MAX and size <= LISTED_BYTES_MAX and cursor not in cursors:
+            if cursor is not None:
+                cursors.add(cursor)
+            reply = await self._keeper.ask(method, {} if cursor is None else {"cursor": cursor})
+            page = _read(reply, method, lambda result: messages.decode(result, shape))
+            pages.append(page)
+            size += len(clientwire.result_of(reply))
+            cursor = page.next_cursor
+            if cursor is None:
+                return pages
+        limit = f"{PAGES_MAX} pages and {LISTED_BYTES_MAX} bytes"
+        raise ClientError(f"The server's pages of {method} have no end below {limit}.")
 
 
 def _is_cancellation(error: BaseException) -> bool:
@@ -300,10 +305,6 @@ def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:
         return hear(clientwire.result_of(reply))
     except ValueError as error:
         raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
-
-
-def _at(cursor: str | None) -> dict[str, Any]:
-    return {} if cursor is None else {"cursor": cursor}
 
 
 def _log_notification(message: Message) -> None:

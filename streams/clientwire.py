@@ -12,7 +12,14 @@ import msgspec
 
 from streams import extension, messages
 from streams.dialects import DIALECTS, STREAMS, pagings
-from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, StreamGone, Superseded
+from streams.errors import (
+    INTERNAL_ERROR,
+    CallFailed,
+    CallLost,
+    ClientError,
+    StreamGone,
+    Superseded,
+)
 from streams.extension import ACK, EXTENSION, KEY, POSITION
 from streams.messages import Kind, Message, RequestId
 from streams.ticket import Ticket
@@ -41,6 +48,9 @@ RETRIED: Final = frozenset(
     {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
 )
 
+
+# The response was lost on its way, though its connection goes on: a transport says so, no server.
+LOST: Final = "lost"
 
 _UNKNOWN: Final = Dialect()  # of which no word is known
 
@@ -342,6 +352,8 @@ def as_error(error: ErrorBody) -> ClientError:
         return Superseded(error.message)
     if error.reason in _GONE:
         return StreamGone(error.message, error.reason)
+    if error.reason == LOST:
+        return CallLost(f"{error.message} The call may or may not have run.")
     return CallFailed(error.code, error.message, error.data)
 
 

@@ -1,5 +1,6 @@
 """What `call`, `resume` and `poll` do. Results go to standard output, talk to standard error."""
 
+import io
 import logging
 import os
 import shlex
@@ -16,7 +17,7 @@ import trio
 from streams import clientwire, console
 from streams.client import Client
 from streams.clientwire import Standing
-from streams.display import Display, as_json_text, harmless, print_result, say
+from streams.display import Display, as_json_text, harmless, one_line, print_result, say
 from streams.errors import CallFailed, ClientError, StreamGone, Superseded, UnsafeFile, first_of
 from streams.messages import Dialer
 from streams.noting import Note
@@ -36,6 +37,10 @@ CLIENT_NAME: Final = "mcp-streams-cli"
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
 CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any more
 
+# A server that is just starting may take so long to listen. A command that starts its server itself
+# (stdio) need not wait.
+CONNECT_S: Final = 5.0
+
 # How soon a call that says nothing is noted: the client has no event for its announcement.
 NOTED_WITHIN_S: Final = 0.1
 
@@ -47,11 +52,15 @@ def run(
     cwd: str | None = None,
     token_file: Path | None = None,
 ) -> int:
-    """Connect to the server, act, and return the exit code; errors are said in one line."""
+    """Connect to the server, act, and return the exit code; errors are said in one line.
+
+    A server that does not answer is tried for `CONNECT_S`.
+    """
 
     async def with_client(dialer: Dialer) -> int:
         codes: list[int] = []
-        async with Client(dialer, name=CLIENT_NAME) as client:
+        connect_s = 0.0 if url.startswith("stdio:") else CONNECT_S
+        async with Client(dialer, name=CLIENT_NAME, connect_s=connect_s) as client:
             codes.append(await act(client))
         return codes[-1]
 
@@ -67,6 +76,8 @@ def run_dialing(
 ) -> int:
     """The same for what connects by itself."""
     console.log_to_stderr(logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has every character
     try:
         dialer = dialer_of(url, cwd, _token(token_file))
     except UnsafeFile as error:
@@ -119,7 +130,7 @@ def dialer_of(url: str, cwd: str | None, token: Token = None) -> Dialer:
 
 def _report(failure: BaseException) -> int:
     error = first_of(failure)
-    say("\n".join([str(error), *getattr(error, "__notes__", ())]))
+    say("\n".join([one_line(str(error)), *getattr(error, "__notes__", ())]))
     if isinstance(error, StreamGone | Superseded):
         return GONE
     return TOOL_FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT
@@ -182,7 +193,12 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
         say("There are more pages: `mcp-streams pages` prints them all.")
     print(end="", flush=True)  # a result that nobody could be given is not removed
     note.remove(call)
-    return TOOL_FAILED if isinstance(result, dict) and result.get("isError") else DONE
+    return TOOL_FAILED if has_failed(result) else DONE
+
+
+def has_failed(result: Any) -> bool:
+    """Whether a tool's result says that the tool has failed."""
+    return isinstance(result, dict) and result.get("isError") is True
 
 
 def _leads_on(result: Any) -> bool:
@@ -280,7 +296,7 @@ async def poll(client: Client, url: str, stream: Ticket | str | None, *, as_json
         print(as_json_text(standings))
         return DONE
     for standing in standings:
-        print(harmless(_described(standing)))
+        print(harmless(one_line(_described(standing))))
     return DONE
 
 

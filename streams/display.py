@@ -15,19 +15,25 @@ from rich.progress import (
 )
 
 from streams import messages
+from streams.logs import CONTROLS, escaped
 from streams.messages import Message
 
-# A server's words may not move the cursor of our terminal, or worse.
-_CONTROLS: Final = {
-    code: "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(32), *range(127, 160))
-    if chr(code) not in "\t\n"
-}
+# Of an error, which may be a server's words.
+ERROR_CHARS_MAX: Final = 2_000
+
+# A bar counts no further: rich divides, and times are computed from it.
+BAR_MAX: Final = 1e15
 
 
 def harmless(text: str) -> str:
     """A server's words, as they may be shown on a terminal."""
-    return text.translate(_CONTROLS)
+    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: str) -> str:
+    """An error in one line, however the server has written it."""
+    line = " ".join(text.split())
+    return line if len(line) <= ERROR_CHARS_MAX else f"{line[:ERROR_CHARS_MAX]}…"
 
 
 def say(line: str) -> None:
@@ -75,7 +81,11 @@ class Display:
 
     def show(self, message: Message) -> None:
         """Show one message of the call."""
-        params = messages.decode(message.params, Any)
+        try:
+            params = messages.decode(message.params, Any)
+        except ValueError as error:
+            say(one_line(f"{message.method}: its params cannot be read: {error}"))
+            return
         if self._as_json:
             shown = {"method": message.method, "params": params}
             print(as_json_text(shown), file=sys.stderr, flush=True)
@@ -97,9 +107,11 @@ class Display:
             of_all = "" if now.total is None else f"/{now.total}"
             self._say(f"{now.progress}{of_all} {now.message}".rstrip())
             return
+        if not (0 <= now.progress <= BAR_MAX and 0 < (now.total or 1) <= BAR_MAX):
+            return  # no bar shows that
         if self._task is None:
             self._task = self._bar.add_task("", total=now.total)
-        what = harmless(now.message)[-40:]
+        what = harmless(one_line(now.message))[-40:]
         self._bar.update(self._task, completed=now.progress, total=now.total, description=what)
 
 
@@ -111,8 +123,8 @@ def _progress(params: Any) -> _Progress | None:
 
 
 def as_json_text(value: Any) -> str:
-    """A value as JSON, on one line."""
-    return msgspec.json.encode(value).decode()
+    """A value as JSON, on one line, which is safe to show on a terminal."""
+    return escaped(msgspec.json.encode(value).decode())
 
 
 def _text(data: Any) -> str:
@@ -120,9 +132,12 @@ def _text(data: Any) -> str:
 
 
 def print_result(result: Any, *, as_json: bool) -> None:
-    """Print a tool's result: its content, or all of it as JSON."""
+    """Print a tool's result: its content, or all of it as JSON.
+
+    Content of another shape than MCP's is printed as JSON too.
+    """
     blocks = result.get("content") if isinstance(result, dict) else None
-    if as_json or not blocks:
+    if as_json or not blocks or not isinstance(blocks, list):
         print(as_json_text(result))
         return
     for block in blocks:
@@ -130,13 +145,17 @@ def print_result(result: Any, *, as_json: bool) -> None:
         print(harmless(shown) if sys.stdout.isatty() else shown)
 
 
-def _block(block: dict[str, Any]) -> str:
+def _block(block: Any) -> str:
     """A content block as text: of what is no text, what it is and how large."""
-    inner = block.get("resource", block)
-    if "text" in inner:
-        return str(inner["text"])
-    words = [block.get("type"), inner.get("uri"), inner.get("mimeType")]
+    if not isinstance(block, dict):
+        return as_json_text(block)
+    resource = block.get("resource")
+    inner = resource if isinstance(resource, dict) else block
+    if isinstance(text := inner.get("text"), str):
+        return text
+    told = (block.get("type"), inner.get("uri"), inner.get("mimeType"))
+    words = [word for word in told if isinstance(word, str) and word]
     data = inner.get("data") or inner.get("blob")
-    if data:
+    if data and isinstance(data, str):
         words.append(f"{len(data) * 3 // 4 - data[-2:].count('=')} bytes")
-    return f"[{' '.join(filter(None, words))}]"
+    return f"[{' '.join(words)}]" if words else as_json_text(block)

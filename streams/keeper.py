@@ -24,8 +24,18 @@ from streams.messages import ClientChannel, Dialer, Kind, Message
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 30.0
 
+# The same while a call waits, so that it goes on soon after an outage.
+BACKOFF_WAITED_MAX_S: Final = 2.0
+
+# The first connection may wait for a server that is just starting: it is tried again after this.
+STARTING_S: Final = 0.2
+
 # What cannot be had at the moment is asked for again after this, or when the server says.
 RETRY_S: Final = 1.0
+
+
+class Refused(ConnectionError):
+    """The server has answered, and what it says will be the same the next time."""
 
 
 class Keeper:
@@ -39,6 +49,7 @@ class Keeper:
         *,
         greeting: Callable[[], dict[str, Any]],
         on_notification: Callable[[Message], None],
+        connect_s: float,
         connect_timeout_s: float,
         patience_s: float,
     ) -> None:
@@ -53,6 +64,7 @@ class Keeper:
         self._answers = answers
         self._greeting = greeting
         self._on_notification = on_notification
+        self._connect_s = connect_s
         self._connect_timeout_s = connect_timeout_s
         self._patience_s = patience_s
         # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
@@ -61,6 +73,8 @@ class Keeper:
         self._was_useful = False  # the last connection
         self._changed = trio.Event()
         self._is_wanted = trio.Event()
+        self._has_call = trio.Event()
+        self._calls_waiting = 0  # which begin, or are cancelled
         self._surrender: CannotConnect | None = None
 
     def new_id(self) -> str:
@@ -71,30 +85,54 @@ class Keeper:
     # The connection
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Stay connected. Started when connected for the first time, which is tried once.
+        """Stay connected. Started with the first connection, which is tried for `connect_s`.
 
         Raises `CannotConnect` when that fails; later failures go to who waits for a connection.
         """
-        error = await self._connection(task_status)
+        error = await self._first_connection(task_status)
         if not self.hello.protocol_version:
             raise CannotConnect(f"No connection: {_told(error)}.") from error
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
-            pause_s = random.uniform(0, min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempt, 10)))  # nosec B311 # jitter, not a secret
             if left_s <= 0 or isinstance(error, PermissionError):  # it is not a matter of time
                 self._give_up(error)
                 await self._is_wanted.wait()
                 self._surrender = None
                 attempt, since = 0, trio.current_time()
             else:
-                await trio.sleep(min(pause_s, left_s))
+                await self._rest(attempt, left_s)
             connected_at = trio.current_time()
             self._was_useful = False
             error = await self._connection()
             attempt += 1
             if self._was_useful or trio.current_time() - connected_at > BACKOFF_MAX_S:
                 attempt, since = 0, trio.current_time()
+
+    async def _first_connection(self, task_status: trio.TaskStatus[None]) -> OSError:
+        """As `_connection`, over again for `connect_s` where a server may be about to listen."""
+        give_up_at = trio.current_time() + self._connect_s
+        while True:
+            error = await self._connection(task_status)
+            is_refused = isinstance(error, PermissionError | Refused)
+            if self.hello.protocol_version or is_refused or trio.current_time() >= give_up_at:
+                return error
+            await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
+
+    async def _rest(self, attempt: int, left_s: float) -> None:
+        """Wait before the next attempt: not for long where a call waits for it."""
+        spread_s = BACKOFF_FIRST_S * 2 ** min(attempt, 10)
+        share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
+        waited_s = share * min(BACKOFF_WAITED_MAX_S, spread_s)
+        self._has_call = trio.Event()
+        with trio.move_on_after(min(left_s, share * min(BACKOFF_MAX_S, spread_s))):
+            if not self._is_waited_for:
+                await self._has_call.wait()
+            await trio.sleep(waited_s)
+
+    @property
+    def _is_waited_for(self) -> bool:
+        return self._calls_waiting > 0 or any(call.is_running for call in self._calls)
 
     async def _connection(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -147,14 +185,16 @@ class Keeper:
             error = clientwire.error_of(reply)
             why = f"the server said: {error.message}"
             is_stranger = error.reason == "unauthorized"
-            return PermissionError(why) if is_stranger else ConnectionError(why)
+            if error.reason in clientwire.RETRIED:
+                return ConnectionError(why)
+            return PermissionError(why) if is_stranger else Refused(why)
         try:
             hello = messages.decode(clientwire.result_of(reply), Hello)
         except ValueError as unfit:
-            return ConnectionError(f"the server's answer to initialize does not fit: {unfit}")
+            return Refused(f"the server's answer to initialize does not fit: {unfit}")
         version = hello.protocol_version
         if version not in clientwire.PROTOCOL_VERSIONS:
-            return ConnectionError(f"the server speaks MCP {version}, which this client does not")
+            return Refused(f"the server speaks MCP {version}, which this client does not")
         link.hello = self.hello = hello
         link.is_numbering = hello.has_positions and clientwire.wants_positions(greeting)
         link.post(messages.notification(clientwire.INITIALIZED))
@@ -198,6 +238,15 @@ class Keeper:
             await self._changed.wait()
         return self.link
 
+    async def connected_for_call(self) -> Link:
+        """The same for a call, which is in more of a hurry than a request that is repeated."""
+        self._calls_waiting += 1
+        self._has_call.set()
+        try:
+            return await self.connected()
+        finally:
+            self._calls_waiting -= 1
+
     async def change(self) -> None:
         """Wait for a connection to come or go, or a call to be attached."""
         await self._changed.wait()
@@ -217,8 +266,10 @@ class Keeper:
     async def ask(self, method: str, params: dict[str, Any]) -> Message:
         """Send a request, again if need be on the next connection, and return its response.
 
-        Raises `CannotConnect`, or what an error response stands for.
+        Raises `CannotConnect`, `CallLost` where responses are lost for as long as the client is
+        patient, or what an error response stands for.
         """
+        give_up_at = trio.current_time() + self._patience_s
         while True:
             link = await self.connected()
             reply = await link.ask(method, params)
@@ -227,7 +278,8 @@ class Keeper:
             if reply.kind is not Kind.ERROR:
                 return reply
             error = clientwire.error_of(reply)
-            if error.reason not in clientwire.RETRIED:
+            is_lost = error.reason == clientwire.LOST and trio.current_time() < give_up_at
+            if not (is_lost or error.reason in clientwire.RETRIED):
                 raise clientwire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 

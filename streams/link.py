@@ -20,7 +20,16 @@ from streams.clientwire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
 from streams.inbox import Batch, cut
 from streams.logs import log
-from streams.messages import ClientChannel, Incoming, Kind, Message, RequestId, TooLarge, look
+from streams.messages import (
+    ClientChannel,
+    Incoming,
+    Kind,
+    Message,
+    RequestId,
+    SelfContinuing,
+    TooLarge,
+    look,
+)
 from streams.running import RunningCall, Unsound
 from streams.ticket import Ticket
 
@@ -420,6 +429,8 @@ class Link:
         elif known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known):
             call.announce(msgspec.structs.replace(ticket, token=ticket.token or known.token))
         self._calls.add(call)
+        if isinstance(self._channel, SelfContinuing):
+            self._channel.leave_to_token(ticket.request_id)
 
     def _ended(self, stream: str) -> None:
         """A stream is over: where its call is resumed here, no reply need follow."""

@@ -28,6 +28,19 @@ _NAMED_SECRET: Final = re.compile(
 )
 
 
+# A peer's words may not move the cursor of a terminal, be invisible, or look like other words:
+# C0 but for tab and newline, DEL, C1, what turns the direction of text, separators of lines and
+# paragraphs, surrogates.
+CONTROLS: Final = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def escaped(text: str) -> str:
+    """A text whose `CONTROLS` stand as `\\uXXXX`, which JSON reads as what they were."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
     """What makes structlog write to standard error, in colour on a terminal, or as JSON lines."""
     renderers = _json_lines() if as_json else [_for_people()]
@@ -36,6 +49,8 @@ def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
+            structlog.processors.format_exc_info,
+            _one_line_each,
             *renderers,
             redacted,
         ],
@@ -51,8 +66,20 @@ def redacted(_: object, __: str, line: str) -> str:
     return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 
+def _one_line_each(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    """The event with values that end no line and control no terminal; a traceback has lines."""
+    return {name: _told(name, value) for name, value in event.items()}
+
+
+def _told(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return value  # is shown as `repr` has it
+    told = escaped(value)
+    return told if name == "exception" else told.replace("\n", "\\n")
+
+
 def _json_lines() -> list[Any]:
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [structlog.processors.JSONRenderer()]
 
 
 def _for_people() -> Any:

@@ -9,7 +9,7 @@ import enum
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, Protocol, TypeVar, cast
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 import msgspec
 
@@ -169,6 +169,18 @@ class ClientChannel(Channel, Protocol):
         A `TooLarge` stands between two blocks. What has been received one way will not be received
         the other way.
         """
+
+
+@runtime_checkable
+class SelfContinuing(Protocol):
+    """A channel that continues the response to a request by itself, where its server offers that.
+
+    Another way is a token, which is used over the next connection. The channel must then end when
+    the response breaks off.
+    """
+
+    def leave_to_token(self, request_id: RequestId) -> None:
+        """Do not continue the response to this request."""
 
 
 class Dialer(Protocol):

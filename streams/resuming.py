@@ -69,7 +69,7 @@ class Resumer:
         Raises `CannotConnect`, or `StreamGone` where this client has the stream already.
         """
         try:
-            link = await self._keeper.connected()
+            link = await self._keeper.connected_for_call()
         except BaseException:
             call.is_left = True  # again: its connection must not wait for it to be read
             raise
@@ -198,7 +198,7 @@ class Resumer:
         Raises `CannotConnect`.
         """
         while call.is_running:
-            link = await self._keeper.connected()
+            link = await self._keeper.connected_for_call()
             if call.way is not link:
                 await self._keeper.change()
                 continue

@@ -9,7 +9,7 @@ import msgspec
 import trio
 
 from streams.client import Client
-from streams.commands import DETACHED, DONE, TOOL_FAILED, cancel_on
+from streams.commands import DETACHED, DONE, TOOL_FAILED, cancel_on, has_failed
 from streams.display import as_json_text, print_result, say
 from streams.pages import Pages
 
@@ -43,7 +43,7 @@ async def _print_all(pages: Pages, *, as_json: bool) -> int:
     async for page in pages:
         print_result(page, as_json=as_json)
         print(end="", flush=True)  # the next one may take a while
-        if page.get("isError"):
+        if has_failed(page):
             code = TOOL_FAILED
     return code
 

@@ -5,6 +5,9 @@ from functools import partial
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from streams import messages
+from streams.answers import TASKS_MAX, Answers
+from streams.messages import look
 from tests.clients import Asking, Params, connected
 from tests.scripted import Scripted
 
@@ -40,6 +43,29 @@ async def test_a_handler_is_asked_once_however_often_the_server_asks(
         result = await call.result()
     assert result["answer"]["result"]["action"] == "accept"
     assert asking.asked == 1
+
+
+async def test_a_server_that_asks_and_reads_no_answers_takes_no_room_without_bound() -> None:
+    class Stuck:
+        is_over = False
+
+        async def send(self, line: bytes) -> None:
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        answers = Answers({})
+        answers.nursery = nursery
+        for number in range(2 * TASKS_MAX):
+            answers.take(look(messages.request(number, "ping", {})), number, Stuck())
+            answers.take(look(messages.request(number, "ping", {})), number, Stuck())  # again
+        await wait_all_tasks_blocked()
+        assert len(nursery.child_tasks) == TASKS_MAX
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:  # those that were cancelled make room
+        answers.nursery = nursery
+        answers.take(look(messages.request("x", "ping", {})), "x", Stuck())
+        assert len(nursery.child_tasks) == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_answer_that_was_lost_with_the_connection_is_sent_again(

@@ -8,6 +8,7 @@ import trio
 from streams.client import Client
 from streams.errors import (
     CallFailed,
+    ClientError,
     Refusal,
 )
 from tests.clients import Params, Stepping, connected, count, counting, rest_of
@@ -153,3 +154,28 @@ async def test_a_client_can_be_cancelled_at_any_moment() -> None:
                 scope.cancel()
                 await call.result()
         assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize("cursor", ["the same", "another"])
+async def test_a_listing_without_an_end_is_an_error(cursor: str) -> None:
+    class Endless(Scripted):
+        def _page(self, params: Params) -> Params:
+            following = cursor if cursor == "the same" else f"{params.get('cursor', '')}x"[:20]
+            return {"tools": [], "nextCursor": following}
+
+    async with connected(Endless()) as client:
+        with pytest.raises(ClientError, match="tools/list have no end below 10000 pages"):
+            await client.list_tools()
+
+
+async def test_a_listing_that_is_too_large_is_an_error() -> None:
+    class Large(Scripted):
+        def _page(self, params: Params) -> Params:
+            tool = {"name": "x", "description": "y" * 4_000_000}
+            return {"tools": [tool], "nextCursor": f"{params.get('cursor', '')}x"}
+
+    server = Large()
+    async with connected(server) as client:
+        with pytest.raises(ClientError, match="67108864 bytes"):
+            await client.list_tools()
+    assert len(server.got("tools/list")) == 17

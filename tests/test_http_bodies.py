@@ -10,9 +10,12 @@ from streams import messages
 from streams.extension import POSITION
 from streams.messages import Incoming, TooLarge
 from transports.httpbodies import (
+    EVENT_IDS_MAX,
+    RETRY_MAX_S,
     RUN_BYTES_MAX,
     Body,
     EventBody,
+    EventTrail,
     JsonBody,
     LineBody,
     Malformed,
@@ -181,6 +184,81 @@ def test_an_event_above_the_limit_is_too_large_and_the_next_one_is_not(value: by
     assert read(EventBody(LIMIT), *pieces) == [TooLarge(LIMIT), b"1"]
 
 
+@pytest.mark.parametrize("line", [b"data\n", b"data:\n", b"data: \r\n"])
+def test_empty_lines_of_data_count_as_well(line: bytes) -> None:
+    body = EventBody(LIMIT)
+    for _ in range(100):
+        assert body.feed(line * LIMIT) == []
+        assert len(body._data) <= 2 * LIMIT
+    assert lines_of(body.feed(b"\ndata: 1\n\n")) == [TooLarge(LIMIT), b"1"]
+
+
+@pytest.mark.parametrize("piece", [b"data:\n" * 40_000, b"data: " + b"x" * 240_000])
+def test_an_event_without_end_breaks_the_rules(piece: bytes) -> None:
+    body = EventBody(LIMIT)
+    with pytest.raises(Malformed, match="an event above 33554432 bytes"):
+        lines_of(line for _ in range(200) for line in body.feed(piece))
+
+
+def test_comments_without_end_take_no_room_and_are_no_message() -> None:
+    body = EventBody(LIMIT)
+    for _ in range(100):
+        assert body.feed(b": " + b"x" * LIMIT) == []
+        assert len(body._rest) <= 3 * LIMIT
+    assert lines_of(body.feed(b"\n\ndata: 1\n\n")) == [b"1"]
+
+
+# -- how far an event stream has come
+
+
+def trail_of(text: bytes, trail: EventTrail | None = None) -> EventTrail:
+    trail = trail or EventTrail()
+    EventBody(LIMIT, trail).feed(text)
+    return trail
+
+
+@pytest.mark.parametrize(
+    ("text", "last_id"),
+    [
+        (b"", b""),
+        (b"id: 1\n", b""),  # the event is not whole
+        (b"id: 1\n\n", b"1"),
+        (b"id: 1\ndata: x\n\ndata: y\n\n", b"1"),
+        (b"id: 1\n\nid\n\n", b""),  # taken back
+        (b"id: 1\n\nid: 2\0\n\n", b"1"),
+        ("id: é a\n\n".encode(), "é a".encode()),
+        (b"id: 1\n\nid: a\x7f\n\n", b""),  # no header can say it
+        (b"id: " + b"x" * 1024 + b"\n\n", b"x" * 1024),
+        (b"id: " + b"x" * 1025 + b"\n\n", b""),
+        (b"event: other\nid: 3\n\n", b"3"),
+    ],
+)
+def test_the_last_id_is_that_of_the_last_whole_event(text: bytes, last_id: bytes) -> None:
+    assert trail_of(text).last_id == last_id
+
+
+@pytest.mark.parametrize(
+    ("value", "retry_s"),
+    [(b"1500", 1.5), (b"0", 0.0), (b"9" * 15, RETRY_MAX_S), (b"1e3", None), (b"", None)],
+)
+def test_the_pause_is_the_servers(value: bytes, retry_s: float | None) -> None:
+    assert trail_of(b"retry: " + value + b"\n\n").retry_s == retry_s
+    assert trail_of(b"retry: " + b"9" * 99 + b"\n").retry_s is None
+
+
+def test_only_what_an_earlier_response_has_brought_comes_again() -> None:
+    trail = EventTrail()
+    events = b"id: 1\ndata: a\n\nid: 1\ndata: b\n\ndata: c\n\n"
+    assert lines_of(EventBody(LIMIT, trail).feed(events)) == [b"a", b"b", b"c"]
+    trail.continues()
+    events += b"id: 2\ndata: d\n\n"
+    assert lines_of(EventBody(LIMIT, trail).feed(events)) == [b"c", b"d"]
+    for number in range(10_000):
+        trail_of(b"id: x%d\n\n" % number, trail)
+    trail.continues()
+    assert len(trail._earlier) == EVENT_IDS_MAX
+
+
 # -- answers
 
 
@@ -247,3 +325,34 @@ def test_what_is_no_success_becomes_the_error_for_who_asked(
     assert message.id == "a"
     assert isinstance(message.error, msgspec.Raw)
     assert messages.decode(message.error, dict) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "location", "advice"),
+    [
+        ("http://a/mcp", "/mcp/", "dial http://a/mcp/ instead."),
+        ("http://a/mcp", "https://b/mcp", "dial https://b/mcp instead."),
+        ("http://a/mcp", "http://b/$(id);x", "dial 'http://b/$(id);x' instead."),
+        ("http://a/mcp", "http://b/'`id`'", "dial 'http://b/'\"'\"'`id`'\"'\"'' instead."),
+        ("http://a/mcp", "http://b/a b", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "http://b/\x1b[2J", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "http://user:pw@b/", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "file:///etc/passwd", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "stdio:rm", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "http://[", "it redirects to what is no URL to dial."),
+        ("http://a/mcp", "http://b/" + "x" * 9999, "it redirects to a URL above 200 characters."),
+        (
+            "https://a/mcp",
+            "http://a/mcp",
+            "it redirects to an address without TLS, which is not safe to dial.",
+        ),
+    ],
+)
+def test_a_redirect_is_advised_as_a_shell_may_be_given_it(
+    url: str, location: str, advice: str
+) -> None:
+    head = Head(307, "Temporary Redirect", {"location": location})
+    message = messages.parse(refusal_line(head, b"", 1, url))
+    assert isinstance(message.error, msgspec.Raw)
+    said = messages.decode(message.error, dict)["message"]
+    assert said == f"The server answered with HTTP 307 Temporary Redirect: {advice}"

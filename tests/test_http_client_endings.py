@@ -122,6 +122,91 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
         assert server.connections == 2
 
 
+async def test_interim_responses_without_end_end_the_channel() -> None:
+    async def script(asked: Asked) -> None:
+        while True:
+            await asked.stream.send_all(b"HTTP/1.1 102 Processing\r\n\r\n")
+
+    async with connected(script) as (_, channel):
+        with pytest.raises(trio.BrokenResourceError, match="100 interim responses"):
+            await channel.send(call(1))
+        await assert_over(channel)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [b"X-Header: x\r\n", b"x"],
+    ids=["headers", "a status line"],
+)
+async def test_a_head_without_end_ends_the_channel(endless: bytes) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.stream.send_all(b"HTTP/1.1 200 OK\r\n" if len(endless) > 1 else b"")
+        while True:
+            await asked.stream.send_all(endless * 1000)
+
+    async with connected(script) as (_, channel):
+        with pytest.raises(trio.BrokenResourceError):
+            await channel.send(call(1))
+        await assert_over(channel)
+
+
+async def test_trailers_without_end_end_the_channel() -> None:
+    async def script(asked: Asked) -> None:
+        await asked.start()
+        await asked.stream.send_all(b"0\r\n")
+        while True:
+            await asked.stream.send_all(b"X-Trailer: x\r\n" * 1000)
+
+    async with connected(script) as (_, channel):
+        with contextlib.suppress(trio.BrokenResourceError):
+            await channel.send(call(1))
+        await assert_over(channel)
+
+
+async def test_a_head_that_drips_is_given_a_time(mock_clock: trio.testing.MockClock) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.stream.send_all(b"HTTP/1.1 200")
+
+    async with connected(script) as (server, channel), trio.open_nursery() as nursery:
+        nursery.start_soon(channel.send, call(1))
+        await wait_until(lambda: bool(server.asked))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        mock_clock.jump(httpclient.ORDER_S + 0.1)  # the send itself waits no longer
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        mock_clock.jump(httpwire.HEAD_S)
+        with pytest.raises(trio.EndOfChannel, match="took above 30 s for a head"):
+            await channel.receive()
+
+
+async def test_a_refusal_that_drips_is_given_a_time(mock_clock: trio.testing.MockClock) -> None:
+    async def script(asked: Asked) -> None:
+        await asked.stream.send_all(
+            b"HTTP/1.1 400 No\r\nContent-Type: text/plain\r\nContent-Length: 99\r\n\r\nbecause"
+        )
+
+    async with connected(script) as (server, channel), trio.open_nursery() as nursery:
+        nursery.start_soon(channel.send, call(1))
+        await wait_until(lambda: bool(server.asked))
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        mock_clock.jump(httpclient.REFUSAL_S)
+        (line,) = await receive(channel, 1)
+        assert isinstance(line, bytes)
+        assert b"HTTP 400 No: because" in line
+
+
+async def test_a_body_in_chunks_of_a_byte_lets_others_run() -> None:
+    line = messages.notification("x", "y" * 5_000)
+
+    async def script(asked: Asked) -> None:
+        await asked.start()
+        body = b"".join(chunk(bytes([byte])) for byte in line + answer(1))
+        await asked.stream.send_all(body + b"0\r\n\r\n")
+
+    async with connected(script) as (_, channel):
+        await channel.send(call(1))
+        assert await receive(channel, 2) == [line.rstrip(), answer(1).rstrip()]
+
+
 # -- cancelled requests
 
 

@@ -43,6 +43,86 @@ async def test_a_server_that_is_away_is_tried_less_and_less_often(
     assert max(pauses[:3]) <= 2
 
 
+async def test_a_server_that_is_away_is_tried_often_while_a_call_waits(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    tries: list[float] = []
+
+    @asynccontextmanager
+    async def dial() -> AsyncIterator[Any]:
+        tries.append(trio.current_time())
+        async with server.memory.connect() as channel:
+            yield channel
+
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, dial)
+            step.say("a")
+            call = await client.call("step").__aenter__()
+            await anext(call)
+        await trio.sleep(100)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries[1:])]
+        assert sum(pauses) > 95
+        assert max(pauses) <= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_call_that_begins_during_an_outage_is_waited_for_no_longer(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, server.memory.connect)
+        for _ in range(20):  # nothing waits: attempts are up to 30 s apart
+            await trio.sleep(11)
+            begun_at = trio.current_time()
+            async with server.serving(), client.call("count", {"n": 1}) as call:
+                await call.result()
+            assert trio.current_time() - begun_at <= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_first_connection_may_wait_for_a_server_that_is_starting(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    async with trio.open_nursery() as nursery:
+
+        async def use() -> None:
+            async with Client(server.memory.connect, connect_s=5) as client:
+                await client.ping()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(use)
+        await trio.sleep(4.5)
+        async with server.serving():
+            await trio.sleep(1)
+            raise AssertionError("it is here by now")
+
+
+async def test_the_first_connection_waits_no_longer_than_it_was_told(
+    autojump_clock: MockClock,
+) -> None:
+    begun_at = trio.current_time()
+    with pytest.raises(CannotConnect, match="nobody serves"):
+        async with Client(Scripted().memory.connect, connect_s=5):
+            pass
+    assert 5 <= trio.current_time() - begun_at < 5.5
+
+
+async def test_what_will_be_the_same_the_next_time_is_not_tried_again() -> None:
+    server = Scripted()
+    server.protocol_version = "1999-12-31"
+    async with server.serving():
+        with pytest.raises(CannotConnect, match="1999-12-31"):
+            async with Client(server.memory.connect, connect_s=1000):
+                pass
+    assert len(server.connections) == 1
+
+
 async def test_who_is_not_let_in_any_more_does_not_try_again(autojump_clock: MockClock) -> None:
     server = Scripted()
     Stepping(server)

@@ -1,12 +1,13 @@
 """The library's log, as a program has it that imports the library and configures nothing."""
 
+import logging
 import sys
 
 import pytest
 import structlog
 
 from streams.keys import Keyring, new_bearer, new_id
-from streams.logs import log, redacted
+from streams.logs import CONTROLS, log, redacted, settings
 
 
 def test_warnings_go_to_standard_error_and_nothing_to_standard_output(
@@ -32,6 +33,26 @@ def test_an_exception_is_told_without_the_values_of_variables(
     err = capfd.readouterr().err
     assert "ZeroDivisionError" in err
     assert "secret = 0" not in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_a_peer_says_controls_no_terminal_and_begins_no_line(
+    capfd: pytest.CaptureFixture[str], *, as_json: bool
+) -> None:
+    structlog.configure(
+        **settings(logging.INFO, as_json=as_json),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
+    said = "a\x1b[2J\x7f\x9b\u202e\u2028\u2066\u200f\ud800\n2026-01-01 [info] forged"
+    log.warning(f"event {said}", error=said, several=[said])
+    try:
+        int(said)
+    except ValueError:
+        log.exception("a handler failed")
+    err = capfd.readouterr().err
+    assert not CONTROLS.search(err)
+    assert err.splitlines()[0].count("forged") == 3
+    assert not err.splitlines()[1].startswith("2026-01-01 [info] forged")
 
 
 def test_the_application_decides(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,10 @@ import trio
 
 from transports.listening import keep_alive
 
+# A network that was away has lost the first packet of a connection. TCP repeats it after 1, 3, 7
+# and 15 s, so that a connection which is begun anew is there sooner.
+AGAIN_S: Final = 2.0
+
 _TARGET: Final = re.compile(r"[\x21-\x7e]+")
 
 ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
@@ -64,7 +68,7 @@ async def reach(
     Raises `OSError` with a sentence, whatever goes wrong until `deadline`.
     """
     with trio.CancelScope(deadline=deadline):
-        tcp = await trio.open_tcp_stream(address.host, address.port)
+        tcp = await _connect(address)
         try:
             keep_alive(tcp.socket)
             return tcp, await _secure(tcp, address, ssl_context) if address.is_tls else tcp
@@ -75,6 +79,36 @@ async def reach(
             why = error.__cause__ or "the server hung up during the handshake"
             raise ConnectionResetError(f"{address.url}: {why}") from error
     raise too_late(address)
+
+
+async def _connect(address: Address) -> trio.SocketStream:
+    """The first of several connections that are begun one after the other. Raises `OSError`."""
+    found: list[trio.SocketStream] = []
+    failures: list[OSError] = []
+
+    async def begin(first: trio.CancelScope) -> None:
+        try:
+            tcp = await trio.open_tcp_stream(address.host, address.port)
+        except OSError as error:
+            failures.append(error)
+        else:
+            found.append(tcp)
+        first.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            while True:
+                nursery.start_soon(begin, nursery.cancel_scope)
+                await trio.sleep(AGAIN_S)
+    except BaseException:
+        for each in found:
+            await trio.aclose_forcefully(each)
+        raise
+    for late in found[1:]:
+        await trio.aclose_forcefully(late)
+    if not found:
+        raise failures[0]
+    return found[0]
 
 
 async def _secure(

@@ -6,9 +6,13 @@ what is whole: single lines, and headers together with all of their lines.
 """
 
 import enum
+import re
+import shlex
 import sys
+from collections import deque
 from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
+from urllib.parse import urljoin
 
 import msgspec
 
@@ -16,6 +20,7 @@ from streams import messages
 from streams.blocks import Block
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import Incoming, Message, RequestId, TooLarge, look
+from transports.address import HTTP, Address
 from transports.httpwire import Head
 from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
 
@@ -33,6 +38,24 @@ ACCEPT: Final = ", ".join(Media)
 # A server writes no longer runs; one message above that may be a run of its own.
 RUN_BYTES_MAX: Final = 256 * 1024
 
+# Of one event, most of which was thrown away as it came: a server that ends none is not listened to
+# for ever.
+EVENT_BYTES_MAX: Final = 32 * 1024 * 1024
+
+# Longer ids are not sent back, in a header: such an event stream cannot be continued. Ours have 60.
+EVENT_ID_BYTES_MAX: Final = 1024
+
+# Event ids that are remembered of each event stream, to recognize what comes twice.
+EVENT_IDS_MAX: Final = 1_000
+
+# A server may ask for a longer pause than this before a client comes back; it is given this.
+RETRY_MAX_S: Final = 300.0
+
+# Characters of a server's own words in an error.
+SAID_MAX: Final = 200
+
+_EVENT_ID: Final = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+_RETRY: Final = re.compile(rb"[0-9]{1,15}")
 _POSITION: Final = b"notifications/stream/position"
 _HEADER_BYTES: Final = 128  # in which the method of a header stands
 
@@ -57,10 +80,10 @@ class Body(Protocol):
         """Whole lines of a run that is not: they may be given away if nothing follows them."""
 
 
-def body_of(head: Head, limit: int) -> Body | None:
+def body_of(head: Head, limit: int, trail: "EventTrail | None" = None) -> Body | None:
     """What reads the body after `head`, or None for what no MCP server says.
 
-    `limit` are the bytes that a message may have.
+    `limit` are the bytes that a message may have. `trail` is told how far an event stream comes.
     """
     match head.content_type:
         case Media.NDJSON:
@@ -68,7 +91,7 @@ def body_of(head: Head, limit: int) -> Body | None:
         case Media.JSON:
             return JsonBody(limit)
         case Media.EVENTS:
-            return EventBody(limit)
+            return EventBody(limit, trail)
     return None
 
 
@@ -183,6 +206,42 @@ class JsonBody:
         return []
 
 
+class EventTrail:
+    """How far an event stream has come, over all the responses that carry it."""
+
+    def __init__(self) -> None:
+        self.last_id = b""  # what `Last-Event-ID` says; empty where the stream cannot be continued
+        self.retry_s: float | None = None  # the pause that the server asks for, before a reconnect
+        self.events = 0
+        self.responses = 0  # that went on with it
+        self._ids: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of this response
+        self._earlier: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of those before it
+
+    def continues(self) -> None:
+        """Another response carries the stream from here on."""
+        self.responses += 1
+        self._earlier += self._ids
+        self._ids.clear()
+
+    def passes(self, event_id: bytes | None) -> bool:
+        """An event has come whole, with the id that it brought; False where it came before."""
+        if event_id and event_id in self._earlier:
+            return False
+        self.events += 1
+        if event_id is None:
+            return True
+        is_usable = len(event_id) <= EVENT_ID_BYTES_MAX and _EVENT_ID.fullmatch(event_id)
+        self.last_id = event_id if is_usable else b""
+        if is_usable:
+            self._ids.append(event_id)
+        return True
+
+    def pause(self, value: bytes) -> None:
+        """The server has said how many milliseconds to wait before a reconnect."""
+        if _RETRY.fullmatch(value):
+            self.retry_s = min(int(value) / 1000, RETRY_MAX_S)
+
+
 class EventBody:
     """Server-sent events (WHATWG HTML, 9.2), as other servers speak them.
 
@@ -193,11 +252,14 @@ class EventBody:
 
     tail_lines: ClassVar[int] = sys.maxsize
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, trail: EventTrail | None = None) -> None:
         self._limit = limit
+        self._trail = trail or EventTrail()
         self._rest = bytearray()  # of a line whose end has not come
+        self._id: bytes | None = None  # of the event that is being read, where it has one
         self._data: list[bytes] = []
         self._data_bytes = 0
+        self._event_bytes = 0  # that have come of it; some may count twice
         self._type = b""
         self._is_too_large = False  # the event that is being read
         self._is_start = True
@@ -231,8 +293,9 @@ class EventBody:
         return found
 
     def _keep(self, data: bytes) -> None:
+        self._count(len(data))
         if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
-            self._is_too_large = True
+            self._is_too_large |= not (self._rest or data).startswith(b":")
             self._rest[:] = b":"  # the rest of the line may be read like a comment
         else:
             self._rest += data
@@ -248,17 +311,31 @@ class EventBody:
         if field == b"event":
             self._type = value
         elif field == b"data":
-            self._data_bytes += len(value)
+            self._data_bytes += len(value) + 1  # with the newline that joins it to the next
+            self._count(len(line) + 1)
             if self._data_bytes > 2 * self._limit:
                 self._is_too_large = True
+                self._data.clear()
             else:
                 self._data.append(value)
+        elif field == b"id" and b"\0" not in value:
+            self._id = value
+        elif field == b"retry":
+            self._trail.pause(value)
         return []
+
+    def _count(self, size: int) -> None:
+        self._event_bytes += size
+        if self._event_bytes > EVENT_BYTES_MAX:
+            raise Malformed(f"the server sent an event above {EVENT_BYTES_MAX} bytes")
 
     def _dispatch(self) -> list[Incoming]:
         data, kind, is_too_large = b"\n".join(self._data), self._type, self._is_too_large
+        event_id, self._id = self._id, None
+        has_event = bool(data or kind or is_too_large) or event_id is not None
         self._data, self._data_bytes, self._type, self._is_too_large = [], 0, b"", False
-        if kind not in (b"", b"message"):
+        self._event_bytes = 0
+        if not has_event or not self._trail.passes(event_id) or kind not in (b"", b"message"):
             return []
         return [TooLarge(self._limit)] if is_too_large else _message(data, self._limit)
 
@@ -290,24 +367,46 @@ def answer_in(
     return None
 
 
-def refusal_line(head: Head, text: bytes, request_id: RequestId | None) -> bytes:
-    """An answer that is no success, as the error response to the request that it answers."""
+def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str = "") -> bytes:
+    """An answer that is no success, as the error response to the request that it answers.
+
+    `url` is where the request was sent.
+    """
     try:
         said = msgspec.json.decode(text)
         error = said["error"]
         refused = Refusal(int(error["code"]), str(error["message"]), error.get("data"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        refused = Refusal(INTERNAL_ERROR, _sentence(head, text))
+        refused = Refusal(INTERNAL_ERROR, _sentence(head, text, url))
     if head.status == 401:  # whoever has answered so
         refused.data = {"reason": "unauthorized"}
+    elif head.status >= 500 and refused.data is None:  # perhaps a proxy's, ahead of the server
+        refused.data = {"reason": "unavailable"}
     return messages.error(request_id, refused).rstrip(b"\n")
 
 
-def _sentence(head: Head, text: bytes) -> str:
+def _sentence(head: Head, text: bytes, url: str) -> str:
     if head.status < 300:
         return f"The server answered with {head}, and with nothing that MCP knows."
-    if to := head.fields.get("location"):
-        return f"The server answered with {head}: dial {to[:200]} instead."
+    if location := head.fields.get("location"):
+        return f"The server answered with {head}: {_redirected(url, location)}"
     said = " ".join(text.decode(errors="replace").split())
     is_text = said and head.content_type != "text/html"
-    return f"The server answered with {head}{f': {said[:200]}' if is_text else '.'}"
+    return f"The server answered with {head}{f': {said[:SAID_MAX]}' if is_text else '.'}"
+
+
+def _redirected(url: str, location: str) -> str:
+    """The advice on a redirect, which is not followed: a token must not follow it.
+
+    The URL is the server's word: it is advised only where it is one, and quoted for a shell.
+    """
+    try:
+        to = urljoin(url, location)
+        is_tls = Address(to, HTTP).is_tls
+    except ValueError:
+        return "it redirects to what is no URL to dial."
+    if url.startswith("https:") and not is_tls:
+        return "it redirects to an address without TLS, which is not safe to dial."
+    if len(to) > SAID_MAX:
+        return f"it redirects to a URL above {SAID_MAX} characters."
+    return f"dial {shlex.quote(to)} instead."

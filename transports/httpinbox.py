@@ -30,8 +30,12 @@ class Inbox:
             while self._bytes >= INBOX_BYTES_MAX and self.ended is None:
                 self._has_room = trio.Event()
                 await self._has_room.wait()
-            if self.ended is None:
-                self._add(blocks, size)
+            self.add(blocks, size)
+
+    def add(self, blocks: Sequence[Block | TooLarge], size: int) -> None:
+        """Hand over blocks, room or not: for few and small ones."""
+        if self.ended is None:
+            self._add(blocks, size)
 
     def end(self, why: str, last: Sequence[Block | TooLarge]) -> None:
         """Nothing comes after `last`."""

@@ -21,6 +21,18 @@ from transports.lines import READ_BYTES
 
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
 
+# Interim responses (1xx) ahead of a response. They mean nothing to MCP; a server needs one or two.
+INTERIM_MAX: Final = 100
+
+# From the first byte of a response's head to its last. How long a server thinks before that is its
+# own affair.
+HEAD_S: Final = 30.0
+
+# One `read` returns at most so many chunks: those of a byte cost as much time as large ones.
+READ_EVENTS_MAX: Final = 1_000
+
+REASON_CHARS_MAX: Final = 100  # of a status line, in an error
+
 CONNECT_S: Final = 10.0
 
 # Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
@@ -41,7 +53,7 @@ class Head(msgspec.Struct, frozen=True):
         return self.fields.get("content-type", "").partition(";")[0].strip().lower()
 
     def __str__(self) -> str:
-        return f"HTTP {self.status} {self.reason}".strip()
+        return f"HTTP {self.status} {self.reason[:REASON_CHARS_MAX]}".strip()
 
 
 class Connection:
@@ -73,13 +85,14 @@ class Connection:
 
     async def read_head(self) -> Head:
         """Wait for the response to begin."""
-        while True:
+        for _ in range(INTERIM_MAX):
             event = await self._next_event()
             if isinstance(event, h11.Response):
                 fields: dict[str, str] = {}
                 for name, value in event.headers:
                     fields.setdefault(name.decode("latin-1"), value.decode("latin-1"))
                 return Head(event.status_code, event.reason.decode("latin-1"), fields)
+        raise trio.BrokenResourceError(f"the server sent {INTERIM_MAX} interim responses (1xx)")
 
     async def read(self) -> bytes:
         """More of the body, as much as is there; nothing once it has ended as it should."""
@@ -90,13 +103,24 @@ class Connection:
                 await self._fetch()
             elif isinstance(event, h11.Data):
                 found.append(bytes(event.data))
+                if len(found) >= READ_EVENTS_MAX:
+                    await trio.lowlevel.checkpoint()
+                    break
             else:
                 break
         return b"".join(found)
 
     async def _next_event(self) -> object:
+        begun_at: float | None = None  # the head, of which a part has come
         while (event := self._look()) is h11.NEED_DATA:
-            await self._fetch()
+            if not self._http.trailing_data[0]:
+                await self._fetch()
+                continue
+            begun_at = begun_at or trio.current_time()
+            with trio.CancelScope(deadline=begun_at + HEAD_S) as scope:
+                await self._fetch()
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError(f"the server took above {HEAD_S:g} s for a head")
         return event
 
     def _look(self) -> object:

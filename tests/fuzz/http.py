@@ -7,7 +7,7 @@ import h11
 import trio
 
 from streams.exchange import Request
-from tests.fuzz.pieces import done, same_however_cut
+from tests.fuzz.pieces import same_however_cut
 from transports.handshake import _reason
 from transports.heads import plain_head
 from transports.httprequests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
@@ -70,21 +70,24 @@ class _Given(trio.abc.ReceiveStream):
 def response(data: bytes) -> None:
     """A client reads the same response however it is cut, or says what is wrong with it."""
 
-    def read(pieces: Iterable[bytes]) -> tuple[Any, ...]:
+    async def ask(pieces: Iterable[bytes]) -> tuple[Any, ...]:
         connection = Connection(cast(Any, _Given(pieces)), cast(Any, None))
         _ask(connection)
         try:
-            head = done(connection.read_head())
+            head = await connection.read_head()
         except trio.BrokenResourceError as broken:
             return ("no head", bool(str(broken)))
         body = b""
         try:
-            while more := done(connection.read()):
+            while more := await connection.read():
                 body += more
         except trio.BrokenResourceError:
             # What of a broken body was handed over before depends on how it came.
             return (head.status, head.content_type, "broken")
         return (head.status, head.content_type, str(head), body)
+
+    def read(pieces: Iterable[bytes]) -> tuple[Any, ...]:
+        return trio.run(ask, pieces)
 
     same_however_cut(data, read)
 

@@ -12,6 +12,7 @@ CORPUS: Final = Path(__file__).with_name("corpus")
 TARGETS: Final[dict[str, Target]] = {
     "messages": words.parse,
     "intents": words.read,
+    "shown": words.shown,
     "announcements": words.announced,
     "tickets": secrets.ticket,
     "tokens": secrets.token,

@@ -1,5 +1,7 @@
 """Messages, and what the dialects make of their params."""
 
+import contextlib
+import io
 import json
 from typing import Any
 
@@ -8,8 +10,10 @@ import msgspec
 from streams import clientwire, messages
 from streams.binding import call_digest
 from streams.dialects import DIALECTS, page_token, questions, resumings
+from streams.display import Display, as_json_text, print_result
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal
 from streams.extension import ack, settings_of
+from streams.logs import CONTROLS
 from streams.messages import Kind, Message
 from streams.vocabulary import Announcement, Poll, Resume, read_params
 
@@ -155,3 +159,26 @@ def announced(data: bytes) -> None:
             hear_other(params)
         except ValueError as error:
             assert str(error)
+
+
+def shown(data: bytes) -> None:
+    """Any result, and any message, is shown in lines that control no terminal; JSON stays JSON."""
+    try:
+        value = msgspec.json.decode(data)
+        message = messages.look(
+            b'{"jsonrpc":"2.0","method":"notifications/progress","params":%b}' % data
+        )
+    except (ValueError, RecursionError):
+        return
+    text = as_json_text(value)
+    assert json.loads(text) == json.loads(data)
+    assert not CONTROLS.search(text)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        for as_json in (False, True):
+            print_result(value, as_json=as_json)
+            print_result({"content": value}, as_json=as_json)
+            print_result({"content": [value]}, as_json=as_json)
+            with Display(as_json=as_json) as display:
+                display.show(message)
+    assert said.getvalue().count("\n") >= 8

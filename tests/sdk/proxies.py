@@ -130,7 +130,7 @@ def _is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
+    """A port that nothing listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
