@@ -21,6 +21,7 @@ from streams.journal import STORED_BYTES_MAX, Journal
 from streams.limits import MIB
 from streams.messages import Channel, Run
 from streams.proofs import Proofs
+from streams.separation import Separation
 from streams.session import Session
 
 # Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
@@ -97,6 +98,7 @@ class Connection:
         self._seen_at = trio.current_time()
         self._is_silent = False
         self._proofs = Proofs()
+        self._separation = Separation(channel)
 
     @property
     def embeds_responses(self) -> bool:
@@ -167,6 +169,7 @@ class Connection:
     def run(self, nursery: trio.Nursery) -> None:
         """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
         self._live_in(nursery)
+        self._separation.begin(nursery)
         nursery.start_soon(self._repeat, self._send_next)
         nursery.start_soon(self._repeat, self._watch)
 
@@ -269,13 +272,14 @@ class Connection:
         runs: Sequence[Run] = ()
         if delivery.position < state.durable:
             runs = await self._journal.read(delivery.stream.id, delivery.position, bytes_max=share)
-        if delivery.is_over or not delivery.may_open:
+        if delivery.is_over or delivery.is_held or not delivery.may_open:
             return
         if not runs and delivery.position < state.durable:
             raise missing(delivery.position + 1, state.durable)
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
+        runs = self._separation.hold(delivery, runs)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
@@ -283,7 +287,7 @@ class Connection:
             response = self._hand_over(delivery, runs, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
-        elif delivery.position < state.durable:
+        elif delivery.position < state.durable and not delivery.is_held:
             self._ready[delivery] = None
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
@@ -327,6 +331,7 @@ class Connection:
             if seq and delivery.stream.record.is_announced and self._may_prove:
                 self._proofs.wrote(delivery.stream, seq)
             delivery.stream.notify()
+        self._separation.wrote(write.size)
         self._finish()
         self._moved.unpark_all()
 
