@@ -60,7 +60,8 @@ class Separation:
         """The part of `runs` to write now: all, or all but the response at their end."""
         if self._nursery is None or not (runs and delivery.may_lose_progress):
             return runs
-        delivery.has_progress |= any(PROGRESS in run.body for run in runs)
+        if not delivery.has_progress:
+            delivery.has_progress = any(PROGRESS in run.body for run in runs)
         if self._is_deaf or not delivery.has_progress or runs[-1].last != delivery.stop:
             return runs
         delivery.is_held = True
