@@ -98,7 +98,7 @@ class Connection:
         self._seen_at = trio.current_time()
         self._is_silent = False
         self._proofs = Proofs()
-        self._separation = Separation(channel)
+        self.separation = Separation(channel)
 
     @property
     def embeds_responses(self) -> bool:
@@ -169,7 +169,7 @@ class Connection:
     def run(self, nursery: trio.Nursery) -> None:
         """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
         self._live_in(nursery)
-        self._separation.begin(nursery)
+        self.separation.begin(nursery)
         nursery.start_soon(self._repeat, self._send_next)
         nursery.start_soon(self._repeat, self._watch)
 
@@ -279,7 +279,7 @@ class Connection:
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
-        runs = self._separation.hold(delivery, runs)
+        runs = self.separation.hold(delivery, runs)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
@@ -331,7 +331,7 @@ class Connection:
             if seq and delivery.stream.record.is_announced and self._may_prove:
                 self._proofs.wrote(delivery.stream, seq)
             delivery.stream.notify()
-        self._separation.wrote(write.size)
+        self.separation.wrote(write.size)
         self._finish()
         self._moved.unpark_all()
 

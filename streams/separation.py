@@ -38,6 +38,7 @@ LOOK_S_MAX: Final = 0.05
 # A client may be busy for seconds, and then has no use for the response either. This is for peers
 # that answer no ping: the first response waits so long, those after it do not wait.
 PATIENCE_S: Final = 5.0
+HURRY_S: Final = 0.2  # the same at a shutdown, which writes for 0.5 s and then hangs up
 
 
 class Separation:
@@ -49,6 +50,8 @@ class Separation:
         self._written_bytes = 0
         self._gathered: list[Delivery] = []  # what goes ahead of the response is not out yet
         self._held: list[Delivery] = []  # it is
+        self._patience = trio.CancelScope()  # of the responses that wait now
+        self._patience_s = PATIENCE_S
         self._is_asking = False
         self._is_deaf = False  # the peer has not answered in time, and has not since
 
@@ -78,13 +81,18 @@ class Separation:
             self._is_asking = True
             self._nursery.start_soon(self._release, self._nursery)
 
+    def hurry(self) -> None:
+        """The server shuts down: no response waits longer than `HURRY_S` from here on."""
+        self._patience_s = HURRY_S
+        self._patience.deadline = min(self._patience.deadline, trio.current_time() + HURRY_S)
+
     async def _release(self, nursery: trio.Nursery) -> None:
         while self._held:
             held, self._held = self._held, []
             if not self._is_deaf:
                 taken = trio.Event()
                 nursery.start_soon(self._ask, taken)
-                with trio.move_on_after(PATIENCE_S):
+                with trio.move_on_after(self._patience_s) as self._patience:
                     await taken.wait()
                 self._is_deaf = not taken.is_set()
             for delivery in held:

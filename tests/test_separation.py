@@ -316,6 +316,24 @@ async def test_a_stream_that_is_displaced_while_its_response_waits_is_told_so(
         nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("pong_s", [0.1, 1_000.0])
+async def test_a_shutdown_does_not_keep_a_response_back(
+    server: Server, pong_s: float, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        talker, _ = await met(house, nursery, pong_s)
+        await talker.call(1, "work", token=1)
+        await talker.call(2, "work", token=2, pause_s=60)
+        await trio.sleep(0.05)
+        nursery.start_soon(house.running.engine.shut_down)
+        heard = await talker.end()
+        assert methods(heard).count(PROGRESS) == 6
+        worked, interrupted = sorted(heard[-2:], key=lambda message: int(message["id"]))
+        assert text_of(worked) == "worked"
+        assert reason(interrupted["error"]) == "interrupted"
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_connection_that_ends_while_a_response_waits_is_over(
     server: Server, autojump_clock: MockClock
 ) -> None:
