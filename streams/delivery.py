@@ -140,10 +140,10 @@ class Delivery:
     def may_lose_progress(self) -> bool:
         """Whether the client may lose progress that shares a read with the response.
 
-        A client with positions is no SDK's. Over HTTP a response is read as a stream of its own.
+        A client with positions does not: it must take all that it confirms.
         """
-        is_stock = not self.connection.session.settings.positions
-        return is_stock and self.stream.is_progress_wanted
+        has_positions = self.connection.session.settings.positions
+        return not has_positions and self.stream.is_progress_wanted
 
     def is_lone(self, run: Run) -> bool:
         """Whether `run` is the final response, and all that there will be to say."""

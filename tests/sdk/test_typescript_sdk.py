@@ -92,7 +92,7 @@ def progress_seen(node: Node, generation: str, **given: Any) -> dict[str, Any]:
 
 
 def check_whole(found: dict[str, Any], calls: int) -> None:
-    """Every call reported every step before its result, and nothing came too late for anybody."""
+    """Every call reported every step before its result, and the client reports no problem."""
     whole = {"seen": list(range(1, STEPS + 1)), "text": f"{STEPS} steps"}
     seen = [{name: call[name] for name in whole} for call in found["calls"]]
     assert seen == [whole] * calls
