@@ -20,6 +20,7 @@ from streams.journal import STORED_BYTES_MAX, Journal
 from streams.limits import MIB
 from streams.messages import Channel, Run
 from streams.proofs import Proofs
+from streams.separation import Separation
 from streams.session import Session
 
 # Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
@@ -96,6 +97,7 @@ class Connection:
         self._seen_at = trio.current_time()
         self._is_silent = False
         self._proofs = Proofs()
+        self.separation = Separation(channel)
 
     @property
     def embeds_responses(self) -> bool:
@@ -166,6 +168,7 @@ class Connection:
     def run(self, nursery: trio.Nursery) -> None:
         """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
         self._live_in(nursery)
+        self.separation.begin(nursery)
         nursery.start_soon(self._repeat, self._send_next)
         nursery.start_soon(self._repeat, self._watch)
 
@@ -266,11 +269,12 @@ class Connection:
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
         runs = await self._read_runs(delivery, share)
-        if delivery.is_over or not delivery.may_open:
+        if delivery.is_over or delivery.is_held or not delivery.may_open:
             return
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
+        runs = self.separation.hold(delivery, runs)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
@@ -278,7 +282,7 @@ class Connection:
             response = self._hand_over(delivery, runs, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
-        elif delivery.position < state.durable:
+        elif delivery.position < state.durable and not delivery.is_held:
             self._ready[delivery] = None
 
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
@@ -346,6 +350,7 @@ class Connection:
             if seq and is_provable and stream.is_newest(delivery.number):
                 self._proofs.wrote(delivery, seq)
             stream.notify()
+        self.separation.wrote(write.size)
         self._finish()
         self._moved.unpark_all()
 

@@ -57,8 +57,10 @@ class Delivery:
         "connection",
         "dialects",
         "granted",
+        "has_progress",
         "is_call",
         "is_granted",
+        "is_held",
         "is_open",
         "is_over",
         "number",
@@ -98,6 +100,8 @@ class Delivery:
         self.is_call = is_call  # it answers a call, and not a request to resume one
         self.granted = granted  # where it can be gone on with by event ids
         self.is_granted = True  # and that is durable
+        self.has_progress = False  # has gone out, with which the response must share no read
+        self.is_held = False  # all is written but the response, which waits for that
         self.is_open = False  # the preamble is out
         self.is_over = False
 
@@ -133,6 +137,15 @@ class Delivery:
     def may_open(self) -> bool:
         """Whether the client may be told how to come back: what that takes is durable."""
         return self.stream.is_recorded and self.is_granted
+
+    @property
+    def may_lose_progress(self) -> bool:
+        """Whether the client may lose progress that shares a read with the response.
+
+        A client with positions does not: it must take all that it confirms.
+        """
+        has_positions = self.connection.session.settings.positions
+        return not has_positions and self.stream.is_progress_wanted
 
     def is_lone(self, run: Run) -> bool:
         """Whether `run` is the final response, and all that there will be to say."""

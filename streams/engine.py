@@ -299,6 +299,8 @@ class Engine:
                 self._held.leave_off(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
+        for connection in self._connections:
+            connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
             for delivery in list(connection.deliveries.values()):

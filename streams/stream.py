@@ -40,6 +40,7 @@ class Stream:
         "__weakref__",
         "_changed",
         "_committer",
+        "_is_progress_wanted",
         "_keyring",
         "_left_at",
         "_limits",
@@ -91,6 +92,8 @@ class Stream:
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
+        # By its first request, of which a restarted server knows no more than this text.
+        self._is_progress_wanted = b'"progressToken"' in record.origin
         # Lets out what must come first, where the tool gives pages.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
@@ -194,6 +197,11 @@ class Stream:
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
         self._progress_token = token
+
+    @property
+    def is_progress_wanted(self) -> bool:
+        """Whether a call has asked for progress, and some of it may be among the messages."""
+        return self._is_progress_wanted or self._progress_token is not None
 
     @property
     def is_repeating(self) -> bool:

@@ -11,9 +11,11 @@ server = Server("sdk-tests", version="1.0", resume_min_s=0)
 
 
 @server.tool
-async def work(call: Call, steps: int) -> str:
-    """Report progress and log at each of so many steps."""
+async def work(call: Call, steps: int, pause_s: float = 0) -> str:
+    """Report progress and log at each of so many steps, with a pause ahead of each."""
     for step in range(1, steps + 1):
+        if pause_s:
+            await trio.sleep(pause_s)
         await call.progress(step, total=steps, message=f"step {step}")
         await call.log("info", {"step": step})
     return f"{steps} steps"

@@ -38,7 +38,7 @@ class Node:
         return {**os.environ, "PATH": path, "NODE_NO_WARNINGS": "1", **more}
 
     def run(
-        self, *arguments: str, cwd: Path = HERE, **environment: str
+        self, *arguments: str, cwd: Path = HERE, timeout_s: float = RUN_S, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a script to its end, which may be a failure."""
         return subprocess.run(
@@ -48,7 +48,7 @@ class Node:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=RUN_S,
+            timeout=timeout_s,
             check=False,
         )
 

@@ -1,13 +1,22 @@
-"""The official TypeScript SDK's client over WebSocket: it knows nothing of us either."""
+"""The official TypeScript SDK's clients over WebSocket and stdio know nothing of us either."""
 
 import json
-from typing import Any
+import os
+import signal
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
-from tests.sdk.stock import Node
+from tests.acceptance.launch import owners, wait_for_end
+from tests.sdk.stock import RUN_S, Node
 from tests.sdk.test_python_sdk import APP
-from tests.wire.process import ServerProcess
+from tests.wire.process import CLI, ServerProcess
+
+# How many calls each client makes whose progress is counted. For runs by hand: 1000.
+CALLS: Final = int(os.environ.get("PROGRESS_CALLS", "20"))
+STEPS: Final = 20
+CALL_S: Final = 0.5  # the most that one call may take on the average, on a busy machine
 
 # Installing the SDK has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
@@ -66,3 +75,60 @@ def test_many_calls_at_once_are_told_apart(seen: dict[str, Any]) -> None:
 
 def test_the_client_has_nothing_to_complain_about(seen: dict[str, Any]) -> None:
     assert seen["problems"] == []
+
+
+# Progress. These clients forget a call's progress handler with its response, and lose what they
+# read together with it (`streams.separation`).
+
+
+def progress_seen(node: Node, generation: str, **given: Any) -> dict[str, Any]:
+    """What the client in progress.mjs saw of calls that take `STEPS` steps."""
+    given["arguments"] = {"steps": STEPS, "pause_s": given.pop("pause_s")}
+    timeout_s = RUN_S + CALL_S * given["rounds"] * given["abreast"]
+    run = node.run("progress.mjs", generation, json.dumps(given), timeout_s=timeout_s)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def check_whole(found: dict[str, Any], calls: int) -> None:
+    """Every call reported every step before its result, and the client reports no problem."""
+    whole = {"seen": list(range(1, STEPS + 1)), "text": f"{STEPS} steps"}
+    seen = [{name: call[name] for name in whole} for call in found["calls"]]
+    assert seen == [whole] * calls
+    assert found["logs"] == calls * STEPS
+    assert found["problems"] == []
+
+
+@pytest.fixture(params=["stdio", "relay", "node", "ws"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """Where a client finds the server: it starts it, or reaches it by either of two WebSockets."""
+    serve = [*CLI[1:], "serve", APP, "--stdio"]
+    if request.param == "stdio":
+        yield {"command": CLI[0], "args": serve}
+    elif request.param == "relay":
+        journal = tmp_path / "journal.db"
+        yield {"command": CLI[0], "args": [*serve, "--journal", str(journal)]}
+        for pid in owners(journal):
+            os.kill(pid, signal.SIGKILL)
+            wait_for_end(pid)
+    else:
+        with ServerProcess(tmp_path, app=APP) as server:
+            yield {"url": server.url, "socket": request.param}
+
+
+@pytest.mark.timeout(RUN_S + 2 * CALL_S * CALLS, func_only=True)
+@pytest.mark.parametrize("generation", ["1", "2"])
+@pytest.mark.parametrize("pause_s", [0, 0.001])
+def test_progress_arrives_whole(
+    node: Node, place: dict[str, Any], generation: str, pause_s: float
+) -> None:
+    found = progress_seen(node, generation, pause_s=pause_s, rounds=CALLS, abreast=1, **place)
+    check_whole(found, CALLS)
+
+
+@pytest.mark.parametrize("generation", ["1", "2"])
+def test_progress_of_many_calls_at_once_arrives_whole(
+    node: Node, place: dict[str, Any], generation: str
+) -> None:
+    check_whole(progress_seen(node, generation, pause_s=0, rounds=1, abreast=50, **place), 50)

@@ -5,16 +5,6 @@ import {
   ElicitRequestSchema,
   LoggingMessageNotificationSchema,
 } from "@modelcontextprotocol/sdk/types.js";
-import WebSocket from "ws";
-
-// Browsers hand over one message a task, as the standard says. The WebSocket that node has since 22
-// does not, and with several at once the SDK takes a response before the progress ahead of it.
-class StandardWebSocket extends WebSocket {
-  constructor(url, protocols) {
-    super(url, protocols, { allowSynchronousEvents: false });
-  }
-}
-globalThis.WebSocket = StandardWebSocket;
 
 const seen = { progress: [], logs: [], problems: [] };
 const client = new Client(
