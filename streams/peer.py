@@ -4,7 +4,7 @@ Nothing here waits for a handler: every message is dealt with at once, or as soo
 found the stream that it is about, and what takes time goes on in the engine.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,7 +12,7 @@ import trio
 
 from streams import dialects, extension, messages
 from streams.connection import Connection
-from streams.engine import Engine, Handler
+from streams.engine import Engine
 from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -22,12 +22,12 @@ from streams.errors import (
     refusal,
 )
 from streams.extension import Mark
-from streams.handling import CallTool
+from streams.handling import CallTool, Handlers
 from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
-from streams.tools import Tool, error_result
+from streams.tools import error_result
 from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
-
-MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -60,12 +58,12 @@ class Peer:
     """The conversation with one client, over one connection or one after another."""
 
     def __init__(
-        self, server: "Server", engine: Engine, session: Session, handler: MakeHandler
+        self, server: "Server", engine: Engine, session: Session, handlers: Handlers
     ) -> None:
         self.session = session
         self._server = server
         self._engine = engine
-        self._handler = handler
+        self._handlers = handlers
         self._questions = dialects.questions()
         self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
@@ -260,7 +258,7 @@ class Peer:
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"Bad params: {error}.") from None
         try:
-            arguments = tool.bind(given)
+            arguments = await self._handlers.arguments(tool, given, self.session.principal)
         except ValueError as error:
             # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
             result = error_result(f"Bad arguments for {tool.name}: {error}")
@@ -274,7 +272,7 @@ class Peer:
         stream = self._engine.begin(
             connection,
             line,
-            self._handler(tool, arguments),
+            self._handlers.handler(tool, arguments),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,

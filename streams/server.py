@@ -106,10 +106,13 @@ class Server:
         Leaving it shuts down in good order, within 4 s.
         """
         handlers = Handlers(self.tools)
-        async with open_engine(
-            journal, keyring, self.limits, enforce_min=self.enforce_min, again=handlers.again
-        ) as engine:
-            yield RunningServer(self, engine, handlers)
+        try:
+            async with open_engine(
+                journal, keyring, self.limits, enforce_min=self.enforce_min, again=handlers.again
+            ) as engine:
+                yield RunningServer(self, engine, handlers)
+        finally:
+            await handlers.aclose()
 
 
 class RunningServer:
@@ -133,4 +136,4 @@ class RunningServer:
 
     def peer(self, session: Session) -> Peer:
         """What talks to one client."""
-        return Peer(self.server, self.engine, session, self._handlers.handler)
+        return Peer(self.server, self.engine, session, self._handlers)
