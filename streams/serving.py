@@ -203,9 +203,11 @@ async def _serve_http(
 ) -> None:
     assert options.http is not None
     path = options.http_path
+    endpoint = HttpEndpoint(running, path)
     listen = partial(
         http.serve,
-        guard.beside(HttpEndpoint(running, path)),
+        guard.beside(endpoint),
+        screen=guard.screening(endpoint.screen),
         body_bytes_max=running.server.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,

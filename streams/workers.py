@@ -6,7 +6,7 @@ serve one check at a time, and end with the server, also where that is killed: t
 """
 
 import contextlib
-import subprocess  # nosec B404: the interpreter and a file of our own
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -54,6 +54,7 @@ class Requests:
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
         self._origins = origins
         self._body_bytes_max = body_bytes_max
+        self._limit = body_bytes_max  # of the body that is being read
         self._h11: h11.Connection | None = None
         self._unseen = b""  # by h11, of the request: nothing, or all that came of it
         self._is_plain = False  # the request, and h11 has not read it
@@ -94,6 +95,13 @@ class Requests:
     def head(self) -> Head | None:
         """That of a request whose body has not come whole."""
         return None if self._head is None else Head(*self._told(self._head))
+
+    def limit_body(self, bytes_max: int) -> None:
+        """Take no more of the body of this request than that. Raises `Refused`."""
+        self._limit = min(bytes_max, self._body_bytes_max)
+        lengths = self._fields.get("content-length", ["0"])
+        if max(int(lengths[0]), len(self._body)) > self._limit + NEWLINE_BYTES:
+            raise self._too_large()
 
     def next_request(self) -> Request | None:
         """The next request once it has come whole, or None: feed more. Raises `Refused`."""
@@ -160,7 +168,7 @@ class Requests:
                 raise Refused(
                     400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
                 )
-        elif lengths and int(lengths[0]) > self._body_bytes_max + NEWLINE_BYTES:
+        elif lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def _check_origins(self, head: h11.Request) -> None:
@@ -177,7 +185,7 @@ class Requests:
 
     def _add(self, data: bytes) -> None:
         self._body += data
-        if len(self._body) > self._body_bytes_max + NEWLINE_BYTES:
+        if len(self._body) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def _check_chunking(self) -> None:
@@ -186,15 +194,16 @@ class Requests:
             raise Refused(400, "Too little in too many chunks: send the body in larger ones.")
 
     def _too_large(self) -> Refused:
-        return Refused(413, refusal("too_large", limit=self._body_bytes_max))
+        return Refused(413, refusal("too_large", limit=self._limit))
 
     def _complete(self) -> Request:
         assert self._head is not None  # h11 ends no message that has not begun
         head, body = self._head, bytes(self._body)
         self._head = None
         self._body = bytearray()
-        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+        if len(body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
+        self._limit = self._body_bytes_max
         self._fed_bytes = len(self._protocol.trailing_data[0])
         self._may_have_body = head.method != b"HEAD"
         return Request(*self._told(head), body)

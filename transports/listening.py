@@ -139,8 +139,13 @@ async def admitted(admit: Admit | None, head: Head) -> Caller | None:
     try:
         return await admit(head)
     except Denied as denied:
-        headers = [(name.encode(), value.encode()) for name, value in denied.headers]
-        raise Refused(denied.status, denied.refused, headers) from None
+        raise refused_as(denied) from None
+
+
+def refused_as(denied: Denied) -> Refused:
+    """The same, as a response that ends the connection."""
+    headers = [(name.encode(), value.encode()) for name, value in denied.headers]
+    return Refused(denied.status, denied.refused, headers)
 
 
 async def secured(tcp: trio.SocketStream, context: ssl.SSLContext | None) -> ServerStream:
