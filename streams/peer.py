@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
+# Request ids and progress tokens are kept with a stream, and stand in each message about progress.
+NAME_LETTERS_MAX: Final = 1024
+
 
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
@@ -143,6 +146,7 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
+        _check_name(request_id, "id")
         self._check_free(request_id)
         if method in self._deliveries:
             assert connection is not None
@@ -178,7 +182,7 @@ class Peer:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
         params = _params(message, _Initialize)
         session.settings = extension.settings_of(params.capabilities)
-        session.capabilities = params.capabilities
+        session.capabilities = extension.understood(params.capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)
@@ -217,6 +221,7 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
+        _check_name(params.meta.progress_token, "_meta.progressToken")
         key, token = extension.key_in(params.meta.key), dialects.page_token(message.params)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
@@ -320,6 +325,15 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.access.ack(self.session, acked.stream, acked.seq)
+
+
+def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
+    """Refuse a name that would be kept, and repeated, at a length that no client needs."""
+    if isinstance(name, str) and len(name) > NAME_LETTERS_MAX:
+        raise Refusal(
+            INVALID_REQUEST,
+            f"{what}: {len(name)} characters: send at most {NAME_LETTERS_MAX}.",
+        )
 
 
 def unreadable(trouble: Unavailable) -> Refusal:
