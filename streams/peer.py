@@ -28,6 +28,7 @@ from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
 from streams.tools import error_result
+from streams.turns import Budget, Turns
 from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
@@ -38,6 +39,13 @@ REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
 # Request ids and progress tokens are kept with a stream, and stand in each message about progress.
 NAME_LETTERS_MAX: Final = 1024
+
+# How many refusals are logged at once, and per second in the long run: a line takes longer than the
+# rest of a refusal, and a log has no end.
+REFUSALS_TOLD: Final = 100
+REFUSALS_TOLD_PER_S: Final = 10.0
+
+_told: Final = trio.lowlevel.RunVar[Budget]("what may be logged of refusals")
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -91,6 +99,7 @@ class Peer:
 
     async def run(self, connection: Connection) -> None:
         """Listen until the client will send no more over this connection."""
+        turns = Turns()
         while True:
             try:
                 received = await connection.channel.receive()
@@ -99,6 +108,8 @@ class Peer:
             connection.heard()
             for incoming in received:
                 await self._hear(incoming, connection)
+                if turns.spend():
+                    await turns.wait()
             await connection.has_room()
 
     async def _hear(self, incoming: Incoming, connection: Connection) -> None:
@@ -348,8 +359,14 @@ def id_of(message: Message) -> RequestId | None:
 
 
 def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
-    """The error that answers a request."""
-    log.info("refused", code=refused.code, why=refused.message[:200])
+    """The error that answers a request. A flood of them is not logged one by one."""
+    try:
+        budget = _told.get()
+    except LookupError:
+        budget = Budget(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
+        _told.set(budget)
+    if budget.spend():
+        log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
 
 

@@ -17,7 +17,8 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Admit, Caller, Denied, Endpoint, Head, Headers, Request, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
-from transports.httprequests import HEAD_BYTES_MAX, Phase, Requests
+from streams.turns import TURN_UNITS, Turns
+from transports.httprequests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import (
     CONNECTIONS_MAX,
@@ -120,6 +121,8 @@ class _Server:
         try:
             self._check_room(line)
             while request := await self._next_request(line, requests, phase):
+                if line.turns.spend(TURN_UNITS):
+                    await line.turns.wait()
                 with self.room.held_by(request.caller):
                     await self._answer(request, requests, line)
                 await line.unwatch()
@@ -143,7 +146,7 @@ class _Server:
         caller: Caller | None = None
         is_admitted = False
         with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
-            while (request := requests.next_request()) is None:
+            while (request := requests.next_request(EVENTS_MAX)) is None:
                 if requests.phase not in (phase, Phase.NOTHING):
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
@@ -153,11 +156,17 @@ class _Server:
                     is_admitted = True
                 if permission := requests.go_ahead():
                     await line.send(permission)
+                if requests.has_more:
+                    line.turns.spend(TURN_UNITS)
+                    await line.turns.wait()
+                    continue
                 bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
                 data = await line.receive(bytes_max)
                 if not data:
                     break
                 requests.feed(data)
+                if line.turns.spend():
+                    await line.turns.wait()
             else:
                 if not is_admitted:
                     caller = await admitted(self.admit, request)
@@ -221,6 +230,7 @@ class _Line:
     def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
         self._stream = stream
         self.gone = trio.Event()
+        self.turns = Turns()
         self.tcp = tcp
         self._nursery = nursery
         self._pipelined = bytearray()
