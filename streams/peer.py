@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 # Newest first: it is offered to a client that asks for one that we do not know.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
 
-# Request ids and progress tokens are kept with a stream, and stand in each message about progress.
+# The ids of calls and resumes, and progress tokens, are kept with a stream, and the latter stand in
+# each message about progress.
 NAME_LETTERS_MAX: Final = 1024
 
 # How many refusals are logged at once, and per second in the long run: a line takes longer than the
@@ -157,9 +158,9 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        _check_name(request_id, "id")
         self._check_free(request_id)
         if method in self._deliveries:
+            _check_name(request_id, "id")
             assert connection is not None
             await self._deliveries[method](message, line, connection)
             return None

@@ -50,11 +50,13 @@ def test_an_id_has_a_length(server: ServerProcess, kind: str) -> None:
     with server.connect(kind) as peer:
         peer.initialize({})
         longest, too_long = "i" * 1024, "i" * 1025
-        assert peer.ask("ping", id=longest).result == {}
-        refused = peer.ask("ping", id=too_long)
+        call = {"name": "count", "arguments": {"n": 1}}
+        refused = peer.ask("tools/call", call, id=too_long)
         assert refused.error["code"] == -32600
         assert refused.answers(too_long)
         assert "1025 characters: send at most 1024" in refused.error["message"]
+        assert "result" in peer.ask("tools/call", call, id=longest)
+        assert peer.ask("ping", id=too_long).result == {}  # which is not kept
         assert refused_call(peer, {"progressToken": too_long}) == -32600
         assert refused_call(peer, {"progressToken": longest}) is None
 
