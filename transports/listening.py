@@ -21,6 +21,7 @@ from streams import messages
 from streams.errors import INVALID_REQUEST, Refusal, refusal
 from streams.exchange import Admit, Caller, Denied, Head
 from streams.logs import log
+from streams.turns import TURN_UNITS, Turns
 from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
 
@@ -199,9 +200,17 @@ async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListe
     Where there are no file descriptors left, connections wait in the kernel's queue until there
     are: nobody is refused, and nothing ends. That is logged once until it is over.
     """
+    arrivals = Turns()
+
+    async def welcome_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
+        # A handshake is as much work as some frames, and may be the next flood.
+        if arrivals.spend(TURN_UNITS):
+            await arrivals.wait()
+        await welcome(nursery, connection)
+
     async with trio.open_nursery() as nursery:
         for listener in listeners:
-            nursery.start_soon(_accept_from, listener, welcome, nursery)
+            nursery.start_soon(_accept_from, listener, welcome_in_turn, nursery)
     raise AssertionError("the listeners are there until they are cancelled")
 
 
