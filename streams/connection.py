@@ -32,6 +32,7 @@ KERNEL_BYTES: Final = 4 * MIB  # what the kernel takes for a peer that reads not
 STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
 # Replies that may wait for a peer that does not read; then it is not read either.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
+OUTBOX_REPLIES_MAX: Final = 1_000  # they are framed in one go, in which nothing else runs: 1 ms
 PING_EVERY_S: Final = 15.0
 SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
 BUSY_S: Final = 0.05  # until a journal that could not be read is asked again
@@ -152,7 +153,7 @@ class Connection:
 
     async def has_room(self) -> None:
         """Wait until the peer has read enough of its replies to be given more."""
-        while self._outbox_bytes > OUTBOX_BYTES_MAX:
+        while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
             await self._moved.park()
 
     async def drained(self) -> None:

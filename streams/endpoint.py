@@ -22,7 +22,7 @@ from streams.errors import (
     Unavailable,
     first_of,
 )
-from streams.exchange import Endpoint, Head, Headers, Request, Responder
+from streams.exchange import Denied, Endpoint, Head, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message
 from streams.peer import Peer, check_revision, id_of, refused_line, revision_in, unreadable
@@ -36,6 +36,9 @@ SESSION: Final = "mcp-session-id"
 REVISION: Final = "mcp-protocol-version"
 LAST_EVENT: Final = "last-event-id"
 PRIMING_SINCE: Final = "2025-11-25"
+
+# Of a GET or a DELETE, whose body says nothing; some clients send a short one.
+IGNORED_BYTES_MAX: Final = 1024
 
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
@@ -77,6 +80,21 @@ class HttpEndpoint:
         except* JournalUnusable as errors:
             self._engine.fail(first_of(errors))
 
+    def screen(self, request: Request) -> int | None:
+        """The `Screen` of this endpoint: whatever needs no body to be refused is refused here."""
+        try:
+            self._route(request)
+            if request.method == "POST":
+                _check_media(request)
+                _accepted(request)
+            elif request.method == "GET":
+                _check_events(request)
+            if request.method != "POST" or SESSION in request.headers:
+                self._session(request)
+        except Rejected as rejected:
+            raise Denied(rejected.status, rejected.refused, rejected.headers) from None
+        return None if request.method == "POST" else IGNORED_BYTES_MAX
+
     async def _answer(self, request: Request, responder: Responder) -> None:
         try:
             await self._route(request)(request, responder)
@@ -95,8 +113,7 @@ class HttpEndpoint:
     # POST
 
     async def _post(self, request: Request, responder: Responder) -> None:
-        if _media_type(request.headers.get("content-type", "")) != JSON:
-            raise Rejected(415, f"Send the message as {JSON}.")
+        _check_media(request)
         accepted = _accepted(request)
         message = _parse(request.body)
         is_request = message.kind is Kind.REQUEST
@@ -199,8 +216,7 @@ class HttpEndpoint:
     # GET
 
     async def _get(self, request: Request, responder: Responder) -> None:
-        if EVENTS not in _acceptable(request):
-            raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
+        _check_events(request)
         session = self._session(request)
         self._check_rate(session.principal)
         last_event = request.headers.get(LAST_EVENT)
@@ -281,6 +297,16 @@ class HttpEndpoint:
 
 def _principal(request: Request) -> str | None:
     return None if request.caller is None else request.caller.principal
+
+
+def _check_media(request: Request) -> None:
+    if _media_type(request.headers.get("content-type", "")) != JSON:
+        raise Rejected(415, f"Send the message as {JSON}.")
+
+
+def _check_events(request: Request) -> None:
+    if EVENTS not in _acceptable(request):
+        raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
 
 
 def _parse(body: bytes) -> Message:

@@ -2,7 +2,8 @@
 
 A listener (`transports.http`) reads the request, body and all, and hands it over with a
 `Responder`. An ASGI application could do the same. Who may come in at all is decided on the head of
-a request alone, by an `Admit`: a stranger's body is not read.
+a request alone, by an `Admit`: a stranger's body is not read. Nor is that of a request which its
+head alone refuses: that is for a `Screen` to say.
 """
 
 import re
@@ -106,3 +107,8 @@ Endpoint = Callable[[Request, Responder], Awaitable[None]]
 
 Admit = Callable[[Head], Awaitable[Caller | None]]
 """Who a request comes from; None for who need not say so. Raises `Denied`."""
+
+Screen = Callable[[Request], int | None]
+"""How long the body of a request may be, in bytes, before any of it is read; None for as long as
+any. The request that it is asked about has none yet. Raises `Denied` for what the head refuses.
+"""

@@ -86,6 +86,27 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     )
 
 
+def understood(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of client capabilities that `settings_of` reads, which it reads in the same way.
+
+    It is kept for as long as the session, so nothing else is: at most some hundred bytes, of
+    whatever a client sends.
+    """
+    names = [dialect.capability for dialect in DIALECTS.values()]
+    kept: dict[str, Any] = {name: {} for name in names if name and name in capabilities}
+    for place in ("experimental", "extensions"):
+        extensions = capabilities.get(place)
+        if isinstance(extensions, dict) and EXTENSION in extensions:
+            given = extensions[EXTENSION]
+            chosen = {
+                name: given[name] for name in _Extension.__struct_encode_fields__ if name in given
+            }
+            if "dialects" in chosen:
+                chosen["dialects"] = [name for name in DIALECTS if name in chosen["dialects"]]
+            kept[place] = {EXTENSION: chosen}
+    return kept
+
+
 def advertisement(memory: str) -> dict[str, Any]:
     """What the server says of itself, under `extensions` and `experimental`.
 

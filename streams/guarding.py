@@ -15,7 +15,7 @@ import trio
 from streams.auth import Door, Verifier
 from streams.auth.metadata import Metadata
 from streams.errors import UnsafeFile
-from streams.exchange import Admit, Endpoint, Head
+from streams.exchange import Admit, Endpoint, Head, Screen
 from streams.logs import log
 from streams.options import Auth, CannotServe, Options
 from streams.permissions import open_safe, real_path
@@ -49,6 +49,10 @@ class Guard(msgspec.Struct, frozen=True):
     def beside(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint, with what there is to read for who may not come in."""
         return endpoint if self.metadata is None else self.metadata.before(endpoint)
+
+    def screening(self, screen: Screen) -> Screen:
+        """The endpoint's screen, and that of what there is to read beside it."""
+        return screen if self.metadata is None else self.metadata.screening(screen)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Know the issuer's keys, for ever."""

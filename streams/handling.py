@@ -23,6 +23,7 @@ from streams.logs import log
 from streams.paging import Paging
 from streams.stream import Stream
 from streams.tools import Tool, Tools, error_result, to_result
+from streams.workers import Workers
 
 # Sync tools run in threads: what they may have at once, apart from everything else's threads.
 THREADS_MAX: Final = 40
@@ -61,12 +62,24 @@ class Handlers:
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
         self._confined = Confined()
+        self._workers = Workers()
         self._at_work: dict[Stream, str] = {}
 
     @property
     def at_work(self) -> list[str]:
         """The names of the tools that have not ended, each once."""
         return sorted(set(self._at_work.values()))
+
+    async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
+        """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
+        schema = tool.input_given
+        if schema is not None and schema.is_costly(len(given)):
+            await self._workers.check(schema.encoded, given, "arguments", principal)
+        return tool.bind(given)
+
+    async def aclose(self) -> None:
+        """End the processes that check arguments and results."""
+        await self._workers.aclose()
 
     def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
         """What runs the tool for one stream."""
@@ -84,7 +97,7 @@ class Handlers:
             tool = self._tools.get(params.name)
             if tool is None or not tool.restart:
                 return None
-            arguments = tool.bind(params.given)
+            arguments = tool.bind(params.given)  # which were checked when the call began
         except ValueError as error:
             log.warning("a call cannot be run again", stream=stream.id[:8], why=str(error))
             return None
@@ -118,7 +131,7 @@ class Handlers:
             paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            return to_result(await work(), tool)
+            return await self._promised(to_result(await work(), tool), tool, stream)
 
         def work_in_thread() -> Any:
             with self._confined:
@@ -127,7 +140,21 @@ class Handlers:
         value = await trio.to_thread.run_sync(
             work_in_thread, abandon_on_cancel=True, limiter=self._limiter
         )
-        return to_result(value, tool)
+        return await self._promised(to_result(value, tool), tool, stream)
+
+    async def _promised(self, result: dict[str, Any], tool: Tool, stream: Stream) -> dict[str, Any]:
+        """The result, once it is checked against an output schema where that is costly."""
+        schema = tool.output_given
+        if schema is None:
+            return result
+        encoded = str(result["content"][0]["text"]).encode()
+        if schema.is_costly(len(encoded)):
+            principal = stream.record.principal
+            try:
+                await self._workers.check(schema.encoded, encoded, "result", principal)
+            except ValueError as error:
+                raise ValueError(f"tool {tool.name} broke its output schema: {error}") from None
+        return result
 
 
 def tool_at(frame: FrameType) -> str | None:

@@ -4,7 +4,7 @@ Nothing here waits for a handler: every message is dealt with at once, or as soo
 found the stream that it is about, and what takes time goes on in the engine.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,7 +13,7 @@ import trio
 from streams import dialects, extension, messages
 from streams.checks import check_free
 from streams.connection import Connection, CursorOf, no_cursor
-from streams.engine import Engine, Handler
+from streams.engine import Engine
 from streams.errors import (
     INVALID_PARAMS,
     INVALID_REQUEST,
@@ -24,13 +24,14 @@ from streams.errors import (
     refusal,
 )
 from streams.extension import Mark
-from streams.handling import CallTool
+from streams.handling import CallTool, Handlers
 from streams.lifecycle import ProgressToken
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
 from streams.stream import Stream
-from streams.tools import Tool, error_result
+from streams.tools import error_result
+from streams.turns import Budget, Turns
 from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
@@ -43,7 +44,16 @@ REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 # header as well.
 _REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
-MakeHandler = Callable[[Tool, Mapping[str, Any]], Handler]
+# The ids of calls and resumes, and progress tokens, are kept with a stream, and the latter stand in
+# each message about progress.
+NAME_LETTERS_MAX: Final = 1024
+
+# How many refusals are logged at once, and per second in the long run: a line takes longer than the
+# rest of a refusal, and a log has no end.
+REFUSALS_TOLD: Final = 100
+REFUSALS_TOLD_PER_S: Final = 10.0
+
+_told: Final = trio.lowlevel.RunVar[Budget]("what may be logged of refusals")
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -75,12 +85,12 @@ class Peer:
     """The conversation with one client, over one connection or one after another."""
 
     def __init__(
-        self, server: "Server", engine: Engine, session: Session, handler: MakeHandler
+        self, server: "Server", engine: Engine, session: Session, handlers: Handlers
     ) -> None:
         self.session = session
         self._server = server
         self._engine = engine
-        self._handler = handler
+        self._handlers = handlers
         self._questions = dialects.questions()
         self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
@@ -105,6 +115,7 @@ class Peer:
 
     async def run(self, connection: Connection) -> None:
         """Listen until the client will send no more over this connection."""
+        turns = Turns()
         while True:
             try:
                 received = await connection.channel.receive()
@@ -113,6 +124,8 @@ class Peer:
             connection.heard()
             for incoming in received:
                 await self._hear(incoming, connection)
+                if turns.spend():
+                    await turns.wait()
             await connection.has_room()
 
     async def _hear(self, incoming: Incoming, connection: Connection) -> None:
@@ -174,6 +187,7 @@ class Peer:
         assert isinstance(request_id, int | str)
         check_revision(revision_in(message, line))
         if method in self._deliveries:  # which may displace what has their id
+            _check_name(request_id, "id")
             assert connection is not None
             await self._deliveries[method](message, line, connection)
             return None
@@ -203,7 +217,7 @@ class Peer:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
         params = _params(message, _Initialize)
         session.settings = extension.settings_of(params.capabilities)
-        session.capabilities = params.capabilities
+        session.capabilities = extension.understood(params.capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)
@@ -242,6 +256,7 @@ class Peer:
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         params = _params(message, CallTool)
+        _check_name(params.meta.progress_token, "_meta.progressToken")
         tool = self._server.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
@@ -292,7 +307,7 @@ class Peer:
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"Bad params: {error}.") from None
         try:
-            arguments = tool.bind(given)
+            arguments = await self._handlers.arguments(tool, given, self.session.principal)
         except ValueError as error:
             # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
             result = error_result(f"Bad arguments for {tool.name}: {error}")
@@ -306,7 +321,7 @@ class Peer:
         stream = self._engine.begin(
             connection,
             line,
-            self._handler(tool, arguments),
+            self._handlers.handler(tool, arguments),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
@@ -367,6 +382,15 @@ class Peer:
         self._engine.access.ack(self.session, acked.stream, acked.seq)
 
 
+def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
+    """Refuse a name that would be kept, and repeated, at a length that no client needs."""
+    if isinstance(name, str) and len(name) > NAME_LETTERS_MAX:
+        raise Refusal(
+            INVALID_REQUEST,
+            f"{what}: {len(name)} characters: send at most {NAME_LETTERS_MAX}.",
+        )
+
+
 def unreadable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
     message = f"The journal cannot be read now ({trouble}): try again later."
@@ -407,8 +431,14 @@ def id_of(message: Message) -> RequestId | None:
 
 
 def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
-    """The error that answers a request."""
-    log.info("refused", code=refused.code, why=refused.message[:200])
+    """The error that answers a request. A flood of them is not logged one by one."""
+    try:
+        budget = _told.get()
+    except LookupError:
+        budget = Budget(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
+        _told.set(budget)
+    if budget.spend():
+        log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
 
 

@@ -5,36 +5,35 @@ caller misspells is refused, not ignored. A schema that is given is checked when
 every `$ref` in it included, and nothing is ever fetched from the network. Schemas are JSON Schema
 2020-12 unless `$schema` says otherwise.
 
+What is here takes a few milliseconds for each MiB at most. A check against a schema that may take
+more (`GivenSchema.is_costly`) is left to a worker process, by whoever can wait for it.
+
 Whatever does not fit is a `ValueError` with one sentence that begins with the place.
 """
 
+import contextlib
 import copy
-import itertools
+import gc
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final
 
 import msgspec
-from jsonschema import Draft202012Validator, exceptions, validators
-from jsonschema.protocols import Validator
 from msgspec import inspect as types
-from referencing import Registry
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import SchemaResource, UnknownDialect, specification_with
 
-Schema = dict[str, Any]
+from streams.validator import Schema, Validator, shortened
+
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
 OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back from it
 
-# The place and the reason name what the peer sent, which may be megabytes.
-_SENTENCE_MAX: Final = 400
-# Enough to find the one that matters; a long array of wrong items has one for each of them.
-_MISMATCHES_MAX: Final = 100
+# The work of a check that is done where it comes up, in words of the schema times bytes of the
+# value: at most 4 ms, in which nothing else of the server runs.
+INLINE_WORK_MAX: Final = 256 * 1024
 
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"  # MCP's default
-# A schema holds all that it refers to: nothing is looked up elsewhere, least of all fetched.
-_NOTHING_ELSE: Final[Registry[Any]] = Registry()
+# The garbage collector goes through all new objects several times while a large value is decoded,
+# which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
+_COLLECTED_BYTES_MAX: Final = 64 * 1024
 
 _ABSENT: Final = object()
 _REFERENCE: Final = "#/$defs/"
@@ -128,8 +127,10 @@ def _advertised_default(parameter: Parameter) -> Schema:
         return {}  # None for an int, or a sentinel object: nothing that a caller could send
 
 
-def annotation_binder(parameters: Sequence[Parameter]) -> Binder:
+def annotation_binder(parameters: Sequence[Parameter], schema: "GivenSchema | None") -> Binder:
     """Decodes arguments into these parameters' types; what is absent gets its default.
+
+    They must fit `schema` first, where there is one; whoever binds sees to that if it is costly.
 
     Defaults that are lists, dicts or sets are copied, so that no call changes the next one's.
     """
@@ -144,10 +145,10 @@ def annotation_binder(parameters: Sequence[Parameter]) -> Binder:
     decoder = msgspec.json.Decoder(shape)
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
-        try:
-            values = msgspec.structs.astuple(decoder.decode(raw))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(explain(error, "arguments")) from None
+        given = bytes(raw)
+        if schema is not None and not schema.is_costly(len(given)):
+            schema.check(_decoded(given, msgspec.json.decode, "arguments"), "arguments")
+        values = msgspec.structs.astuple(_decoded(given, decoder.decode, "arguments"))
         return {
             parameter.name: _fresh(parameter.default) if value is _ABSENT else value
             for parameter, value in zip(parameters, values, strict=True)
@@ -172,17 +173,18 @@ def given_binder(
 ) -> Binder:
     """Decodes arguments as plain JSON that fits `schema`, and that the function can take.
 
+    Where it is costly to tell whether they fit, whoever binds sees to that.
     `more_allowed` says that the function has `**kwargs`; `taken` is the name that they cannot have.
     """
     known = {parameter.name: parameter for parameter in parameters}
+    decoder = msgspec.json.Decoder(dict[str, Any])
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
-        try:
-            values = msgspec.json.decode(raw, type=dict[str, Any])
-        except (ValueError, RecursionError) as error:
-            raise ValueError(explain(error, "arguments")) from None
+        given = bytes(raw)
+        values: dict[str, Any] = _decoded(given, decoder.decode, "arguments")
         _require_names(values, known, more_allowed=more_allowed, taken=taken)
-        schema.check(values, "arguments")
+        if not schema.is_costly(len(given)):
+            schema.check(values, "arguments")
         defaults = {
             name: _fresh(parameter.default)
             for name, parameter in known.items()
@@ -202,77 +204,95 @@ def _require_names(
 ) -> None:
     for name in given:
         if name == taken or (name not in known and not more_allowed):
-            raise ValueError(_shortened(f"{name}: unknown argument"))
+            raise ValueError(shortened(f"{name}: unknown argument"))
     for name, parameter in known.items():
         if name not in given and is_required(parameter):
             raise ValueError(f"{name}: missing")
 
 
-def annotation_check(annotation: Any) -> OutputCheck:
-    """Raises `ValueError` for output that does not fit the annotation."""
+def annotation_check(annotation: Any, schema: "GivenSchema | None") -> OutputCheck:
+    """Raises `ValueError` for output that does not fit the annotation, nor, first, `schema`."""
     decoder = msgspec.json.Decoder(annotation)
 
-    def check(encoded: bytes, _: Any) -> None:
-        try:
-            decoder.decode(encoded)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(explain(error, "result")) from None
+    def check(encoded: bytes, value: Any) -> None:
+        if schema is not None and not schema.is_costly(len(encoded)):
+            schema.check(value, "result")
+        _decoded(encoded, decoder.decode, "result")
 
     return check
 
 
 def given_check(schema: "GivenSchema") -> OutputCheck:
-    """Raises `ValueError` for output that does not fit the schema."""
-    return lambda _, value: schema.check(value, "result")
+    """Raises `ValueError` for output that does not fit the schema, where that is cheap to tell."""
+
+    def check(encoded: bytes, value: Any) -> None:
+        if not schema.is_costly(len(encoded)):
+            schema.check(value, "result")
+
+    return check
 
 
 class GivenSchema:
-    """A schema that an author wrote, checked once: `schema` is a copy that nobody changes."""
+    """A schema that values are checked against: `schema` is a copy that nobody changes."""
 
     def __init__(self, schema: Mapping[str, Any], what: str) -> None:
         """Raises `ValueError` beginning with `what` unless it is a schema of an object."""
-        self.schema = _checked(schema, what)
-        validator = validators.validator_for(self.schema, default=Draft202012Validator)
-        self._validator: Validator = validator(self.schema, registry=_NOTHING_ELSE)
+        try:
+            self.encoded = msgspec.json.encode(dict(schema))
+            self.schema: Schema = msgspec.json.decode(self.encoded)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{what}: not JSON: {error}") from error
+        if self.schema.get("type") != "object":
+            raise ValueError(f'{what}: MCP wants "type": "object" at the root')
+        try:
+            self._validator = Validator(self.schema)
+        except ValueError as error:
+            raise ValueError(f"{what}: {error}") from error
+
+    def is_costly(self, value_bytes: int) -> bool:
+        """Whether to check a value of this size could hold up others: then a worker does."""
+        return self._validator.takes(value_bytes) > INLINE_WORK_MAX
 
     def check(self, value: Any, whole: str) -> None:
-        """Raises `ValueError` with the mismatch that matters most; `whole` names the value."""
-        try:
-            errors = itertools.islice(self._validator.iter_errors(value), _MISMATCHES_MAX)
-            error = exceptions.best_match(errors)
-        except (RecursionError, OverflowError) as too_much:
-            raise ValueError(f"{whole}: nested too deeply or a number too large") from too_much
-        if error is not None:
-            raise ValueError(_explain_mismatch(error, whole))
+        """Check a value at once. Raises `ValueError` with the mismatch; `whole` names the value."""
+        if not self._validator.fits(value):
+            raise ValueError(self._validator.mismatch(value, whole))
 
 
-def _checked(schema: Mapping[str, Any], what: str) -> Schema:
+def patterned(schema: Schema, what: str) -> GivenSchema | None:
+    """A schema made from annotations, to be checked before msgspec converts the value, where there
+    are patterns in it: msgspec matches by `re`, which backtracks. None where there are none.
+
+    Raises `ValueError` beginning with `what` for a pattern that cannot be matched otherwise.
+    """
+    return GivenSchema(schema, what) if _has_pattern(schema) else None
+
+
+def _has_pattern(node: Any) -> bool:
+    if isinstance(node, dict):
+        return isinstance(node.get("pattern"), str) or any(map(_has_pattern, node.values()))
+    return isinstance(node, list) and any(map(_has_pattern, node))
+
+
+def _decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
     try:
-        plain = msgspec.json.decode(msgspec.json.encode(dict(schema)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what}: not JSON: {error}") from error
-    if plain.get("type") != "object":
-        raise ValueError(f'{what}: MCP wants "type": "object" at the root')
+        with uncollected(len(encoded)):
+            return decode(encoded)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(explain(error, whole)) from None
+
+
+@contextlib.contextmanager
+def uncollected(size: int) -> Iterator[None]:
+    """Decode a text of so many bytes meanwhile: the garbage collector waits if it is large."""
+    if size <= _COLLECTED_BYTES_MAX or not gc.isenabled():
+        yield
+        return
+    gc.disable()
     try:
-        specification = specification_with(str(plain.get("$schema", _DIALECT)))
-        validators.validator_for(plain, default=Draft202012Validator).check_schema(plain)
-        resource = specification.create_resource(plain)
-        _resolve_all(resource, _NOTHING_ELSE.resolver_with_root(resource))
-    except UnknownDialect as error:
-        raise ValueError(f"{what}: unknown $schema {error.uri}") from error
-    except exceptions.SchemaError as error:
-        raise ValueError(f"{what}: not a JSON Schema: {_explain_mismatch(error, '#')}") from error
-    except Unresolvable as error:
-        raise ValueError(f"{what}: $ref {error.ref} leads nowhere in this schema") from error
-    return dict(plain)
-
-
-def _resolve_all(resource: SchemaResource, resolver: Any) -> None:
-    contents = resource.contents
-    if isinstance(contents, dict) and "$ref" in contents:
-        resolver.lookup(contents["$ref"])
-    for inner in resource.subresources():
-        _resolve_all(inner, resolver.in_subresource(inner))
+        yield
+    finally:
+        gc.enable()
 
 
 def explain(error: Exception, whole: str) -> str:
@@ -280,7 +300,7 @@ def explain(error: Exception, whole: str) -> str:
     if isinstance(error, RecursionError):
         return f"{whole}: nested too deeply"
     if not isinstance(error, msgspec.ValidationError):
-        return _shortened(f"{whole}: not JSON: {error}")
+        return shortened(f"{whole}: not JSON: {error}")
     place = _PLACE.fullmatch(str(error))
     why, path = (place["why"], place["path"].lstrip(".")) if place else (str(error), "")
     for pattern, verdict in (
@@ -288,27 +308,13 @@ def explain(error: Exception, whole: str) -> str:
         (_MISSING, "missing"),
     ):
         if found := pattern.fullmatch(why):
-            return _shortened(f"{path}.{found['field']}: {verdict}".lstrip("."))
+            return shortened(f"{path}.{found['field']}: {verdict}".lstrip("."))
     if place and place["key"]:
         path += " (a key)"
-    return _shortened(f"{path or whole}: {_plain_words(why)}")
+    return shortened(f"{path or whole}: {_plain_words(why)}")
 
 
 def _plain_words(why: str) -> str:
     unquoted = re.sub(r"`([^`]*)`", r"\1", why)
     # Only msgspec's own sentences: an author's may begin with a name.
     return re.sub(r"^(Expected|Invalid|Object|Missing)\b", lambda word: word[0].lower(), unquoted)
-
-
-def _explain_mismatch(error: exceptions._Error, whole: str) -> str:
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.absolute_path]
-    path = "".join(steps).lstrip(".")
-    required, value = error.validator_value, error.instance
-    if error.validator == "required" and isinstance(required, list) and isinstance(value, dict):
-        missing = next(name for name in required if name not in value)
-        return _shortened(f"{path}.{missing}: missing".lstrip("."))
-    return _shortened(f"{path or whole}: {error.message}")
-
-
-def _shortened(sentence: str) -> str:
-    return sentence if len(sentence) <= _SENTENCE_MAX else sentence[: _SENTENCE_MAX - 1] + "…"

@@ -112,15 +112,18 @@ class Server:
         Leaving it shuts down in good order, within 4 s.
         """
         handlers = Handlers(self.tools)
-        async with open_engine(
-            journal,
-            keyring,
-            self.limits,
-            enforce_min=self.enforce_min,
-            require_token=self.require_resume_token,
-            again=handlers.again,
-        ) as engine:
-            yield RunningServer(self, engine, handlers)
+        try:
+            async with open_engine(
+                journal,
+                keyring,
+                self.limits,
+                enforce_min=self.enforce_min,
+                require_token=self.require_resume_token,
+                again=handlers.again,
+            ) as engine:
+                yield RunningServer(self, engine, handlers)
+        finally:
+            await handlers.aclose()
 
 
 class RunningServer:
@@ -149,4 +152,4 @@ class RunningServer:
 
     def peer(self, session: Session) -> Peer:
         """What talks to one client."""
-        return Peer(self.server, self.engine, session, self._handlers.handler)
+        return Peer(self.server, self.engine, session, self._handlers)

@@ -290,9 +290,11 @@ async def _serve_http(
 ) -> None:
     assert options.http is not None
     path = options.http_path
+    endpoint = HttpEndpoint(running, path, metadata_url=guard.metadata_url)
     listen = partial(
         http.serve,
-        guard.beside(HttpEndpoint(running, path, metadata_url=guard.metadata_url)),
+        guard.beside(endpoint),
+        screen=guard.screening(endpoint.screen),
         body_bytes_max=running.server.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,

@@ -101,7 +101,9 @@ class HttpSession(Session):
         is_anonymous = record.principal == _nameless(record.key)
         session = cls(record.key, None if is_anonymous else record.principal)
         session.revision = record.revision
-        session.capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
+        # A journal of before may have all that the client has sent.
+        capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
+        session.capabilities = extension.understood(capabilities)
         session.settings = extension.settings_of(session.capabilities)
         session.level = record.level
         session.seen_at = record.seen_at
@@ -160,6 +162,8 @@ class Sessions:
             session.seen_at = min(record.seen_at, self._now())  # the clock may have been ahead
             self._saved[session.key] = session.record()
             self._hold(session)
+            if len(self._saved[session.key].capabilities) < len(record.capabilities):
+                self._committer.add(self._save(session))
         granted: dict[str, list[Grant]] = {}
         for grant in grants:
             granted.setdefault(grant.stream, []).append(grant)

@@ -38,15 +38,17 @@ from streams.schemas import (
     Binder,
     GivenSchema,
     OutputCheck,
-    Schema,
     annotation_binder,
     annotation_check,
     given_binder,
     given_check,
     object_schema,
     parameters_schema,
+    patterned,
+    uncollected,
 )
 from streams.signatures import Signature, innermost, is_async
+from streams.validator import Schema
 
 Overflow = Literal["block", "fail"]
 
@@ -93,7 +95,9 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     restart: bool
     scopes: tuple[str, ...]
     binder: Binder
+    input_given: GivenSchema | None  # what arguments have to fit besides
     output_check: OutputCheck | None
+    output_given: GivenSchema | None
 
     def check_scopes(self, granted: Scopes) -> None:
         """Raises `InsufficientScope` where not all that the tool needs were granted."""
@@ -104,6 +108,8 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:
         """The keyword arguments for `function`, defaults filled in.
+
+        They are not checked against `input_given` where that is costly.
 
         Raises `ValueError` with a sentence that names the argument: `rows: expected int, got str`.
         What else the author's types raise (a `__post_init__`, a default factory) is logged.
@@ -162,9 +168,9 @@ def make_tool(
     if pages:
         _require_pageable(resume_max_s, output_schema, what)
     accepted = Signature.of(function, what, pages=pages)
-    in_schema, binder = _input(accepted, input_schema, what)
+    in_schema, binder, input_given = _input(accepted, input_schema, what)
     returns = inspect.Signature.empty if pages else accepted.returns
-    out_schema, output_check = _output(returns, output_schema, what)
+    out_schema, output_check, output_given = _output(returns, output_schema, what)
     return Tool(
         name=tool_name,
         function=function,
@@ -185,7 +191,9 @@ def make_tool(
         restart=restart,
         scopes=_checked_scopes(scopes, what),
         binder=binder,
+        input_given=input_given,
         output_check=output_check,
+        output_given=output_given,
     )
 
 
@@ -255,21 +263,24 @@ def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnota
 
 def _input(
     accepted: Signature, given: Mapping[str, Any] | None, what: str
-) -> tuple[Schema, Binder]:
+) -> tuple[Schema, Binder, GivenSchema | None]:
     parameters = accepted.parameters
     if given is not None:
         schema = GivenSchema(given, f"{what}: input_schema")
         _require_accepted(schema.schema, accepted, what)
         has_variadic = accepted.variadic is not None
-        return schema.schema, given_binder(
+        binder = given_binder(
             schema, parameters, more_allowed=has_variadic, taken=accepted.call_name
         )
+        return schema.schema, binder, schema
     if accepted.variadic is not None:
         raise TypeError(f"{what}: **{accepted.variadic}: say what it takes with input_schema")
     try:
-        return parameters_schema(parameters), annotation_binder(parameters)
+        made = parameters_schema(parameters)
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
+    checked = patterned(made, f"{what}: parameters")
+    return made, annotation_binder(parameters, checked), checked
 
 
 def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
@@ -281,17 +292,20 @@ def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
 
 def _output(
     returns: Any, given: Mapping[str, Any] | None, what: str
-) -> tuple[Schema | None, OutputCheck | None]:
+) -> tuple[Schema | None, OutputCheck | None, GivenSchema | None]:
     if given is not None:
         schema = GivenSchema(given, f"{what}: output_schema")
-        return schema.schema, given_check(schema)
+        return schema.schema, given_check(schema), schema
     if isinstance(returns, type) and issubclass(returns, Block):
-        return None, None
+        return None, None, None
     try:
         derived = object_schema(returns)
     except (TypeError, ValueError, NameError) as error:
         raise TypeError(f"{what}: return annotation: {str(error).splitlines()[-1]}") from error
-    return derived, annotation_check(returns) if derived is not None else None
+    if derived is None:
+        return None, None, None
+    checked = patterned(derived, f"{what}: return annotation")
+    return derived, annotation_check(returns, checked), checked
 
 
 def listing(tool: Tool) -> dict[str, Any]:
@@ -374,7 +388,8 @@ def _as_json(value: Any, tool: Tool) -> tuple[bytes, Any]:
         )
     try:
         encoded = msgspec.json.encode(value)
-        return encoded, msgspec.json.decode(encoded)
+        with uncollected(len(encoded)):
+            return encoded, msgspec.json.decode(encoded)
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(f"{_returned(value, tool)}, which is not JSON: {error}") from error
 

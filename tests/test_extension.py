@@ -8,7 +8,7 @@ import pytest
 from streams import extension
 from streams.dialects import RESUMABLE_REQUESTS, STREAMS
 from streams.errors import Refusal
-from streams.extension import EXTENSION, Settings, settings_of
+from streams.extension import EXTENSION, Settings, settings_of, understood
 from streams.messages import Run
 from streams.vocabulary import Ack
 
@@ -125,3 +125,36 @@ def test_an_ack_names_a_stream_and_a_number() -> None:
     assert extension.ack(raw({"streamId": "s", "seq": 4})) == Ack("s", 4)
     with pytest.raises(Refusal, match="seq"):
         extension.ack(raw({"streamId": "s"}))
+
+
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        {},
+        {"streams": {}},
+        {"streams": {}, "resumableRequests": {}},
+        {"extensions": {EXTENSION: {}}},
+        {"extensions": {EXTENSION: {"dialects": ["streams"], "positions": True}}},
+        {"experimental": {EXTENSION: {"dialects": ["resumableRequests"]}}, "streams": {}},
+        {"extensions": {EXTENSION: {"dialects": [], "replayResponse": True}}},
+        {"extensions": 3, "experimental": {EXTENSION: {"positions": True}}},
+    ],
+)
+def test_what_is_kept_of_capabilities_is_what_is_understood(capabilities: Any) -> None:
+    """WIRE §8: "Of a client's capabilities what is understood is kept, up to 16 KiB"."""
+    much = {"x" * 1000: ["y" * 1_000_000]}
+    given = much | {"streams": much} if "streams" in capabilities else much
+    given = {**capabilities, **given}
+    for place in ("experimental", "extensions"):
+        if isinstance(capabilities.get(place), dict):
+            chosen = capabilities[place][EXTENSION]
+            named = (
+                {"dialects": [*chosen["dialects"], *["z"] * 100_000]}
+                if "dialects" in chosen
+                else {}
+            )
+            given[place] = {**much, EXTENSION: {**chosen, **named, "more": much}}
+    kept = understood(given)
+    assert len(msgspec.json.encode(kept)) < 1024
+    assert settings_of(kept) == settings_of(given) == settings_of(capabilities)
+    assert understood(kept) == kept

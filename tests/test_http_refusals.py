@@ -17,7 +17,8 @@ from tests.bare_http import (
     to_the_end,
 )
 from transports import http
-from transports.httprequests import HEAD_BYTES_MAX, HEADERS_MAX, Phase
+from transports.httprequests import EVENTS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Phase, Requests
+from transports.origins import Origins
 
 
 @pytest.mark.parametrize(
@@ -152,3 +153,18 @@ async def test_allowed_names_are_let_in() -> None:
     fields = ["Origin: https://App.example", CLOSE]
     async with serving(allowed_hosts=["A.example"], allowed_origins=["https://app.example"]) as at:
         assert b" 200 " in await tell(at, asking(*fields, host="a.example:80"))
+
+
+def test_chunks_of_a_byte_are_looked_at_some_at_a_time() -> None:
+    """Others have their turn in between: 20 µs each, and 64 KiB of them come with one read."""
+    requests = Requests(Origins(is_loopback=True), 1_000_000)
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    requests.feed(head + b"1\r\nx\r\n" * 5_000)
+    pauses = 0
+    while requests.next_request(EVENTS_MAX) is None and requests.has_more:
+        pauses += 1
+    assert pauses >= 5_000 // EVENTS_MAX
+    requests.feed(b"0\r\n\r\n")
+    request = requests.next_request()
+    assert request is not None
+    assert request.body == b"x" * 5_000

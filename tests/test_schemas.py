@@ -219,19 +219,15 @@ class TestArgumentsFromAGivenSchema:
     @pytest.mark.parametrize(
         ("sent", "sentence"),
         [
-            ('{"rows":"2"}', "rows: '2' is not of type 'integer'"),
+            ('{"rows":"2"}', 'rows: "2" is not of type "integer"'),
             ('{"from":"a"}', "rows: missing"),
-            ('{"tree":[[1]]}', "tree[0][0]: 1 is not of type 'array'"),
+            ('{"tree":[[1]]}', 'tree[0][0]: 1 is not of type "array"'),
             ("[]", "arguments: expected object, got array"),
             ("{", "arguments: not JSON: Input data was truncated"),
             ('{"tree":' + "[" * 100_000, "arguments: nested too deeply"),
             (
-                '{"tree":' + "[" * 900 + "]" * 900 + "}",
-                "arguments: nested too deeply or a number too large",
-            ),
-            (
-                f'{{"rows":1{"0" * 400}}}',
-                "arguments: nested too deeply or a number too large",
+                '{"tree":' + "[" * 900 + "1" + "]" * 900 + "}",
+                (f'tree{"[0]" * 900}: 1 is not of type "array"')[:399] + "…",
             ),
         ],
     )
@@ -240,8 +236,8 @@ class TestArgumentsFromAGivenSchema:
     ) -> None:
         assert why(tool, sent.encode()) == sentence
 
-    def test_a_sentence_does_not_repeat_megabytes(self, tool: Tool) -> None:
-        assert len(why(tool, msgspec.json.encode({"rows": "x" * 1_000_000}))) == 400
+    def test_a_sentence_does_not_repeat_what_was_sent(self, tool: Tool) -> None:
+        assert len(why(tool, msgspec.json.encode({"rows": "x" * 1_000}))) == 400
 
     def test_what_the_function_cannot_take_is_refused_before_it_runs(self) -> None:
         def build(rows: int) -> None: ...
@@ -266,9 +262,18 @@ class TestArgumentsFromAGivenSchema:
         [
             ({}, "MCP wants"),
             ({"type": "array"}, "MCP wants"),
-            ({"type": "object", "properties": 3}, "properties: 3 is not of type 'object'"),
+            ({"type": "object", "properties": 3}, 'properties: 3 is not of type "object"'),
             ({"type": "object", "properties": {"a": {"pattern": "("}}}, "properties.a.pattern"),
+            (
+                {"type": "object", "properties": {"a": {"pattern": "a(?=b)"}}},
+                "properties.a.pattern: .* without look-around",
+            ),
+            (
+                {"type": "object", "patternProperties": {r"^(a)\1$": {}}},
+                "patternProperties.* without look-around",
+            ),
             ({"type": "object", "properties": {"a": {"$ref": "#/no"}}}, "leads nowhere"),
+            ({"type": "object", "$defs": {"a": {"$ref": "#/no"}}}, "leads nowhere"),
             ({"type": "object", "properties": {"a": {"$ref": "http://x/y"}}}, "leads nowhere"),
             ({"type": "object", "$schema": "http://x/y"}, "unknown \\$schema http://x/y"),
             ({"type": "object", "default": object()}, "not JSON"),
@@ -298,4 +303,4 @@ class TestArgumentsFromAGivenSchema:
         }
         tool = make_tool(build, input_schema=schema)
         assert tool.bind(b'{"pair":["a",1]}') == {"pair": ["a", 1]}
-        assert why(tool, b'{"pair":[1,1]}') == "pair[0]: 1 is not of type 'string'"
+        assert why(tool, b'{"pair":[1,1]}') == 'pair[0]: 1 is not of type "string"'

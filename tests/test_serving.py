@@ -137,7 +137,7 @@ def test_a_relay_loads_nothing_that_takes_time(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "transports.relay" in loaded
-    assert not {"trio", "structlog", "sqlite3", "jsonschema"} & set(loaded)
+    assert not {"trio", "structlog", "sqlite3", "jsonschema_rs"} & set(loaded)
 
 
 def test_ctrl_c_ends_a_relay_without_a_word_and_an_owner_that_may_not_linger(

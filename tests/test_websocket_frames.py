@@ -11,6 +11,7 @@ import trio.testing
 from wsproto.events import (
     BytesMessage,
     CloseConnection,
+    Event,
     Message,
     Ping,
     TextMessage,
@@ -202,18 +203,43 @@ async def test_a_message_above_the_limit_in_bytes_closes_with_1009(
         assert close_code(events) == 1009
 
 
-async def test_fragments_without_end_close_with_1009_however_small() -> None:
-    """Empty ones never reach a limit of characters, but each of them takes memory."""
-    first, more = b"\x01\x80" + MASK, b"\x00\x80" + MASK
-    async with bare(echo, message_bytes_max=1000) as (stream, connection):
+FLOODS = {
+    "empty fragments": (b"\x01\x80" + MASK, b"\x00\x80" + MASK),
+    "fragments of a byte": (b"\x01\x81" + MASK + b"x", b"\x00\x81" + MASK + b"x"),
+    "pings": (b"", b"\x89\x80" + MASK),
+    "pongs": (b"", b"\x8a\x80" + MASK),
+    "empty messages": (b"", b"\x81\x80" + MASK),
+    "line ends": (b"", b"\x82\x81" + MASK + b"\n"),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+async def test_a_flood_of_frames_that_bring_no_message_closes_with_1008(flood: str) -> None:
+    """Each of them takes as long as one that does."""
+    first, more = FLOODS[flood]
+    async with bare(echo) as (stream, connection):
 
         async def send() -> None:
             with contextlib.suppress(trio.BrokenResourceError):
-                await stream.send_all(first + more * 100_000)
+                await stream.send_all(first + more * 20_000)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(send)
-            assert close_code(await events_to_the_end(stream, connection)) == 1009
+            assert close_code(await events_to_the_end(stream, connection)) == 1008
+
+
+async def test_a_message_may_come_in_many_fragments_of_some_bytes() -> None:
+    async with bare(echo, message_bytes_max=1_000_000) as (stream, connection):
+        for number in range(5_000):
+            is_last = number == 4_999
+            part = TextMessage(data="x" * 99, message_finished=is_last)
+            await stream.send_all(connection.send(part))
+        events: list[Event] = []
+        while sum(len(event.data) for event in events if isinstance(event, TextMessage)) < 495_000:
+            data = bytes(await stream.receive_some())
+            assert data
+            connection.receive_data(data)
+            events += connection.events()
 
 
 async def test_what_came_whole_before_a_message_above_the_limit_is_received() -> None:

@@ -14,10 +14,11 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Admit, Caller, Endpoint, Headers, Request
+from streams.exchange import Admit, Caller, Denied, Endpoint, Head, Headers, Request, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
-from transports.httprequests import HEAD_BYTES_MAX, Phase, Requests
+from streams.turns import TURN_UNITS, Turns
+from transports.httprequests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import (
     CONNECTIONS_MAX,
@@ -32,6 +33,7 @@ from transports.listening import (
     part,
     port_of,
     receive_some,
+    refused_as,
     secured,
     serve_listeners,
     turn_away,
@@ -67,6 +69,7 @@ async def serve(
     allowed_origins: Collection[str] = (),
     ssl_context: Contexts | None = None,
     admit: Admit | None = None,
+    screen: Screen | None = None,
     per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -74,14 +77,15 @@ async def serve(
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
     `body_bytes_max`. `transports.origins` says what the `allowed_…` add to. With `ssl_context`,
-    over TLS only. `admit` says whose a request is, before its body is read; nobody whom it knows
-    has more than `per_principal_max` requests answered at once. Cancelled, it closes every
+    over TLS only. `admit` says whose a request is, before its body is read, and then `screen` how
+    much of that; nobody whom `admit` knows has more than `per_principal_max` requests answered at
+    once. Cancelled, it closes every
     connection at once. Raises `OSError` when the address cannot be had.
     """
     listeners = await listen(host, port)
     origins = origins_for(listeners, allowed_hosts, allowed_origins)
     room = Room(connections_max, per_principal_max)
-    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit)
+    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit, screen)
     task_status.started(port_of(listeners))
     await serve_listeners(server.welcome, listeners)
 
@@ -96,6 +100,7 @@ class _Server:
     origins: Origins
     ssl_context: Contexts | None
     admit: Admit | None
+    screen: Screen | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
@@ -117,6 +122,8 @@ class _Server:
         try:
             self._check_room(line)
             while request := await self._next_request(line, requests, phase):
+                if line.turns.spend(TURN_UNITS):
+                    await line.turns.wait()
                 try:
                     with self.room.held_by(request.caller):
                         await self._answer(request, requests, line)
@@ -142,22 +149,29 @@ class _Server:
         Raises `Refused`, also for a request of which only a part comes.
         """
         caller: Caller | None = None
-        is_admitted = self.admit is None
+        is_admitted = False
         with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
-            while (request := requests.next_request()) is None:
+            while (request := requests.next_request(EVENTS_MAX)) is None:
                 if requests.phase not in (phase, Phase.NOTHING):
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
                     caller = await admitted(self.admit, requests.head)
+                    self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
                     await line.send(permission)
+                if requests.has_more:
+                    line.turns.spend(TURN_UNITS)
+                    await line.turns.wait()
+                    continue
                 bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
                 data = await line.receive(bytes_max)
                 if not data:
                     break
                 requests.feed(data)
+                if line.turns.spend():
+                    await line.turns.wait()
             else:
                 if not is_admitted:
                     caller = await admitted(self.admit, request)
@@ -167,6 +181,17 @@ class _Server:
         if requests.phase is Phase.NOTHING:
             return None
         raise Refused(408, "The request did not come whole in time: send it again.")
+
+    def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
+        """Decide on a request whose body is to be read yet. Raises `Refused`."""
+        if self.screen is None:
+            return
+        try:
+            limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
+        except Denied as denied:
+            raise refused_as(denied) from None
+        if limit is not None:
+            requests.limit_body(limit)
 
     def _check_room(self, line: "_Line") -> None:
         if self.room.is_over_full(line.tcp):
@@ -210,6 +235,7 @@ class _Line:
     def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
         self._stream = stream
         self.gone = trio.Event()
+        self.turns = Turns()
         self.tcp = tcp
         self._nursery = nursery
         self._pipelined = bytearray()

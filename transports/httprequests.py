@@ -6,6 +6,7 @@ which two readers could understand in two ways is refused, and what a refusal sa
 
 import enum
 import http
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
@@ -31,6 +32,10 @@ NEWLINE_BYTES: Final = 2
 # would otherwise cost six times their size on the wire, and a hundred times that in work.
 CHUNKING_BYTES_MAX: Final = 64 * 1024
 
+# How many parts of a request are looked at without others running in between: chunks of a byte each
+# take 20 µs.
+EVENTS_MAX: Final = 8
+
 _PHRASES: Final = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _VERSIONS: Final = (b"1.0", b"1.1")
 _HAS_NO_BODY: Final = (204, 304)
@@ -54,12 +59,14 @@ class Requests:
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
         self._origins = origins
         self._body_bytes_max = body_bytes_max
+        self._limit = body_bytes_max  # of the body that is being read
         self._h11: h11.Connection | None = None
         self._unseen = b""  # by h11, of the request: nothing, or all that came of it
         self._is_plain = False  # the request, and h11 has not read it
         self._head: h11.Request | None = None
         self._fields: dict[str, list[str]] = {}  # its header, names in lower case
         self._body = bytearray()
+        self.has_more = False  # of what was fed, which has not been looked at
         self._fed_bytes = 0  # of the head or the body that is being read, with what came behind it
         self._may_have_body = True  # the response
         self._ends_with_connection = False  # the response
@@ -95,12 +102,22 @@ class Requests:
         """That of a request whose body has not come whole."""
         return None if self._head is None else Head(*self._told(self._head))
 
-    def next_request(self) -> Request | None:
-        """The next request once it has come whole, or None: feed more. Raises `Refused`."""
+    def limit_body(self, bytes_max: int) -> None:
+        """Take no more of the body of this request than that. Raises `Refused`."""
+        self._limit = min(bytes_max, self._body_bytes_max)
+        lengths = self._fields.get("content-length", ["0"])
+        if max(int(lengths[0]), len(self._body)) > self._limit + NEWLINE_BYTES:
+            raise self._too_large()
+
+    def next_request(self, events_max: int = sys.maxsize) -> Request | None:
+        """The next request once it has come whole. None: feed more, or, where `has_more`, call it
+        again: `events_max` parts of it were looked at. Raises `Refused`.
+        """
+        self.has_more = False
         if self._unseen and (request := self._plain_request(self._unseen)):
             return request
         try:
-            while True:
+            for _ in range(events_max):
                 event = self._protocol.next_event()
                 if isinstance(event, h11.Request):
                     self._begin(event)
@@ -113,6 +130,9 @@ class Requests:
                     return None
         except h11.RemoteProtocolError as error:
             raise _malformed(error) from None
+        self.has_more = True
+        self._check_chunking()
+        return None
 
     def _plain_request(self, data: bytes) -> Request | None:
         """A request that came in one piece and needs no h11, which sees it if its response does."""
@@ -160,7 +180,7 @@ class Requests:
                 raise Refused(
                     400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
                 )
-        elif lengths and int(lengths[0]) > self._body_bytes_max + NEWLINE_BYTES:
+        elif lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def _check_origins(self, head: h11.Request) -> None:
@@ -177,7 +197,7 @@ class Requests:
 
     def _add(self, data: bytes) -> None:
         self._body += data
-        if len(self._body) > self._body_bytes_max + NEWLINE_BYTES:
+        if len(self._body) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def _check_chunking(self) -> None:
@@ -186,15 +206,16 @@ class Requests:
             raise Refused(400, "Too little in too many chunks: send the body in larger ones.")
 
     def _too_large(self) -> Refused:
-        return Refused(413, refusal("too_large", limit=self._body_bytes_max))
+        return Refused(413, refusal("too_large", limit=self._limit))
 
     def _complete(self) -> Request:
         assert self._head is not None  # h11 ends no message that has not begun
         head, body = self._head, bytes(self._body)
         self._head = None
         self._body = bytearray()
-        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+        if len(body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
+        self._limit = self._body_bytes_max
         self._fed_bytes = len(self._protocol.trailing_data[0])
         self._may_have_body = head.method != b"HEAD"
         return Request(*self._told(head), body)

@@ -29,6 +29,7 @@ from streams.messages import (
     TooLarge,
     leading_id,
 )
+from streams.turns import Turns
 from transports.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
@@ -37,6 +38,10 @@ READ_BYTES: Final = 256 * 1024
 
 # A pipe holds 64 KiB unless asked for more. This is what an unprivileged process may have.
 PIPE_BYTES: Final = 1024 * 1024
+
+# Where what was read has more lines than that, it is taken in pieces, and others run in between.
+LINES_MAX: Final = 256
+PIECE_BYTES: Final = 4 * 1024
 
 # How long a polite close may take.
 CLOSE_S: Final = 1.0
@@ -203,6 +208,8 @@ class LineChannel:
         self._unsent = unsent
         self._has_reader = has_reader
         self._is_closed = False
+        self._turns = Turns()
+        self._unseen = b""  # of what was read
 
     @property
     def principal(self) -> str:
@@ -214,8 +221,17 @@ class LineChannel:
 
     async def receive(self) -> Sequence[Incoming]:
         while True:
-            if found := self._splitter.feed(await self._read()):
+            if self._unseen:
+                await self._turns.wait()
+                data, self._unseen = self._unseen, b""
+            else:
+                data = await self._read()
+            if data.count(b"\n") > LINES_MAX:
+                data, self._unseen = data[:PIECE_BYTES], data[PIECE_BYTES:]
+            if found := self._splitter.feed(data):
                 return found
+            if self._turns.spend():
+                await self._turns.wait()
 
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         while True:

@@ -23,6 +23,7 @@ from streams.exchange import Admit, Caller, Denied, Head
 from streams.forks import withhold
 from streams.logs import log
 from streams.messages import RequestId
+from streams.turns import TURN_UNITS, Turns
 from transports.lines import CLOSE_S
 from transports.origins import Origins, names_loopback
 
@@ -145,8 +146,13 @@ async def admitted(admit: Admit | None, head: Head) -> Caller | None:
     try:
         return await admit(head)
     except Denied as denied:
-        headers = [(name.encode(), value.encode()) for name, value in denied.headers]
-        raise Refused(denied.status, denied.refused, headers) from None
+        raise refused_as(denied) from None
+
+
+def refused_as(denied: Denied) -> Refused:
+    """The same, as a response that ends the connection."""
+    headers = [(name.encode(), value.encode()) for name, value in denied.headers]
+    return Refused(denied.status, denied.refused, headers)
 
 
 async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStream:
@@ -202,9 +208,17 @@ async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListe
     Where there are no file descriptors left, connections wait in the kernel's queue until there
     are: nobody is refused, and nothing ends. That is logged once until it is over.
     """
+    arrivals = Turns()
+
+    async def welcome_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
+        # A handshake is as much work as some frames, and may be the next flood.
+        if arrivals.spend(TURN_UNITS):
+            await arrivals.wait()
+        await welcome(nursery, connection)
+
     async with trio.open_nursery() as nursery:
         for listener in listeners:
-            nursery.start_soon(_accept_from, listener, welcome, nursery)
+            nursery.start_soon(_accept_from, listener, welcome_in_turn, nursery)
     raise AssertionError("the listeners are there until they are cancelled")
 
 

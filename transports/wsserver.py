@@ -8,10 +8,12 @@ trio-websocket, a task for its reader and another for what that owes would cost 
   already, or else by a task that is made for it: nobody who reads waits for a peer that does not.
 - Of several pings only the last needs an answer (RFC 6455, 5.5.3): a flood of them takes no memory.
 - A violation is answered with its close code, and nothing follows a Close frame.
+- What was read is taken frame by frame, in turns (`streams.turns`): a frame of one byte is as much
+  work as one of a thousand. Frames that carry no message have a rate; above it, 1008.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import trio
@@ -21,6 +23,7 @@ from wsproto.frame_protocol import CloseReason
 
 from streams.exchange import Caller
 from streams.messages import Incoming, Scopes
+from streams.turns import Budget, Turns
 from transports.frames import Framing, Oversize, packed
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.listening import ServerStream, part, receive_some, tcp_of
@@ -31,6 +34,17 @@ PING_S: Final = 60.0
 
 # What one read asks for: what clients send is small.
 READ_BYTES: Final = 64 * 1024
+
+# Pings, pongs and messages without anything in them: at once, and per second in the long run. A
+# client that asks every second whether the connection lives is far below that.
+EMPTY_FRAMES_MAX: Final = 200
+EMPTY_FRAMES_PER_S: Final = 20.0
+
+# Fragments: likewise, besides one for so many bytes that a message brings. Libraries fragment at
+# some kilobytes.
+FRAGMENTS_MAX: Final = 1_000
+FRAGMENTS_PER_S: Final = 100.0
+FRAGMENT_BYTES: Final = 32
 
 # Header and mask of a control frame, as a client sends it.
 _CONTROL_BYTES: Final = 2 + 4
@@ -57,6 +71,11 @@ class ServerWebSocket:
         self._holds_until = trio.current_time() + caller.holds_for_s()
         self._early = early
         self._protocol = Connection(ConnectionType.SERVER)
+        self._events: Iterator[Event] = iter(())  # of what was read
+        self._has_more = False  # of them, as far as is known
+        self._turns = Turns()
+        self._empty_frames = Budget(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
+        self._fragments = Budget(FRAGMENTS_MAX, FRAGMENTS_PER_S)
         self._parts: list[Any] = []  # of a message that has not come whole
         self._parts_size = 0  # bytes of a binary one, characters of text
         self._unclaimed_bytes = 0  # were read since the last whole message
@@ -84,16 +103,18 @@ class ServerWebSocket:
 
     async def receive(self) -> Sequence[Incoming]:
         while not (self._is_over or self._is_closed):
-            data = await self._read()
-            if self._is_closed:
-                break  # while we waited
-            if trio.current_time() >= self._holds_until and not self._may_stay():
-                break
-            if data is None:
-                continue
-            if not data:
-                self._end()
-            elif found := self._take(data):
+            if self._has_more:
+                await self._turns.wait()
+            else:
+                data = await self._read()
+                if self._is_closed:
+                    break  # while we waited
+                if trio.current_time() >= self._holds_until and not self._may_stay():
+                    break
+                if data is None:
+                    continue
+                await self._feed(data)
+            if not self._is_closed and (found := self._take()):
                 return found
         raise trio.EndOfChannel
 
@@ -121,18 +142,30 @@ class ServerWebSocket:
             self._write_soon()
         return holds_for_s > 0
 
-    def _take(self, data: bytes) -> list[Incoming]:
-        """The lines that `data` brings."""
-        found: list[Incoming] = []
+    async def _feed(self, data: bytes) -> None:
+        """Have what was read taken from now on; nothing is the end of it."""
+        if not data:
+            self._end()
+            return
         self._unclaimed_bytes += len(data)
         self._protocol.receive_data(data)
-        for event in self._protocol.events():
+        self._events = self._protocol.events()
+        self._has_more = True
+        if self._turns.spend():
+            await self._turns.wait()
+
+    def _take(self) -> list[Incoming]:
+        """The lines that the frames of one turn bring."""
+        found: list[Incoming] = []
+        for event in self._events:
             if isinstance(event, Message):
                 found += self._add(event)
             else:
                 self._obey(event)
-            if self._is_over:
+            if self._is_over or self._turns.spend():
                 break
+        else:
+            self._has_more = False
         if self._unclaimed_bytes > self._framing.unclaimed_bytes_max:
             self._fail(CloseReason.MESSAGE_TOO_BIG, "too much that is no message")
         self._write_soon()
@@ -145,17 +178,25 @@ class ServerWebSocket:
             self._fail(CloseReason.MESSAGE_TOO_BIG, "a message above the limit")
             return []
         if not event.message_finished:
+            earned = len(event.data) / FRAGMENT_BYTES
+            if event.frame_finished and not self._fragments.spend(earned):
+                self._fail(CloseReason.POLICY_VIOLATION, "too many small fragments")
             return []
         whole = ("" if isinstance(event, TextMessage) else b"").join(self._parts)
         self._parts, self._parts_size, self._unclaimed_bytes = [], 0, 0
         try:
-            return self._framing.feed(whole)
+            found = self._framing.feed(whole)
         except Oversize as oversize:
             self._fail(CloseReason.MESSAGE_TOO_BIG, str(oversize))
             return oversize.before
+        if not found:
+            self._count_empty()
+        return found
 
     def _obey(self, event: Event) -> None:
         """Do what a control frame, or a violation that stands for one, calls for."""
+        if isinstance(event, Ping | Pong):
+            self._count_empty()
         if isinstance(event, Ping):
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
             if not self._has_said_goodbye:
@@ -168,6 +209,11 @@ class ServerWebSocket:
                 self._end()  # it answers ours
             else:  # wsproto makes one of a violation, too
                 self._fail(event.code, event.reason or "")
+
+    def _count_empty(self) -> None:
+        """Count a frame that brings no message."""
+        if not self._empty_frames.spend():
+            self._fail(CloseReason.POLICY_VIOLATION, "too many pings, pongs or empty messages")
 
     def _answer_pings(self, payload: bytes) -> None:
         """A pong answers the pings before its own as well; a strange one answers nothing."""
@@ -323,10 +369,11 @@ class ServerWebSocket:
         try:
             await self._flush()
             while not self._is_over:
-                if data := await receive_some(self._stream, READ_BYTES):
-                    self._take(data)
+                if self._has_more:
+                    await self._turns.wait()
                 else:
-                    self._end()
+                    await self._feed(await receive_some(self._stream, READ_BYTES))
+                self._take()
             await part(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it

@@ -2,14 +2,19 @@
 
 They are read again every few minutes, and for a token whose key is not among them, but no more than
 once in a while however many such tokens come. Where they cannot be read, the former ones stay: an
-issuer that is away for an hour turns nobody away. They are read in a thread.
+issuer that is away for an hour turns nobody away. They are read in a thread, one at a time, which
+ends in time whatever the issuer does.
 """
 
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +26,7 @@ from streams.permissions import check_file, open_safe, real_path
 
 REFRESH_S: Final = 300.0  # so late a key may still be taken that was withdrawn
 RETRY_S: Final = 15.0  # no sooner than that after the last time, whatever anybody asks for
-FETCH_S: Final = 10.0
+FETCH_S: Final = 10.0  # for the whole of it: from the first connection to the last byte
 KEYS_BYTES_MAX: Final = 256 * 1024
 KEYS_MAX: Final = 100
 
@@ -41,6 +46,8 @@ class KeySet:
         self._keys: list[Key] = []
         self._asked_at = -float("inf")
         self._fetching = trio.Lock()
+        # A name that takes long to resolve keeps its thread for so long: the next one waits for it.
+        self._threads = trio.CapacityLimiter(1)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._keys
@@ -85,9 +92,17 @@ class KeySet:
                 return  # somebody else was faster
             try:
                 with trio.fail_after(FETCH_S):
-                    text = await trio.to_thread.run_sync(self._fetch, abandon_on_cancel=True)
+                    text = await trio.to_thread.run_sync(
+                        self._fetch, abandon_on_cancel=True, limiter=self._threads
+                    )
                 self._keys = _parse(text)
-            except (OSError, ValueError, RecursionError, HTTPException, trio.TooSlowError) as error:
+            except (
+                OSError,
+                ValueError,
+                RecursionError,
+                http.client.HTTPException,
+                trio.TooSlowError,
+            ) as error:
                 why = str(error) or f"no answer within {FETCH_S:g} s"
                 log.error("the keys cannot be read; the former ones stay", why=why[:200])
             self._asked_at = trio.current_time()
@@ -126,9 +141,102 @@ class _StayThere(urllib.request.HTTPRedirectHandler):
 def _download(url: str) -> bytes:
     asked = urllib.request.Request(url, headers={"Accept": "application/json"})
     try:
-        with urllib.request.build_opener(_StayThere).open(asked, timeout=FETCH_S) as answer:
+        with (
+            _deadline(FETCH_S) as connections,
+            connections.opener().open(asked, timeout=FETCH_S) as answer,
+        ):
             found: bytes = answer.read(KEYS_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
         error.close()  # it is the response as well
         raise ConnectionError(f"{url}: HTTP {error.code}") from None
     return found
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float) -> "Iterator[_Connections]":
+    """Connections of urllib's that are shut down after `seconds`. Raises `TimeoutError` then.
+
+    The timeout of a socket starts anew with each byte, so that alone an issuer that drips is waited
+    for without end.
+    """
+    connections = _Connections()
+    timer = threading.Timer(seconds, connections.shut_down)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield connections
+    except (OSError, http.client.HTTPException) as error:
+        if connections.are_late:
+            raise TimeoutError(f"no answer within {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+        connections.close()
+    if connections.are_late:  # what ended may be the half of a body
+        raise TimeoutError(f"no answer within {seconds:g} s")
+
+
+class _Connections:
+    """The connections that one request takes, with a second descriptor of each: TLS takes the first
+    one over.
+    """
+
+    def __init__(self) -> None:
+        self.are_late = False
+        self._twins: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def opener(self) -> urllib.request.OpenerDirector:
+        return urllib.request.build_opener(_StayThere, _Http(self), _Https(self))
+
+    def connect(self, *where: Any, **settings: Any) -> socket.socket:
+        """As `socket.create_connection`."""
+        connection = socket.create_connection(*where, **settings)
+        with self._lock:
+            self._twins.append(connection.dup())
+        if self.are_late:
+            self.shut_down()
+        return connection
+
+    def shut_down(self) -> None:
+        """Let whoever reads or writes see the end."""
+        self.are_late = True
+        with self._lock:
+            for twin in self._twins:
+                with contextlib.suppress(OSError):  # the issuer was faster
+                    twin.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        with self._lock:
+            for twin in self._twins:
+                twin.close()
+            self._twins.clear()
+
+
+class _Http(urllib.request.HTTPHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def http_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(self._connection, request)
+
+    def _connection(self, host: str, **settings: Any) -> http.client.HTTPConnection:
+        made = http.client.HTTPConnection(host, **settings)
+        made._create_connection = self._connections.connect  # type: ignore[attr-defined]
+        return made
+
+
+class _Https(urllib.request.HTTPSHandler):
+    def __init__(self, connections: _Connections) -> None:
+        super().__init__()
+        self._connections = connections
+        self._tls = ssl.create_default_context()
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        return self.do_open(self._connection, request)
+
+    def _connection(self, host: str, **settings: Any) -> http.client.HTTPConnection:
+        made = http.client.HTTPSConnection(host, context=self._tls, **settings)
+        made._create_connection = self._connections.connect  # type: ignore[attr-defined]
+        return made

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from streams.exchange import Endpoint, Head, Request, Responder
+from streams.exchange import Endpoint, Head, Request, Responder, Screen
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 CACHED_S: Final = 300
@@ -86,6 +86,10 @@ class Metadata:
             await responder.respond(200, headers, msgspec.json.encode(document))
 
         return answer
+
+    def screening(self, screen: Screen) -> Screen:
+        """The endpoint's screen. A request for the document has no body."""
+        return lambda request: 0 if self.is_asked_for(request) else screen(request)
 
 
 def _well_known(resource: str) -> str:

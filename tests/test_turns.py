@@ -1,0 +1,77 @@
+"""Turns: how much busy connections do between two turns of another one."""
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from streams.turns import FREE_PER_S, FREE_UNITS, TURN_UNITS, Budget, Turns
+
+
+@pytest.mark.parametrize("connections", [1, 10, 100])
+async def test_of_busy_connections_one_has_a_turn_between_two_turns_of_another(
+    connections: int, mock_clock: MockClock
+) -> None:
+    done = [0] * connections
+    async with trio.open_nursery() as nursery:
+
+        async def be_busy(index: int) -> None:
+            turns = Turns()
+            while True:
+                done[index] += 1
+                if turns.spend():
+                    await turns.wait()
+
+        for index in range(connections):
+            nursery.start_soon(be_busy, index)
+        while sum(done) < connections * (FREE_UNITS + 2 * TURN_UNITS):
+            await trio.lowlevel.checkpoint()  # what each may do freely is used up
+        before = list(done)
+        for _ in range(10 * connections):
+            so_far = sum(done)
+            await trio.lowlevel.checkpoint()
+            assert sum(done) - so_far <= 2 * TURN_UNITS
+        gained = [now - then for now, then in zip(done, before, strict=True)]
+        assert max(gained) - min(gained) <= 2 * TURN_UNITS
+        assert min(gained) > 0
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_connection_that_is_not_busy_waits_for_no_busy_one(
+    mock_clock: MockClock,
+) -> None:
+    order: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def be_busy() -> None:
+            turns = Turns()
+            while len(order) < 1000:
+                order.append("busy")
+                turns.spend(TURN_UNITS)
+                await turns.wait()
+
+        for _ in range(10):
+            nursery.start_soon(be_busy)
+        while len(order) < 500:
+            await trio.lowlevel.checkpoint()
+        turns = Turns()
+        assert turns.spend(TURN_UNITS)
+        before = len(order)
+        await turns.wait()
+        assert len(order) - before <= 2
+
+
+async def test_what_is_free_comes_back_with_time(mock_clock: MockClock) -> None:
+    budget = Budget(3, 1.0)
+    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    mock_clock.jump(1.5)
+    assert [budget.spend(), budget.spend()] == [True, False]
+    mock_clock.jump(100)
+    assert [budget.spend() for _ in range(4)] == [True, True, True, False]
+    assert FREE_PER_S > 0
+
+
+async def test_what_a_unit_has_earned_counts(mock_clock: MockClock) -> None:
+    budget = Budget(1, 0.0)
+    assert all(budget.spend(1.0) for _ in range(10))
+    assert not budget.spend(0.5)
+    assert budget.spend(0.5)

@@ -1,0 +1,105 @@
+"""What is costly to check against a schema holds up nobody but its sender, and has an end."""
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.wire.process import ServerProcess
+from tests.wire.raw import Message
+
+APP = f"{Path(__file__).with_name('checked_server.py')}:server"
+TOO_LONG = "checking this takes too long: send less, or nest it less deeply"
+MANY = [{"a": 9_999}] * 100_000
+
+
+@pytest.fixture(scope="module")
+def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("server"), app=APP) as server:
+        yield server
+        pid = server.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        states = [Path(f"/proc/{child}/stat").read_text().split()[2] for child in children]
+        assert "Z" not in states
+
+
+def nested(depth: int) -> Any:
+    found: Any = "x"
+    for _ in range(depth):
+        found = {"of": found}
+    return found
+
+
+def told(message: Message) -> tuple[bool, str]:
+    result = message.result
+    return bool(result.get("isError")), result["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "sentence"),
+    [
+        ("tree", {"tree": nested(100)}, "does not fit the schema (see tools/list)"),
+        ("many", {"items": MANY}, TOO_LONG),
+        ("returned", {"count": 100_000}, TOO_LONG),
+    ],
+)
+def test_a_check_that_does_not_end_is_given_up_and_others_are_served_meanwhile(
+    server: ServerProcess, tool: str, arguments: Any, sentence: str
+) -> None:
+    peers = server.connect("ws-mcp"), server.connect("ws-mcp")
+    with peers[0] as greedy, peers[1] as other, ThreadPoolExecutor(1) as threads:
+        greedy.initialize({})
+        other.initialize({})
+        answer = threads.submit(greedy.response, greedy.call(tool, **arguments))
+        pings = 0
+        while not answer.done():
+            assert other.ask("ping").result == {}
+            pings += 1
+        is_error, text = told(answer.result())
+        assert is_error
+        assert sentence in text
+        assert pings > 10
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "sentence"),
+    [
+        ("word", {"word": "a" * 25 + "!"}, 'word: "aaaaaaaaaaaaaaaaaaaaaaaaa!" does not match'),
+        ("word", {"word": "a" * 1_000_000 + "!"}, 'word: "aaaaaaa'),
+        ("annotated", {"word": "a" * 30 + "!"}, 'word: "aaaaaaa'),
+        ("annotated", {"word": "a" * 1_000_000 + "!"}, 'word: "aaaaaaa'),
+        ("echoed", {"word": "a" * 30 + "!"}, 'broke its output schema: word: "aaaaaaa'),
+        ("echoed", {"word": "a" * 1_000_000 + "!"}, 'broke its output schema: word: "aaaaaaa'),
+        ("unique", {"items": [*range(100_000), 5]}, "items: "),
+        ("numbers", {"items": [*range(200_000), "5"]}, "items[200000]: "),
+        ("tree", {"tree": nested(1)}, "tree.of: "),
+    ],
+)
+def test_a_mismatch_is_told_in_one_sentence_however_large(
+    server: ServerProcess, tool: str, arguments: Any, sentence: str
+) -> None:
+    with server.connect("ws-mcp") as peer:
+        peer.initialize({})
+        is_error, text = told(peer.response(peer.call(tool, **arguments)))
+        assert is_error
+        assert sentence in text
+        assert len(text) < 500
+
+
+@pytest.mark.parametrize("kind", ["stdio", "ws-streams", "http-sse"])
+def test_what_fits_gets_through_over_each_transport(server: ServerProcess, kind: str) -> None:
+    with server.connect(kind) as peer:
+        peer.initialize({})
+        for tool, arguments in [
+            ("numbers", {"items": list(range(200_000))}),
+            ("unique", {"items": [{"k": number} for number in range(20_000)]}),
+            ("tree", {"tree": {"of": {"of": 5}}}),
+            ("word", {"word": "a" * 1_000_000}),
+        ]:
+            assert told(peer.response(peer.call(tool, **arguments))) == (False, tool)
+        assert json.loads(told(peer.response(peer.call("returned", count=1)))[1]) == {
+            "items": [{"a": 9_999}]
+        }
