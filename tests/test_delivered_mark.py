@@ -90,6 +90,7 @@ class SlowChannel:
 
     def __init__(self, principal: str) -> None:
         self.principal = principal
+        self.scopes = None
         self.line = Line()
         self._said, self._heard = trio.open_memory_channel[list[bytes]](1_000)
 

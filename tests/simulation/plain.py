@@ -5,6 +5,7 @@ Now and then one comes back over a new connection while the old one is open, and
 then the old one's pongs and answers are late.
 """
 
+from collections import deque
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,7 +35,9 @@ class Visit:
         self.is_slow = is_slow  # pauses after all that it reads
         self.is_left = trio.Event()  # it is over, or another one is opened beside it
         self.is_over = False
+        self.is_refused = False  # for now
         self.last: int | None = None  # the seq that came last
+        self.answers: deque[dict[str, Any]] = deque()  # that are yet to be sent
 
 
 class PlainCaller:
@@ -99,9 +102,14 @@ class PlainCaller:
         else:
             await self._resume(channel)
         while not self._job.outcome:
+            # A pong has said already that all of these were read: none is lost with the connection.
             for line in await channel.receive():
                 assert isinstance(line, bytes)
-                await self._hear(line + b"\n", channel, visit)
+                self._hear(line + b"\n", visit)
+            while visit.answers:
+                await _say(channel, **visit.answers.popleft())
+            if visit.is_refused:
+                raise trio.EndOfChannel
             if self._world.chance.random() < self._job.part.restlessness:
                 await self._be_restless(visit)
             elif visit.is_slow and not self._world.is_calm:
@@ -132,7 +140,7 @@ class PlainCaller:
         else:
             await _say(channel, id=CALL, method="requests/resume", params=token)
 
-    async def _hear(self, line: bytes, channel: ClientChannel, visit: "Visit") -> None:
+    def _hear(self, line: bytes, visit: "Visit") -> None:
         seq = None
         if self._job.stream is not None:
             seq = self._ledger.seqs[self._job.stream].get(line)
@@ -142,19 +150,17 @@ class PlainCaller:
             self._stream, self._token = told.get("streamId", ""), told["resumeToken"]
             self._job.has_ticket = True
         elif seq is not None:
-            await self._take(seq, said, channel, visit)
+            self._take(seq, said, visit)
         elif "error" in said:
-            self._refused(said["error"].get("data", {}).get("reason", "busy"))
+            self._refused(said["error"].get("data", {}).get("reason", "busy"), visit)
         elif said.get("id") == CALL:
             self._world.violate(f"{self._job.key}: {said} is not in the journal")
 
-    async def _take(
-        self, seq: int, said: dict[str, Any], channel: ClientChannel, visit: "Visit"
-    ) -> None:
+    def _take(self, seq: int, said: dict[str, Any], visit: "Visit") -> None:
         job, method = self._job, said.get("method")
         is_question = method == "elicitation/create"
         if is_question:
-            await _say(channel, id=said["id"], result={"to": said["params"]})
+            visit.answers.append({"id": said["id"], "result": {"to": said["params"]}})
         if is_question and seq <= job.handed and seq - 1 != visit.last:
             return  # asked again, ahead of what follows
         expected = job.handed + 1 if visit.last is None else visit.last + 1
@@ -171,12 +177,13 @@ class PlainCaller:
         else:
             self._world.refused(job, said["error"]["data"]["reason"])
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, reason: str, visit: "Visit") -> None:
         self._world.note(self._name, f"is refused: {reason}")
         could_not_look = reason in ("busy", "unavailable") and self._token
         if reason in RETRIED or could_not_look:
-            raise trio.EndOfChannel
-        self._world.refused(self._job, reason)
+            visit.is_refused = True
+        else:
+            self._world.refused(self._job, reason)
 
 
 async def _say(channel: ClientChannel, **said: Any) -> None:

@@ -168,7 +168,7 @@ class World:
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
             "stream_not_found": job.max_s == BRIEF_S,  # a tombstone lasts for a while only
             "cancelled": job.is_cancelled,
-            "too_large": job.part.tool == "strict",
+            "too_slow": job.part.tool == "strict",
             "too_many_streams": job.runs == 0 and self.plan.limits.streams_per_principal_max < 10,
             "busy": job.runs == 0,  # the journal took nothing: no new calls
             "The server is shutting down: try again later.": job.runs == 0,
@@ -177,7 +177,7 @@ class World:
         }
         self.expect(is_fine.get(reason), f"{job.key}: ends as {reason!r}, with no reason to")
         self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {reason}")
-        if reason in ("interrupted", "too_large"):
+        if reason in ("interrupted", "too_slow"):
             self.expect(
                 job.heard >= job.flushed,
                 f"{job.key}: {job.flushed} were flushed, {job.heard} were heard",
