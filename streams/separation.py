@@ -63,14 +63,18 @@ class Separation:
         """The part of `runs` to write now: all, or all but the response at their end."""
         if self._nursery is None or not (runs and delivery.may_lose_progress):
             return runs
+        ahead = runs
+        if runs[-1].last == delivery.stop:
+            rest, _ = runs[-1].without_last()
+            ahead = [*runs[:-1], rest] if rest.count else runs[:-1]
         if not delivery.has_progress:
-            delivery.has_progress = any(PROGRESS in run.body for run in runs)
-        if self._is_deaf or not delivery.has_progress or runs[-1].last != delivery.stop:
+            # Not in the response: its own content would hold it again after each release.
+            delivery.has_progress = any(PROGRESS in run.body for run in ahead)
+        if ahead is runs or self._is_deaf or not delivery.has_progress:
             return runs
         delivery.is_held = True
         self._gathered.append(delivery)
-        rest, _ = runs[-1].without_last()
-        return [*runs[:-1], rest] if rest.count else runs[:-1]
+        return ahead
 
     def wrote(self, size: int) -> None:
         """A write is out, with all that was left of the runs held since the one before."""
