@@ -130,6 +130,7 @@ class Committer:
         if shortage is None and principal is not None and not vouched(principal):
             shortage = self._journal.anonymous_shortage
             if shortage is not None:
+                self._look_again_soon()
                 raise refusal("too_many_bytes", limit=shortage.limit).saying(
                     "Too much waits for all callers without authentication together: resume or "
                     "cancel some calls, or try again later."
@@ -141,6 +142,13 @@ class Committer:
             raise Refusal(
                 INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
             )
+
+    def _look_again_soon(self) -> None:
+        """Commit, if only nothing: the journal counts the share of anonymous callers in a commit,
+        and there may be none to come, since calls are refused.
+        """
+        if trio.current_time() - self._looked_at >= LOOK_S:
+            self._wanted.set()
 
     def is_full(self, *, is_anonymous: bool) -> bool:
         """Whether who sends should wait for a commit first."""
