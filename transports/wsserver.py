@@ -35,8 +35,8 @@ PING_S: Final = 60.0
 # What one read asks for: what clients send is small.
 READ_BYTES: Final = 64 * 1024
 
-# Pings, pongs that answer no ping, and messages without anything in them: at once, and per second in the long run. A
-# client that asks every second whether the connection lives is far below that.
+# Pings, pongs that answer no ping, and messages without anything in them: at once, and per second
+# in the long run. A client that asks every second whether the connection lives is far below that.
 EMPTY_FRAMES_MAX: Final = 200
 EMPTY_FRAMES_PER_S: Final = 20.0
 
