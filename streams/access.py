@@ -156,14 +156,16 @@ class Access:
 
         Raises `Refusal` where this is another call, or nothing is left of that one.
         """
+        session = connection.session
+        check_free(
+            session, reply_id, besides=stream
+        )  # ends deliveries of connections that are gone
         check_same_call(stream, params)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         after = stream.state.delivered
         check_undelivered(stream, after)
         self._check_early(stream)
-        session = connection.session
-        check_free(session, reply_id, besides=stream)
         _displace(stream, connection, reply_id)
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
@@ -401,7 +403,7 @@ class Access:
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
     """End the delivery that is attached now, noticed to be dead or not: the newest wins."""
-    current = stream.delivery
+    current = stream.displace()
     if current is None:
         return
     if current.connection.session is by.session and current.waiting_id == reply_id:
