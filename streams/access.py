@@ -223,9 +223,8 @@ class Access:
         if granted.ended:
             raise refusal(granted.ended)
         check_cursor(stream, told.seq)
-        current = stream.delivery
-        if current is not None:
-            # The response goes on over here: whoever waits for it must not hear that it failed.
+        if (current := stream.displace()) is not None:
+            # The response goes on over here: its client must not hear that it failed.
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
