@@ -156,14 +156,16 @@ class Access:
 
         Raises `Refusal` where this is another call, or nothing is left of that one.
         """
+        session = connection.session
+        check_free(
+            session, reply_id, besides=stream
+        )  # ends deliveries of connections that are gone
         check_same_call(stream, params)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         after = stream.state.delivered
         check_undelivered(stream, after)
         self._check_early(stream)
-        session = connection.session
-        check_free(session, reply_id, besides=stream)
         _displace(stream, connection, reply_id)
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
@@ -221,9 +223,8 @@ class Access:
         if granted.ended:
             raise refusal(granted.ended)
         check_cursor(stream, told.seq)
-        current = stream.delivery
-        if current is not None:
-            # The response goes on over here: whoever waits for it must not hear that it failed.
+        if (current := stream.displace()) is not None:
+            # The response goes on over here: its client must not hear that it failed.
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
@@ -401,7 +402,7 @@ class Access:
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
     """End the delivery that is attached now, noticed to be dead or not: the newest wins."""
-    current = stream.delivery
+    current = stream.displace()
     if current is None:
         return
     if current.connection.session is by.session and current.waiting_id == reply_id:

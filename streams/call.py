@@ -148,7 +148,7 @@ class SyncCall:
         self._confined = Confined()
 
     def _wait_for(self, send: Callable[..., Awaitable[_T]], *args: Any) -> _T:
-        self._confined.check()  # in a forked child nobody would answer
+        self._confined.check()  # in a forked child no event loop runs
         return trio.from_thread.run(send, *args)
 
     @property

@@ -36,7 +36,7 @@ from streams.vocabulary import Lead
 
 FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
 
-# A server that pages for ever is not followed for ever, nor is all that it says kept.
+# A listing without an end is given up: after so many pages, or so many bytes.
 PAGES_MAX: Final = 10_000
 LISTED_BYTES_MAX: Final = 64 * 1024 * 1024
 

@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether it is a stream of a caller that nobody has vouched for."""
+        """Whether it is a stream of an anonymous caller, of a session or a connection."""
 
     def take(self) -> Append | Rest | None:
         """What is new since the last time."""
@@ -122,14 +122,16 @@ class Committer:
         self.mark(_Waiter(do), 0)
 
     def check(self, principal: str | None = None) -> None:
-        """Raise `Refusal` while the journal takes nothing, for who would begin something new.
+        """Raise `Refusal` while the journal takes nothing new.
 
-        With a principal it is a call; a session takes little and may lead to what makes room.
+        With a principal this is about a call of theirs, else about a session, which takes little
+        and may lead to acks that make room.
         """
         shortage = self._journal.shortage
         if shortage is None and principal is not None and not vouched(principal):
             shortage = self._journal.anonymous_shortage
             if shortage is not None:
+                self._look_again_soon()
                 raise refusal("too_many_bytes", limit=shortage.limit).saying(
                     "Too much waits for all callers without authentication together: resume or "
                     "cancel some calls, or try again later."
@@ -142,8 +144,15 @@ class Committer:
                 INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
             )
 
+    def _look_again_soon(self) -> None:
+        """Commit, if only nothing: the journal counts the share of anonymous callers in a commit,
+        and there may be none to come, since calls are refused.
+        """
+        if trio.current_time() - self._looked_at >= LOOK_S:
+            self._wanted.set()
+
     def is_full(self, *, is_anonymous: bool) -> bool:
-        """Whether who sends should wait for a commit first."""
+        """Whether a stream should wait for a commit before it sends more."""
         held = self._anonymous_bytes if is_anonymous else 0
         return self.waiting_bytes + held >= BATCH_BYTES_MAX
 
@@ -226,7 +235,7 @@ class Committer:
         self._anonymous_shortage = shortage
 
     def _take_sources(self) -> Iterable[Source]:
-        """Those whose turn it is. Where there is little room, who has much to say waits."""
+        """Those to be committed now. Where there is little room, those with many bytes wait."""
         sources, self._sources = self._sources, {}
         self.waiting_bytes = self._anonymous_bytes = 0
         of_all, of_anonymous = _few(self._shortage), _few(self._anonymous_shortage)

@@ -25,7 +25,15 @@ from streams.errors import (
 from streams.exchange import Denied, Endpoint, Head, Headers, Request, Responder
 from streams.framing import Events, Framing, Lone, Numbered, Plain
 from streams.messages import Kind, Message
-from streams.peer import Peer, check_revision, id_of, refused_line, revision_in, unreadable
+from streams.peer import (
+    REVISIONS,
+    Peer,
+    check_revision,
+    id_of,
+    refused_line,
+    revision_in,
+    unreadable,
+)
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.sessions import END, HttpSession, new_session
 
@@ -89,7 +97,7 @@ class HttpEndpoint:
                 _accepted(request)
             elif request.method == "GET":
                 _check_events(request)
-            if request.method != "POST" or SESSION in request.headers:
+            if request.method != "POST" or _may_have_session(request):
                 self._session(request)
         except Rejected as rejected:
             raise Denied(rejected.status, rejected.refused, rejected.headers) from None
@@ -297,6 +305,16 @@ class HttpEndpoint:
 
 def _principal(request: Request) -> str | None:
     return None if request.caller is None else request.caller.principal
+
+
+def _may_have_session(request: Request) -> bool:
+    """Whether a POST shows a session that may be looked up before its body is read.
+
+    Not with a revision that is not spoken: the refusal of that carries the id of the request, which
+    is in the body.
+    """
+    revision = request.headers.get(REVISION)
+    return SESSION in request.headers and (revision is None or revision in REVISIONS)
 
 
 def _check_media(request: Request) -> None:

@@ -2,7 +2,7 @@
 
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
-    │   └── InsufficientScope  the token of whoever asks lacks a scope
+    │   └── InsufficientScope  the caller's token lacks a scope
     ├── JournalError         what storage can say
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since

@@ -6,7 +6,7 @@ for. So a thread of its own ends the process when the deadline has passed, as SI
 journal is made for that, and the calls that ran are `interrupted` after a restart.
 
 Not even this helps against code in C that holds Python's global lock and never gives it back: then
-nothing of Python runs, neither this thread nor the handler of the signal.
+neither this thread nor the handler of the signal runs.
 """
 
 import os
@@ -25,7 +25,7 @@ from streams.logs import log
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
 DEADLINE_S: Final = 4.0  # from the signal, or from what has failed; `docs/design.md` promises it
-LAST_WORDS_S: Final = 0.2  # of them, for the log: standard error may be a pipe that nobody reads
+LAST_WORDS_S: Final = 0.2  # of them, for the log: standard error may be a pipe without a reader
 
 END_OF_SIGNAL: Final = 0
 END_OF_FAILURE: Final = 2
@@ -52,9 +52,9 @@ class Exit:
 
     @contextmanager
     def with_signals(self) -> Iterator[None]:
-        """Begin with each of `END_SIGNALS`, and then do what is done about it in this block anyway.
+        """In this block each of `END_SIGNALS` calls `begin`, and then the handler it had before.
 
-        That is asked for by handlers, for which it takes the place where they are installed.
+        Install those handlers first: these take their place.
         """
         handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
 
@@ -88,8 +88,8 @@ class Exit:
 def let_children_end() -> None:
     """Let forked children end for a signal: the handlers of this process are the server's.
 
-    From before the fork until the child has the system's own handling, signals wait: one that came
-    in between would be lost.
+    Signals are blocked from before the fork until the child has the system's own handling: one
+    that came in between would be lost.
     """
     was = threading.local()
 

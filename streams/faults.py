@@ -1,9 +1,8 @@
-"""What the code of a tool may raise, and how far that reaches.
+"""Exceptions from the code of a tool.
 
-Whatever it is, `SystemExit` and its like included, it is the failure of one call: a process ends
-for a signal, not because a tool says so. Two things are not the tool's and pass through: the
-cancellation of what it runs in, and the `KeyboardInterrupt` that trio raises for a real Ctrl-C,
-wherever that finds the program.
+Each of them, `SystemExit` included, is the failure of one call: a signal ends the process, a tool
+does not. Two exceptions are not the tool's own and pass through: the cancellation of the task that
+it runs in, and the `KeyboardInterrupt` that trio raises for a real Ctrl-C, in any code.
 """
 
 import math
@@ -16,10 +15,10 @@ _KI_MODULE: Final = "trio._core._ki"  # whose signal handler raises a real Keybo
 
 
 async def let_pass(error: BaseException) -> None:
-    """Raise what is not the tool's: to be awaited where `error` of a tool was caught.
+    """Raise `error` again where it is not the tool's own. Await this where it was caught.
 
-    A `trio.Cancelled` by itself says nothing, for a tool can keep one and raise it later: so trio
-    is asked whether this task is cancelled, and raises that itself.
+    A `trio.Cancelled` proves nothing, since a tool can keep one and raise it later. So trio is
+    asked whether this task is cancelled, and raises that itself.
     """
     if any(map(_is_signal, leaves_of(error))):
         raise error
@@ -27,7 +26,7 @@ async def let_pass(error: BaseException) -> None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether anything in it is the tool's own."""
+    """Whether `error`, or an error of the group that it is, is the tool's own."""
     is_cancelled = trio.current_effective_deadline() == -math.inf
     return not all(
         (is_cancelled and isinstance(leaf, trio.Cancelled)) or _is_signal(leaf)
@@ -36,7 +35,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """What an error says, for the client; what makes its text may fail as well."""
+    """The text of an error, for the client; its `__str__` may fail as well."""
     kind = type(error).__name__
     try:
         text = str(error)

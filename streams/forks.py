@@ -6,7 +6,7 @@ A forked child has copies of the server's memory and descriptors, and must act o
   /dev/null takes the place of every descriptor that is withheld here. The number stays in use, so
   that an object which closes it late closes no file that the child has opened since.
 - The tool's code returns, or raises, into the server. There the child ends (`Confined`), as a child
-  of `multiprocessing` does: neither `atexit` nor any `finally` of the server runs.
+  of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
 
 Children that run another program (`subprocess`) inherit nothing of ours.
 """
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_become_child)
 
 
 class Confined:
-    """For a block of code that is to be left by this process only: a forked child ends there.
+    """Around a block that only this process may leave: a forked child ends at its end.
 
     The child's exit code is that of `sys.exit`, 1 for any other exception, else 0.
     """

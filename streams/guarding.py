@@ -43,7 +43,7 @@ class Guard(msgspec.Struct, frozen=True):
         return "" if self.tls is None else "s"
 
     def metadata_url(self, head: Head) -> str | None:
-        """Where whoever has sent this request may read how to get a token."""
+        """The URL at which the client that sent this request reads how to get a token."""
         return None if self.metadata is None else self.metadata.url(head)
 
     def beside(self, endpoint: Endpoint) -> Endpoint:
@@ -75,7 +75,7 @@ class Guard(msgspec.Struct, frozen=True):
 
 
 def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> Guard:
-    """What the options ask for. Raises `CannotServe` where that cannot be had, or is not safe.
+    """The guard that the options ask for. Raises `CannotServe` where it is impossible or unsafe.
 
     `scopes` are those that the server's tools need, once they are known.
     """

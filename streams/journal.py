@@ -235,8 +235,8 @@ class Journal(Lookups, Protocol):
 
     @property
     def anonymous_shortage(self) -> Shortage | None:
-        """The same for the streams of callers that nobody has vouched for; None while they may have
-        more, as far as they are concerned.
+        """The same for the streams of all anonymous callers together; None while they are within
+        their share.
         """
 
     async def claim(self) -> Sequence[Record]:

@@ -29,8 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
     journal_bytes_max: int = 16_384 * MIB  # of the journal's file and its WAL; 0: no limit
-    # The part of that which all callers together may take that have not shown who they are: they
-    # can have as many names as they like, so a limit for each of them bounds nothing.
+    # The part of that for all anonymous callers together: each can have as many names as it likes,
+    # so a limit for each name bounds nothing.
     journal_anonymous_share: float = 0.25
     resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
     connections_max: int = 10_000

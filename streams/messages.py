@@ -23,7 +23,7 @@ MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
 
 Scopes = frozenset[str] | None
-"""What a peer may use of the tools that need scopes; None for all of them."""
+"""The scopes of a peer; None for a peer that may use all tools."""
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
@@ -206,7 +206,7 @@ look_at_lines: Final = cast(Callable[[bytes], list[Message]], _message_decoder.d
 
 
 class _Salvaged(msgspec.Struct):
-    """What may be left of a message. What is no id is no message of this shape."""
+    """The readable parts of a message that was refused; an id of another type does not fit."""
 
     id: RequestId | None = None
     method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -260,10 +260,10 @@ def _invalid(why: str) -> Refusal:
 
 
 def salvage_id(line: bytes) -> RequestId | None:
-    """The id of a request that cannot be served, or None where there is none to be found.
+    """The id of a request that `parse` has refused; None where no id can be read.
 
-    What is around the id may be anything that JSON allows, but for a response, which nobody
-    answers. Of what is no JSON there is none (JSON-RPC 2.0, 5: "it MUST be Null").
+    The rest may be any JSON, but not a response, since a response is not answered. Text that is no
+    JSON has no id (JSON-RPC 2.0, 5: "it MUST be Null").
     """
     try:
         found = _salvage(line)

@@ -1,7 +1,8 @@
 """What an MCP peer sees of a server: one session's conversation.
 
-Nothing here waits for a handler: every message is dealt with at once, or as soon as the journal has
-found the stream that it is about, and what takes time goes on in the engine.
+Nothing here waits for a handler, which runs in the engine. A message waits for the journal, which
+finds its stream, or for a worker, which checks its arguments; the next one of the same connection
+waits for both.
 """
 
 from collections.abc import Awaitable, Callable
@@ -186,7 +187,7 @@ class Peer:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
         check_revision(revision_in(message, line))
-        if method in self._deliveries:  # which may displace what has their id
+        if method in self._deliveries:  # they check the id: a resume may displace its holder
             _check_name(request_id, "id")
             assert connection is not None
             await self._deliveries[method](message, line, connection)
@@ -206,7 +207,7 @@ class Peer:
         if method in self._notifications:
             try:
                 self._notifications[method](message)
-            except Refusal as refused:  # nobody waits for an answer to a notification
+            except Refusal as refused:  # a notification has no answer
                 log.info("a notification was dropped", method=method, why=refused.message[:200])
 
     # Plain MCP
@@ -361,8 +362,10 @@ class Peer:
         )
 
     def _check_scopes(self, stream: Stream, connection: Connection) -> None:
-        """Whoever reads a stream by its id alone, as its owner, needs what its call did: the same
-        bearer may have tokens that were given less. A resume token is the authority itself.
+        """Check the scopes of a caller that reads its own stream by the id alone.
+
+        It needs the scopes that the call needed: the same bearer may have other tokens with fewer.
+        A resume token is the authority itself.
         """
         if self._server.tools.scopes:
             origin = messages.parse(stream.record.origin)

@@ -5,10 +5,10 @@ caller misspells is refused, not ignored. A schema that is given is checked when
 every `$ref` in it included, and nothing is ever fetched from the network. Schemas are JSON Schema
 2020-12 unless `$schema` says otherwise.
 
-What is here takes a few milliseconds for each MiB at most. A check against a schema that may take
-more (`GivenSchema.is_costly`) is left to a worker process, by whoever can wait for it.
+The functions here take a few milliseconds for each MiB at most. Where a check against a schema may
+take longer (`GivenSchema.is_costly`) they skip it, and the caller has a worker process do it.
 
-Whatever does not fit is a `ValueError` with one sentence that begins with the place.
+A value that does not fit is a `ValueError` with one sentence that begins with the place.
 """
 
 import contextlib
@@ -130,7 +130,8 @@ def _advertised_default(parameter: Parameter) -> Schema:
 def annotation_binder(parameters: Sequence[Parameter], schema: "GivenSchema | None") -> Binder:
     """Decodes arguments into these parameters' types; what is absent gets its default.
 
-    They must fit `schema` first, where there is one; whoever binds sees to that if it is costly.
+    Before that they are checked against `schema`, where there is one; not where that is costly,
+    which is left to the caller.
 
     Defaults that are lists, dicts or sets are copied, so that no call changes the next one's.
     """
@@ -173,7 +174,7 @@ def given_binder(
 ) -> Binder:
     """Decodes arguments as plain JSON that fits `schema`, and that the function can take.
 
-    Where it is costly to tell whether they fit, whoever binds sees to that.
+    A check that is costly is left to the caller.
     `more_allowed` says that the function has `**kwargs`; `taken` is the name that they cannot have.
     """
     known = {parameter.name: parameter for parameter in parameters}
@@ -233,7 +234,7 @@ def given_check(schema: "GivenSchema") -> OutputCheck:
 
 
 class GivenSchema:
-    """A schema that values are checked against: `schema` is a copy that nobody changes."""
+    """A schema that values are checked against: `schema` is a copy that never changes."""
 
     def __init__(self, schema: Mapping[str, Any], what: str) -> None:
         """Raises `ValueError` beginning with `what` unless it is a schema of an object."""

@@ -2,9 +2,9 @@
 
 The official TypeScript SDK hands a notification on in a microtask and a response at once, and with
 the response it forgets the call's progress handler. Node.js runs microtasks between two reads, not
-between two messages of one read: what shares a read with the response is lost, and the last
-progress nearly always does. A write of its own does not help, since the reader joins what waits for
-it. So a response stays behind until the client's program has read the progress ahead of it:
+between two messages of one read. So progress that shares a read with the response is lost, and the
+last progress nearly always does. A separate write does not help, since the reader joins all that
+waits for it. So the server holds a response until the client's program has read the progress ahead:
 
 - WebSocket: until the pong to a ping that was sent after the progress. No frame that is sent then
   can share a read with it, however busy the machine.
@@ -25,18 +25,18 @@ from streams.messages import Channel, Run
 if TYPE_CHECKING:
     from streams.delivery import Delivery
 
-# As `messages.notification` writes it. In a text the quotes would be escaped, so what is found
-# elsewhere costs at worst a wait for nothing.
+# As `messages.notification` writes it. In a text the quotes would be escaped. Where the data of
+# another message has it, that costs a wait, no more.
 PROGRESS: Final = b'"method":"notifications/progress"'
 
-# Between the kernel giving out a byte and the read returning lie less than 0.1 ms. The rest is for
-# a reader that loses its processor there.
+# Less than 0.1 ms pass between the kernel giving out a byte and the return of the read. The rest is
+# for a reader that loses its processor there.
 PAUSE_S: Final = 0.001
 LOOK_S: Final = 0.001  # until the queue is looked at again; doubled each time
 LOOK_S_MAX: Final = 0.05
 
-# A client may be busy for seconds, and then has no use for the response either. This is for peers
-# that answer no ping: the first response waits so long, those after it do not wait.
+# A client may be busy for seconds, and then cannot use the response either. The limit is for peers
+# that answer no ping: the first response waits so long, later ones do not wait.
 PATIENCE_S: Final = 5.0
 HURRY_S: Final = 0.2  # the same at a shutdown, which writes for 0.5 s and then hangs up
 
@@ -63,17 +63,21 @@ class Separation:
         """The part of `runs` to write now: all, or all but the response at their end."""
         if self._nursery is None or not (runs and delivery.may_lose_progress):
             return runs
+        ahead = runs
+        if runs[-1].last == delivery.stop:
+            rest, _ = runs[-1].without_last()
+            ahead = [*runs[:-1], rest] if rest.count else runs[:-1]
         if not delivery.has_progress:
-            delivery.has_progress = any(PROGRESS in run.body for run in runs)
-        if self._is_deaf or not delivery.has_progress or runs[-1].last != delivery.stop:
+            # Not in the response: its own content would hold it again after each release.
+            delivery.has_progress = any(PROGRESS in run.body for run in ahead)
+        if ahead is runs or self._is_deaf or not delivery.has_progress:
             return runs
         delivery.is_held = True
         self._gathered.append(delivery)
-        rest, _ = runs[-1].without_last()
-        return [*runs[:-1], rest] if rest.count else runs[:-1]
+        return ahead
 
     def wrote(self, size: int) -> None:
-        """A write is out, with all that was left of the runs held since the one before."""
+        """A write is out, with all that goes ahead of the responses held since the last one."""
         self._written_bytes += size
         self._held += self._gathered
         self._gathered.clear()

@@ -93,7 +93,7 @@ class Server:
         calls, and an empty one is given where there is none within `page_wait_s` seconds. With
         `restart` a call is run again when its server has died: `Call.checkpoint` says what the
         function must see to. To call a tool with `scopes`, a bearer needs a token that was given
-        all of them; nobody else can call it but users of this machine, over stdio.
+        all of them. Users of this machine can call it over stdio without one; other callers cannot.
 
         Raises `TypeError` or `ValueError` for what cannot be a tool.
         """

@@ -62,4 +62,7 @@ class Session:
     def detach(self, delivery: "Delivery") -> None:
         """It no longer is. Twice is as good as once."""
         if self.deliveries.pop(delivery, delivery) is None:
-            self._taken -= Counter(delivery.taken_ids)
+            self._taken.subtract(delivery.taken_ids)
+            for each in delivery.taken_ids:
+                if not self._taken[each]:
+                    del self._taken[each]

@@ -396,6 +396,17 @@ class Stream:
             self._leave(self.state.detach)
             self.notify()
 
+    def displace(self) -> "Delivery | None":
+        """Take away the attached delivery, which is returned, for another that is attached next.
+
+        The stream is not left in between: one that only its connection leads to would end there.
+        """
+        displaced, self.delivery = self.delivery, None
+        if displaced is not None:
+            self.state.detach(trio.current_time())
+            self.notify()
+        return displaced
+
     def fall_silent(self, delivery: "Delivery") -> None:
         """The delivery's peer shows no life: that counts as detached, until it does again."""
         if self.delivery is delivery and self.state.idle_since is None:

@@ -1,10 +1,10 @@
-"""Turns of connections: whatever comes over some of them, the others are served in between.
+"""Turns of connections, so that a busy one does not hold up the others.
 
 Bytes are no measure of work: 64 KiB may be one message, or ten thousand frames of 20 µs each. So a
 connection counts units (frames, messages, requests, reads), and lets others run after `TURN_UNITS`
-of them. That alone would still let ten busy connections have ten turns between any two of another
-one. So a connection that has used up what it may do freely joins a queue of all such connections,
-of which one at a time has a turn, and everybody else has one before the next of them.
+of them. With that alone, ten busy connections would have ten turns between two turns of another
+one. So a connection that has used up its free units joins a queue of all busy connections. One of
+the queue has a turn at a time, and all connections outside it have a turn before the next one.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ import trio
 
 # A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
 TURN_UNITS: Final = 4
-# What a connection may do without joining the queue: more than clients at work do.
+# Units that a connection has without joining the queue: more than clients at work need.
 FREE_PER_S: Final = 100.0
 FREE_UNITS: Final = 16.0
 

@@ -16,6 +16,7 @@ from typing import Final
 import trio
 
 from streams import validator
+from streams.forks import withhold
 from streams.logs import log
 from streams.validator import FIT, LENGTH, REQUEST, shortened
 
@@ -139,13 +140,17 @@ class _Unexplained(ValueError):
 
 
 async def _start() -> trio.Process:
-    return await trio.lowlevel.open_process(
+    worker = await trio.lowlevel.open_process(
         # -P: the folder of the file holds modules that must not hide those of the library.
         [sys.executable, "-P", str(Path(validator.__file__))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    # A child of a tool that held these would keep the worker alive when the server is gone.
+    withhold(worker.stdin)
+    withhold(worker.stdout)
+    return worker
 
 
 async def _end(worker: trio.Process) -> None:

@@ -235,6 +235,23 @@ async def test_where_hardly_any_room_is_left_only_ends_are_committed(
         assert going.durable == 1
 
 
+async def test_an_anonymous_caller_that_is_refused_has_the_share_counted_again(
+    autojump_clock: MockClock,
+) -> None:
+    """It is counted in a commit, and where all calls are refused nothing else may commit."""
+    journal = Troubled()
+    async with committing(journal) as committer:
+        journal.anonymous_shortage = Shortage("little is left", is_severe=False, limit=1)
+        for count in (1, 2):
+            await trio.sleep(10)
+            for _ in range(100):
+                with pytest.raises(Refusal, match="Too much waits"):
+                    committer.check("conn(1)")
+            committer.check("os(1)")
+            await trio.sleep(10)
+            assert len(journal.commits) == count
+
+
 async def test_an_ack_joins_a_commit_that_finds_no_room(autojump_clock: MockClock) -> None:
     journal = Troubled()
     async with committing(journal) as committer:

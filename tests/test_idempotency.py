@@ -104,6 +104,26 @@ async def test_the_newest_wins_and_the_one_before_is_told(
     assert rig.runs == 1
 
 
+@pytest.mark.parametrize("principal", ["conn(x)", "session(k)", "os(0)"])
+@pytest.mark.parametrize("key", [SHORT, LONG])
+@pytest.mark.parametrize("again", [1, 2])
+async def test_a_call_goes_on_that_is_made_again_over_the_same_connection(
+    rig: Rig, autojump_clock: MockClock, principal: str, key: str, again: int
+) -> None:
+    """Also where nothing but this connection leads to its stream, which is never without one."""
+    async with open_house(rig.server) as house:
+        talker = await house.dial(PLAIN, principal)
+        await call(talker, 1, key)
+        await wait_all_tasks_blocked()
+        await call(talker, again, key)
+        await wait_all_tasks_blocked()
+        rig.steps.finish()
+        if again != 1:
+            assert reason((await talker.answer(1))["error"]) == "superseded"
+        assert text_of(await talker.answer(again)) == "done"
+    assert rig.runs == 1
+
+
 @pytest.mark.parametrize("resident_max", RESIDENT_MAX)
 async def test_the_result_of_a_finished_call_is_given_again(
     autojump_clock: MockClock, resident_max: int

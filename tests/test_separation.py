@@ -99,6 +99,11 @@ def server() -> Server:
         return '{"method":"notifications/progress"}'
 
     @server.tool
+    async def forward(call: Call) -> dict[str, str]:
+        await call.progress(1)
+        return {"method": PROGRESS}
+
+    @server.tool
     async def fail(call: Call) -> None:
         await call.progress(1)
         raise ValueError("the tool says no")
@@ -248,6 +253,21 @@ async def test_an_error_at_the_end_waits_as_a_result_does(
         await talker.call(1, "fail", token=1)
         assert "the tool says no" in text_of(await talker.answer(1))
         assert peer.written("the tool says no") - start == pytest.approx(LATER_S)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_result_with_the_content_of_a_notification_waits_once(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        talker, peer = await met(house, nursery, LATER_S)
+        start = trio.current_time()
+        await talker.call(1, "forward", token=1)
+        with trio.fail_after(10 * LATER_S):
+            answer = await talker.answer(1)
+        assert answer["result"]["structuredContent"] == {"method": PROGRESS}
+        assert trio.current_time() - start == pytest.approx(LATER_S)
+        assert peer.pings == 1
         nursery.cancel_scope.cancel()
 
 

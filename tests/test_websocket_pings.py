@@ -59,6 +59,19 @@ async def test_each_of_many_pings_is_answered() -> None:
     assert answers == [True] * 100
 
 
+async def test_pongs_that_were_asked_for_have_no_rate() -> None:
+    """A response is held until such a pong, so a busy client sends one for each of its calls."""
+
+    async def handler(channel: Channel) -> None:
+        async with listening(channel):
+            for _ in range(wsserver.EMPTY_FRAMES_MAX + 50):
+                assert await channel.ping()
+            await channel.send(b"done\n")
+
+    async with server(handler) as port, websocket.connect(f"ws://127.0.0.1:{port}") as channel:
+        assert await channel.receive() == [b"done"]
+
+
 async def test_a_pong_answers_the_pings_before_it_and_a_strange_one_nothing() -> None:
     """ "If an endpoint receives a Ping frame and has not yet sent Pong frame(s) in response to
     previous Ping frame(s), the endpoint MAY elect to send a Pong frame for only the most recently

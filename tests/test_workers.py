@@ -90,6 +90,30 @@ async def test_a_worker_that_was_killed_while_idle_is_replaced() -> None:
         assert first not in children()
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # which threads it has
+async def test_a_forked_child_does_not_hold_the_pipes_of_a_worker() -> None:
+    """Else the worker would go on when the server is gone and the child is not."""
+    async with open_workers() as workers:
+        await workers.check(INTEGERS, b"[1]", "arguments", "a")
+        (worker,) = children()
+        pipes = tuple(os.readlink(f"/proc/{worker}/fd/{number}") for number in (0, 1))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                held = {
+                    os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                }
+                os.write(writer, repr([pipe for pipe in held if pipe.endswith(pipes)]).encode())
+            finally:
+                os._exit(0)
+        told = await trio.to_thread.run_sync(os.read, reader, 1000)
+        await trio.to_thread.run_sync(os.waitpid, child, 0)
+        os.close(reader)
+        os.close(writer)
+        assert told == b"[]"
+
+
 async def test_a_check_that_is_cancelled_leaves_no_process() -> None:
     async with open_workers() as workers:
         with trio.move_on_after(0.2) as scope:

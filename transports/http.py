@@ -78,7 +78,7 @@ async def serve(
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
     `body_bytes_max`. `transports.origins` says what the `allowed_…` add to. With `ssl_context`,
     over TLS only. `admit` says whose a request is, before its body is read, and then `screen` how
-    much of that; nobody whom `admit` knows has more than `per_principal_max` requests answered at
+    much of that; a caller that `admit` knows has at most `per_principal_max` requests answered at
     once. Cancelled, it closes every
     connection at once. Raises `OSError` when the address cannot be had.
     """

@@ -404,7 +404,7 @@ def _redirected(url: str, location: str) -> str:
         to = urljoin(url, location)
         is_tls = Address(to, HTTP).is_tls
     except ValueError:
-        return "it redirects to what is no URL to dial."
+        return "it redirects to no URL that can be dialed."
     if url.startswith("https:") and not is_tls:
         return "it redirects to an address without TLS, which is not safe to dial."
     if len(to) > SAID_MAX:

@@ -6,8 +6,8 @@ responses, and of the standing GET stream, on which a server says what belongs t
 HTTP has no connection that both sides could lose. What stands for it depends on the server:
 
 - One that answers in our own framing gives tokens to resume by. The channel is over when a response
-  breaks off or ends without what it is there for; whoever uses the channel connects again, and
-  resumes. The same holds for a response whose stream is resumed by a token (`leave_to_token`).
+  breaks off or ends too early; its user connects again, and resumes. The same holds for a response
+  whose stream is resumed by a token (`leave_to_token`).
 - Of any other, the channel lasts as long as the session. A response whose event stream breaks off
   or ends early is continued by a GET with `Last-Event-ID`, as often as that takes. One that cannot
   be continued is lost: its request is answered by an error with the reason `lost` where others are

@@ -35,8 +35,8 @@ PING_S: Final = 60.0
 # What one read asks for: what clients send is small.
 READ_BYTES: Final = 64 * 1024
 
-# Pings, pongs and messages without anything in them: at once, and per second in the long run. A
-# client that asks every second whether the connection lives is far below that.
+# Pings, pongs that answer no ping, and messages without anything in them: at once, and per second
+# in the long run. A client that asks every second whether the connection lives is far below that.
 EMPTY_FRAMES_MAX: Final = 200
 EMPTY_FRAMES_PER_S: Final = 20.0
 
@@ -195,15 +195,15 @@ class ServerWebSocket:
 
     def _obey(self, event: Event) -> None:
         """Do what a control frame, or a violation that stands for one, calls for."""
-        if isinstance(event, Ping | Pong):
-            self._count_empty()
         if isinstance(event, Ping):
+            self._count_empty()
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
             if not self._has_said_goodbye:
                 self._pong = self._protocol.send(event.response())
         elif isinstance(event, Pong):
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
-            self._answer_pings(bytes(event.payload))
+            if not self._answer_pings(bytes(event.payload)):
+                self._count_empty()
         elif isinstance(event, CloseConnection):
             if self._protocol.state is ConnectionState.CLOSED:
                 self._end()  # it answers ours
@@ -215,13 +215,15 @@ class ServerWebSocket:
         if not self._empty_frames.spend():
             self._fail(CloseReason.POLICY_VIOLATION, "too many pings, pongs or empty messages")
 
-    def _answer_pings(self, payload: bytes) -> None:
-        """A pong answers the pings before its own as well; a strange one answers nothing."""
-        if payload in self._pings:
-            for key in list(self._pings):
-                self._pings.pop(key).set()
-                if key == payload:
-                    break
+    def _answer_pings(self, payload: bytes) -> bool:
+        """A pong answers the pings before its own as well; False for one that answers no ping."""
+        if payload not in self._pings:
+            return False
+        for key in list(self._pings):
+            self._pings.pop(key).set()
+            if key == payload:
+                break
+        return True
 
     def _fail(self, code: int, reason: str) -> None:
         """Say goodbye with this code, if that was not said; no more is received."""

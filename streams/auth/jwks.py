@@ -2,8 +2,8 @@
 
 They are read again every few minutes, and for a token whose key is not among them, but no more than
 once in a while however many such tokens come. Where they cannot be read, the former ones stay: an
-issuer that is away for an hour turns nobody away. They are read in a thread, one at a time, which
-ends in time whatever the issuer does.
+issuer that cannot be reached for an hour turns no caller away. They are read in a thread, one at a
+time, which ends in time whatever the issuer does.
 """
 
 import contextlib
@@ -199,7 +199,7 @@ class _Connections:
         return connection
 
     def shut_down(self) -> None:
-        """Let whoever reads or writes see the end."""
+        """End the connections: the thread that reads or writes gets an error."""
         self.are_late = True
         with self._lock:
             for twin in self._twins:

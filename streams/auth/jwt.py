@@ -59,7 +59,7 @@ class _Claims(msgspec.Struct):
 
     @property
     def scopes(self) -> frozenset[str]:
-        """Those that the issuer has granted, by either name; what is no scope is none."""
+        """Those that the issuer has granted, by either name; other values are left out."""
         given = [self.scope, self.scp]
         lists = [each.split() if isinstance(each, str) else each for each in given]
         words = [word for each in lists if isinstance(each, list) for word in each]

@@ -117,7 +117,7 @@ class TokenFile:
         """Read the file again where it has changed; the log tells once what is wrong with it."""
         trouble = self._read_again()
         if trouble and trouble != self._trouble:
-            log.error("nobody can come in", why=trouble)
+            log.error("no token is taken", why=trouble)
         self._trouble = trouble
 
     def _read_again(self) -> str:

@@ -69,11 +69,11 @@ class Room:
 
 
 class Share:
-    """What the streams of all anonymous callers take of the journal: messages and requests.
+    """The bytes of all anonymous callers' streams in the journal: messages and requests.
 
-    What is added is counted as it comes; what is deleted is not, so the count is never too low.
-    When it says that there is little room left, the rows are counted, at most once in `COUNT_S`.
-    For the writer's thread, apart from `shortage`.
+    Additions are counted as they come, deletions are not, so the count is never too low. Once
+    little room is left by that count, the rows are counted, at most once in `COUNT_S`. For the
+    writer's thread, apart from `shortage`.
     """
 
     def __init__(self, bytes_max: int | None, writer: sqlite3.Connection) -> None:
@@ -95,7 +95,7 @@ class Share:
         return self._judge() is not None and steady() - self._counted_at >= COUNT_S
 
     def commit(self, added: int, unwritten: Callable[[], int]) -> None:
-        """So many bytes were added; `unwritten` are those that are in no row of the tables yet."""
+        """Count the bytes that a commit has added; `unwritten` gives those that are in no row."""
         self._bytes += added
         if self._bytes_max is None:
             return
@@ -124,7 +124,7 @@ def judged(
 
 
 def _reserve(whole: int, *, was_short: bool) -> int:
-    """Who was short of room has enough with a little more: it would be short again at once."""
+    """The bytes to keep free; a quarter more after a shortage, so that it does not flap."""
     reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
     return reserve + reserve // 4 if was_short else reserve
 

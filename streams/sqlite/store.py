@@ -204,7 +204,7 @@ class SQLiteStore:
         return answers
 
     def _anonymous_bytes(self, change: Change) -> int:
-        """What a change adds to the streams of anonymous callers."""
+        """The bytes that a change adds to the streams of anonymous callers."""
         if type(change) is Append:
             tail = self._tails.known.get(change.stream)
             return len(change.run.body) if tail is not None and tail.is_anonymous else 0

@@ -47,7 +47,7 @@ class Budget(msgspec.Struct, frozen=True):
     wal_bytes: int = 64 * MIB
 
     def within(self, bytes_max: int) -> "Budget":
-        """What it is for a journal of so many bytes: of a small one a part."""
+        """The budget of a journal of so many bytes: a small journal has a smaller one."""
         part = bytes_max // _WAL_PART
         return replace(
             self, wal_bytes=min(self.wal_bytes, part), log_bytes=min(self.log_bytes, part // 2)
@@ -84,7 +84,7 @@ class Tail:
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether nobody has vouched for the caller whose stream it is."""
+        """Whether it is the stream of an anonymous caller."""
         return self.record is not None and not vouched(self.record.principal)
 
     @classmethod

@@ -10,7 +10,7 @@ from tests.wire.conftest import Http, Wire
 from tests.wire.httpclient import HttpClient
 from tests.wire.httpverbs import messages_of, refusal, text_of
 from tests.wire.process import Gate, ServerProcess
-from tests.wire.raw import Message
+from tests.wire.raw import DEADLINE_S, Message
 from tests.wire.rawhttp import JSON
 from tests.wire.verbs import KINDS, PLAIN, UNKNOWN, refused
 
@@ -29,6 +29,7 @@ DISCOVER: Final = {
         }
     },
 }
+GO_AHEAD: Final = {"Expect": "100-continue"}
 ADD: Final[dict[str, Any]] = {"name": "add", "arguments": {"a": 1, "b": 2}}
 
 
@@ -100,6 +101,21 @@ def test_the_probe_of_a_newer_client_is_a_400_under_its_id(http: Http) -> None:
     in_words(client, DISCOVER, MODERN)
     client.initialize(PLAIN)
     assert client.ask("ping").result == {}
+
+
+def test_a_body_that_comes_later_is_read_for_its_id(http: Http) -> None:
+    """Some HTTP clients write the head and the body apart; this one waits in between."""
+    client = http.opened()
+    client.revision = MODERN
+    body = json.dumps(DISCOVER).encode()
+    exchange = client.start()
+    exchange.send(client.post_bytes(b"", {"Content-Length": str(len(body)), **GO_AHEAD}))
+    exchange.connection.settimeout(DEADLINE_S)
+    assert exchange.connection.recv(1 << 16).startswith(b"HTTP/1.1 100 ")
+    exchange.send(body)
+    found = refusal(exchange, 400)
+    assert found.answers("probe")
+    told_what_is_spoken(found)
 
 
 def test_what_is_no_request_of_another_revision_is_a_400_too(http: Http) -> None:
