@@ -62,6 +62,8 @@ class Client:
     for `connect_s` seconds, for a server that is just starting; an answer that will not change ends
     that. Later attempts are repeated for `patience_s`, at least every 2 seconds while a call waits.
     Then every running call raises `CannotConnect`, and the next request begins to try again.
+    `silence_s` is for a server that is not ours and that something is awaited from: one that is
+    silent for longer, and answers no ping, is connected to anew, where every call can be resumed.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Client:
         connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
         patience_s: float = 300.0,
+        silence_s: float = 20.0,
     ) -> None:
         self._name = name
         self._version = version
@@ -95,6 +98,7 @@ class Client:
             connect_s=connect_s,
             connect_timeout_s=connect_timeout_s,
             patience_s=patience_s,
+            silence_s=silence_s,
         )
         self._resumer = Resumer(self._keeper, self._calls, self._answers, patience_s=patience_s)
         self._nursery_manager = trio.open_nursery()
@@ -240,7 +244,7 @@ class Client:
             ticket = Ticket(ticket, "", "")
         word, params = clientwire.poll(ticket)
         try:
-            reply = await self._keeper.ask(word.method, params)
+            reply = await self._keeper.ask(word.method, params, self._calls.of(ticket))
         except StreamGone as gone:
             if gone.reason != "messages_gone" or ticket.after is None:
                 raise

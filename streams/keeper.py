@@ -18,6 +18,7 @@ from streams.keys import new_request_id
 from streams.link import Calls, Link
 from streams.logs import log
 from streams.messages import ClientChannel, Dialer, Kind, Message
+from streams.running import RunningCall
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.
@@ -29,6 +30,13 @@ BACKOFF_WAITED_MAX_S: Final = 2.0
 
 # The first connection may wait for a server that is just starting: it is tried again after this.
 STARTING_S: Final = 0.2
+
+# A server that is not ours and was silent for `silence_s` is given up, and resumed. It has so many
+# times that before it is given up again: a call that is just quiet is not disturbed often.
+SILENCE_AGAIN: Final = 1.5
+
+# It has twice as long each time that nothing came of it, up to this: it may need so long.
+SILENCE_MAX_S: Final = 300.0
 
 # What cannot be had at the moment is asked for again after this, or when the server says.
 RETRY_S: Final = 1.0
@@ -52,6 +60,7 @@ class Keeper:
         connect_s: float,
         connect_timeout_s: float,
         patience_s: float,
+        silence_s: float,
     ) -> None:
         self.hello = Hello("")
         self.level: str | None = None  # of the server's log messages
@@ -67,6 +76,8 @@ class Keeper:
         self._connect_s = connect_s
         self._connect_timeout_s = connect_timeout_s
         self._patience_s = patience_s
+        self._silence_s = silence_s  # for the next connection
+        self._usual_silence_s = SILENCE_AGAIN * silence_s
         # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
         self._prefix = new_request_id()
         self._ids = 0
@@ -206,13 +217,19 @@ class Keeper:
         self.link = link
         link.was_useful = False  # saying hello is not enough
         log.info("connected", server=self.hello.server_info.get("name"))
-        if self.hello.has_positions:
-            nursery.start_soon(link.watch)
+        nursery.start_soon(link.watch, self._silence_s, self._usual_silence_s)
         self.on_up(link, nursery)
         self.stir()
 
     def _down(self, link: Link) -> None:
         self._was_useful = link.was_useful
+        if link.was_useful:
+            self._silence_s = min(self._silence_s, self._usual_silence_s)
+            if link.was_silent:
+                self._silence_s = self._usual_silence_s
+        elif link.was_silent:
+            most_s = max(SILENCE_MAX_S, self._usual_silence_s)
+            self._silence_s = min(2 * self._silence_s, most_s)
         if self.link is link:
             self.link = None
             self.on_down(link)
@@ -263,8 +280,12 @@ class Keeper:
 
     # Requests that may be repeated
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Message:
+    async def ask(
+        self, method: str, params: dict[str, Any], about: RunningCall | None = None
+    ) -> Message:
         """Send a request, again if need be on the next connection, and return its response.
+
+        `about` is the call that it asks about, where that is here.
 
         Raises `CannotConnect`, `CallLost` where responses are lost for as long as the client is
         patient, or what an error response stands for.
@@ -272,7 +293,7 @@ class Keeper:
         give_up_at = trio.current_time() + self._patience_s
         while True:
             link = await self.connected()
-            reply = await link.ask(method, params)
+            reply = await link.ask(method, params, about)
             if reply is None:
                 continue
             if reply.kind is not Kind.ERROR:

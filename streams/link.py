@@ -25,8 +25,8 @@ from streams.messages import (
     Incoming,
     Kind,
     Message,
+    RequestChannel,
     RequestId,
-    SelfContinuing,
     TooLarge,
     look,
 )
@@ -37,10 +37,13 @@ from streams.ticket import Ticket
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 ACK_EVERY_S: Final = 1.0
 
-# A server that numbers its messages answers pings while its tools work, so silence means that the
-# network has forgotten the connection. Other servers may just be busy: they are left alone.
+# A server that numbers its messages answers pings while its tools work, and ends the silence of a
+# response every 15 s. It is pinged after this, and given up when it is silent for so long.
 PING_AFTER_S: Final = 30.0
-PONG_WITHIN_S: Final = 30.0
+SILENCE_S: Final = 60.0
+
+# Other servers are asked for a sign of life after this, and only while something is awaited.
+FOREIGN_PING_AFTER_S: Final = 10.0
 
 
 class Calls:
@@ -122,6 +125,7 @@ class Link:
         self.is_numbering = False  # the server, and what it sends here
         self.is_over = False
         self.was_useful = False  # something came that somebody waited for
+        self.was_silent = False  # and was given up for that
         self._channel = channel
         self._calls = calls
         self._answers = answers
@@ -160,6 +164,9 @@ class Link:
                     await self._read_forever()
         finally:
             self.is_over = True
+            for call in self._calls:
+                if call.way is self:
+                    self.note_event(call)
             for reply in self._replies.values():
                 reply.give(None)
             self._stir()
@@ -169,26 +176,106 @@ class Link:
         self.is_over = True
         self._scope.cancel()
 
-    async def watch(self) -> None:
-        """Hang up when the server is silent and answers no ping."""
+    # Whether the server is alive
+
+    async def watch(self, silence_s: float, usual_s: float) -> None:
+        """Give the connection up when the server is silent and shows no sign of life.
+
+        Of servers that are not ours, only while something is awaited, and where nothing is lost by
+        it: one that is busy is slow, not dead. They have `silence_s`; `usual_s`, where that is
+        less, once something useful has come.
+        """
+        is_ours = self.hello.has_positions
+        ping_after_s = PING_AFTER_S if is_ours else min(FOREIGN_PING_AFTER_S, silence_s / 2)
+        since, is_said = trio.current_time(), False
         while True:
-            await trio.sleep_until(self._heard_at + PING_AFTER_S)
-            if trio.current_time() < self._heard_at + PING_AFTER_S:
+            if not (is_ours or self._awaited()):
+                await self._moved.wait()
+                since, is_said = trio.current_time(), False
                 continue
-            if self._is_held_up:  # it is not the server that is silent, it is we who do not listen
-                await trio.sleep(PING_AFTER_S)
+            quiet_from = max(since, self._quiet_from())
+            if is_said or self._is_held_up:  # held up: it is we who do not listen
+                is_said &= quiet_from == since
+                await trio.sleep(ping_after_s)
                 continue
-            with trio.move_on_after(PONG_WITHIN_S) as patience:
+            if trio.current_time() < quiet_from + ping_after_s:
+                await trio.sleep_until(quiet_from + ping_after_s)
+                continue
+            limit_s = min(silence_s, usual_s) if self.was_useful else silence_s
+            limit_s = SILENCE_S if is_ours else limit_s
+            if await self._shows_life(quiet_from, quiet_from + limit_s) or self._is_held_up:
+                since = trio.current_time()
+            elif is_ours or all(call.is_resumable for call in self._awaited_calls()):
+                log.info("the server is silent", limit_s=limit_s)
+                self._give_up_silent()
+                return
+            else:
+                log.warning("the server is silent, and a call that cannot be resumed waits for it")
+                since, is_said = self._quiet_from(), True
+
+    def _awaited_calls(self) -> list[RunningCall]:
+        return [call for call in self._calls if call.way is self and call.is_running]
+
+    def _awaited(self) -> list[RequestId]:
+        """The requests whose response is waited for."""
+        return [*self._replies, *(call.delivery_id for call in self._awaited_calls())]
+
+    def _quiet_from(self) -> float:
+        """When the last sign of life came; over HTTP, of the response that is silent longest."""
+        if not isinstance(self._channel, RequestChannel):
+            return self._heard_at
+        heard = map(self._channel.heard_at, self._awaited())
+        return min((at for at in heard if at is not None), default=self._heard_at)
+
+    async def _shows_life(self, quiet_from: float, deadline: float) -> bool:
+        """Whether anything comes before the deadline, asked for or not."""
+        with trio.CancelScope(deadline=deadline):
+            if isinstance(self._channel, RequestChannel) and self._awaited():
+                # An answer to a ping would have a connection of its own, and say nothing of theirs.
+                await trio.sleep_until(deadline)
+            elif self.hello.has_positions or not await self._channel_answers():
                 await self.ask("ping", {})
-            if patience.cancelled_caught and not self._is_held_up:
-                log.info("the server answers no ping")
-                self.hang_up()
+            return True
+        return self._quiet_from() > quiet_from
+
+    async def _channel_answers(self) -> bool:
+        """Whether the transport itself has a ping, which is answered."""
+        try:
+            return await self._channel.ping()
+        except trio.BrokenResourceError:
+            return True  # whoever reads will see it
+
+    def _give_up_silent(self) -> None:
+        self.was_silent = True
+        if isinstance(self._channel, RequestChannel):
+            self._channel.abandon("the server is silent")
+        else:
+            self.hang_up()
 
     # What goes out
 
-    async def ask(self, method: str, params: dict[str, Any]) -> Message | None:
-        """Send a request and wait for its response; None when the connection went before that."""
+    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
+        """Ahead of a request about a stream that was read up to this event."""
+        if isinstance(self._channel, RequestChannel):
+            self._channel.prepare(request_id, last_event_id, is_delivery=is_delivery)
+
+    def note_event(self, call: RunningCall) -> None:
+        """Remember the last event of a call that came over this connection."""
+        if isinstance(self._channel, RequestChannel):
+            call.last_event_id = self._channel.last_event_id(call.delivery_id) or call.last_event_id
+
+    async def ask(
+        self, method: str, params: dict[str, Any], about: RunningCall | None = None
+    ) -> Message | None:
+        """Send a request and wait for its response; None when the connection went before that.
+
+        `about` is the call that it asks about, if any.
+        """
         request_id = self._new_id()
+        if about is not None:
+            if about.way is self:
+                self.note_event(about)
+            self.prepare(request_id, about.last_event_id, is_delivery=False)
         is_page = method == "tools/call"
         self._turns_pages |= is_page
         self._pages_asked += is_page
@@ -209,6 +296,8 @@ class Link:
             return await reply.wait()
         finally:
             self._replies.pop(request_id, None)
+            if isinstance(self._channel, RequestChannel):
+                self._channel.settle(request_id)
 
     async def send(self, line: bytes) -> None:
         """Hand over a line to be written, when there is room; nobody says whether it arrived."""
@@ -336,11 +425,11 @@ class Link:
     def _responded(
         self, message: Message, request_id: RequestId, line: bytes
     ) -> RunningCall | None:
-        self.was_useful = True
         reply = self._replies.get(request_id)
         if reply is not None and reply.is_last and clientwire.says_nothing(message):
             return None
         call = self._calls.by_id.get(request_id)
+        self.was_useful |= reply is not None or call is not None
         # Then it is no entry: it says what became of the delivery.
         is_over = message.kind is Kind.ERROR and clientwire.ends_delivery(message)
         if reply is not None:
@@ -376,6 +465,7 @@ class Link:
         if call is None:
             self._on_notification(message)
         else:
+            self.was_useful = True
             call.take_line(line)
         return call
 
@@ -429,7 +519,7 @@ class Link:
         elif known.leads_to_same(ticket) and clientwire.is_as_good(ticket, known):
             call.announce(msgspec.structs.replace(ticket, token=ticket.token or known.token))
         self._calls.add(call)
-        if isinstance(self._channel, SelfContinuing):
+        if isinstance(self._channel, RequestChannel):
             self._channel.leave_to_token(ticket.request_id)
 
     def _ended(self, stream: str) -> None:

@@ -172,15 +172,35 @@ class ClientChannel(Channel, Protocol):
 
 
 @runtime_checkable
-class SelfContinuing(Protocol):
-    """A channel that continues the response to a request by itself, where its server offers that.
+class RequestChannel(Protocol):
+    """A channel that has a connection for each request, as HTTP: one may be dead while others live.
 
-    Another way is a token, which is used over the next connection. The channel must then end when
-    the response breaks off.
+    It continues the response to a request by itself, where its server offers that. Another way is a
+    token, which is used over the next channel; the channel must then end when the response breaks
+    off.
     """
 
     def leave_to_token(self, request_id: RequestId) -> None:
         """Do not continue the response to this request."""
+
+    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
+        """The request with this id is sent next, about a stream that was read up to this event.
+
+        A delivery is over with its response: where that ends without a final reply, it is answered
+        by an error with the reason `lost`.
+        """
+
+    def settle(self, request_id: RequestId) -> None:
+        """The response to this request is not waited for any more."""
+
+    def last_event_id(self, request_id: RequestId) -> bytes:
+        """The id of the last event of its response whose lines were received and done with."""
+
+    def heard_at(self, request_id: RequestId) -> float | None:
+        """When the last byte of its response came, by trio's clock; None where there is none."""
+
+    def abandon(self, why: str) -> None:
+        """The channel is over, but not the session: its server may be working for it."""
 
 
 class Dialer(Protocol):

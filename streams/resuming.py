@@ -49,7 +49,7 @@ class Resumer:
     def _down(self, link: Link) -> None:
         self._nursery = None
         for call in self._calls:
-            if call.ticket is None and not (call.is_unheard and call.key_memory):
+            if not call.is_resumable:
                 call.fail(_lost())
             if not call.is_running:
                 self._calls.remove(call)
@@ -126,6 +126,8 @@ class Resumer:
                 pause_s = self._judge(call, reply)
                 if pause_s is None:
                     break
+                if call.has_brought:
+                    give_up_at = trio.current_time() + self._patience_s
                 if trio.current_time() + pause_s > give_up_at:
                     call.fail(_as_error(reply))
                     break
@@ -142,6 +144,7 @@ class Resumer:
         resume_id = None if takes_over else request_id
         call.attach(link, resume_id)
         if ticket is not None:
+            link.prepare(request_id, call.last_event_id, is_delivery=not takes_over)
             await link.send(clientwire.resume(ticket, request_id, call.cursor))
         else:
             assert call.request is not None  # who begins with a ticket keeps it
@@ -151,6 +154,7 @@ class Resumer:
             return await link.reply_to(request_id, is_last=not takes_over)
         finally:
             if call.resume_id == resume_id and not (call.is_complete or link.is_over):
+                link.note_event(call)
                 call.way = None
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
@@ -158,7 +162,7 @@ class Resumer:
         pause_s = max(_min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = clientwire.error_of(reply)
-            if error.reason in clientwire.RETRIED:
+            if error.reason in clientwire.RETRIED or error.reason == clientwire.LOST:
                 return error.retry_after_s or pause_s
         elif clientwire.how_it_ended(reply) == "released":
             return pause_s

@@ -56,6 +56,8 @@ class RunningCall:
         self.resume_id: RequestId | None = None  # of the request that attached it
         self.resuming = trio.CancelScope()
         self.not_before = 0.0  # when the server wants us back
+        self.has_brought = False  # the delivery that it is attached to, anything
+        self.last_event_id = b""  # of what came over HTTP, before that delivery
         self._home = home
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
@@ -281,6 +283,7 @@ class RunningCall:
         """From now on the messages come over this connection."""
         self.way = way
         self.resume_id = resume_id
+        self.has_brought = False
         self._seen = self._acked = self.cursor or 0
 
     def ack(self) -> bytes:
@@ -310,6 +313,16 @@ class RunningCall:
     def is_running(self) -> bool:
         """Whether anything more is to be expected, and by anybody."""
         return not (self.is_complete or self.is_left or self._failure)
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether another connection can go on with it, or send its request again."""
+        return self._ticket is not None or bool(self.is_unheard and self.key_memory)
+
+    @property
+    def delivery_id(self) -> RequestId:
+        """Of the request whose response brings the messages."""
+        return self.request_id if self.resume_id is None else self.resume_id
 
     @property
     def has_failed(self) -> bool:
@@ -373,6 +386,7 @@ class RunningCall:
 
     def _keep(self, batch: Batch) -> None:
         self.is_unheard = False
+        self.has_brought = True
         # Nothing follows the final response.
         last = None if batch.is_plain else try_look(batch.last)
         if last and last.method is UNSET and last.id is not UNSET:

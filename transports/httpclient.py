@@ -135,6 +135,7 @@ class HttpChannel:
         self._session = ""
         self._version = ""
         self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
+        self._prepared: dict[RequestId, tuple[bytes, bool]] = {}  # for requests that come next
         self._is_ours = False  # the server answers in our framing
         self._is_listening = False  # to the standing stream
         self._has_asked = trio.Event()  # a request was sent
@@ -233,6 +234,8 @@ class HttpChannel:
         await self._unanswered.acquire()
         self._check()
         exchange = _Exchange(line)
+        if exchange.request_id in self._prepared:
+            exchange.follows, exchange.is_delivery = self._prepared.pop(exchange.request_id)
         cancelled = self._give_up(exchange)
         self._nursery.start_soon(self._carry, exchange)
         await exchange.is_written.wait()
@@ -276,6 +279,9 @@ class HttpChannel:
         while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
             if failure and exchange.is_answered and not self._is_ours:
                 return  # what broke is of no use any more
+            if not failure and exchange.ends_with_body:
+                self._answer_lost(exchange, "the server ended a delivery without a reply")
+                return
             if exchange.is_awaited and exchange.trail.last_id and not exchange.has_token:
                 act = self._continue
             elif not (failure and self._may_send_again(exchange)):
@@ -300,6 +306,9 @@ class HttpChannel:
         if self._is_ours or exchange.has_token or not self._has_others(exchange):
             self._end(why)
             return
+        self._answer_lost(exchange, why)
+
+    def _answer_lost(self, exchange: "_Exchange", why: str) -> None:
         log.info("a response was lost", why=why, method=exchange.method)
         if exchange.request_id is not None:
             exchange.is_answered = True
@@ -311,7 +320,8 @@ class HttpChannel:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
             exchange.is_sent = True
-            await connection.write(self._request("POST", exchange.line), exchange.line)
+            request = self._request("POST", exchange.line, exchange.follows)
+            await connection.write(request, exchange.line)
             exchange.is_written.set()
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
@@ -387,6 +397,9 @@ class HttpChannel:
         if body is None:
             await self._no_messages(exchange, head, connection)
             return
+        # A reply in JSON says that the messages come elsewhere: on the standing stream.
+        is_event_stream = isinstance(body, EventBody)
+        exchange.ends_with_body = exchange.is_delivery and is_event_stream and not self._is_ours
         if exchange.method != _INITIALIZE:  # whose result says how to go on
             self._begun(exchange)
         await self._read(exchange, body, connection)
@@ -429,6 +442,7 @@ class HttpChannel:
         size = 0
         while data := await connection.read():
             size += len(data)
+            exchange.heard_at = trio.current_time()
             if blocks := body.feed(data):
                 await self._deliver(exchange, blocks, body.tail_lines, size)
                 size = 0
@@ -442,7 +456,11 @@ class HttpChannel:
             self._look_for_answer(exchange, blocks, tail_lines)
         if not self._is_ours and self._has_others(exchange):
             self._look_for_others(exchange, blocks, tail_lines)
-        await self._inbox.put(blocks, size)
+        mark = None
+        if exchange.request_id is not None and not self._is_ours:
+            event_id = b"" if exchange.is_answered else exchange.trail.last_id
+            mark = (exchange.request_id, event_id)
+        await self._inbox.put(blocks, size, mark)
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -451,6 +469,10 @@ class HttpChannel:
         answer = answer_in(blocks, exchange.request_id, tail_lines)
         if answer is None:
             return
+        if exchange.ends_with_body and not (
+            isinstance(answer, Message) and answer.error is not msgspec.UNSET
+        ):
+            return  # its messages may follow
         exchange.is_answered = True
         if exchange.method == _INITIALIZE:
             if not isinstance(answer, TooLarge):
@@ -470,12 +492,32 @@ class HttpChannel:
                     each.is_answered = True
                     each.scope.deadline = trio.current_time() + CANCELLED_S
 
-    # The standing stream
+    # What becomes of a response
 
     def leave_to_token(self, request_id: RequestId) -> None:
         """The stream of this request is resumed by its token: its response is not continued."""
         if exchange := self._exchanges.get(request_id):
             exchange.has_token = True
+
+    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
+        self._prepared[request_id] = (last_event_id, is_delivery)
+
+    def settle(self, request_id: RequestId) -> None:
+        exchange = self._exchanges.get(request_id)
+        if exchange is not None and not self._is_ours:
+            exchange.is_answered = True
+
+    def last_event_id(self, request_id: RequestId) -> bytes:
+        return self._inbox.event_ids.get(request_id, b"")
+
+    def heard_at(self, request_id: RequestId) -> float | None:
+        exchange = self._exchanges.get(request_id)
+        return None if exchange is None else exchange.heard_at
+
+    def abandon(self, why: str) -> None:
+        self._end(why)
+
+    # The standing stream
 
     async def _listen(self) -> None:
         """Open the standing stream, before the first call. A server of ours says nothing there."""
@@ -575,7 +617,11 @@ class _Exchange:
         self.cancels: RequestId | None = None
         self.has_session = False
         self.has_token = False  # by which its stream is resumed
+        self.follows = b""  # the id of an event: the last one of the stream that this is about
+        self.is_delivery = False
+        self.ends_with_body = False  # a delivery: until then, no result is the last word
         self.trail = EventTrail()
+        self.heard_at = trio.current_time()
         self.is_sent = False  # perhaps not all of it
         self.is_answered = False
         self.is_written = trio.Event()
