@@ -45,6 +45,9 @@ SILENCE_S: Final = 60.0
 # Other servers are asked for a sign of life after this, and only while something is awaited.
 FOREIGN_PING_AFTER_S: Final = 10.0
 
+# Before a connection is given up: what came while this process did not run is read first.
+LAST_LOOK_S: Final = 0.2
+
 
 class Calls:
     """The calls of a client that are running, or were left while their messages still come."""
@@ -236,6 +239,7 @@ class Link:
             elif self.hello.has_positions or not await self._channel_answers():
                 await self.ask("ping", {})
             return True
+        await trio.sleep(LAST_LOOK_S)
         return self._quiet_from() > quiet_from
 
     async def _channel_answers(self) -> bool:

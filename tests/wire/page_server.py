@@ -42,6 +42,10 @@ class Cut(Exception):
     """The connection goes now."""
 
 
+class Mute(Exception):
+    """The connection stays, and nothing is heard or said over it any more."""
+
+
 class Stream:
     """One call: what it sends, and how much of that was sent."""
 
@@ -60,6 +64,7 @@ class PageServer:
         is_flat: bool = False,
         reply: Reply = "last",
         cuts: tuple[int, ...] = (),
+        mutes: tuple[int, ...] = (),
         before: tuple[Json, ...] = (),
         token_place: Literal["params", "_meta"] = "params",
         is_waiting: bool = False,
@@ -67,6 +72,9 @@ class PageServer:
         self.is_flat = is_flat  # as the proposal's schema has it
         self.reply = reply  # the page does not show one to `stream/resume`
         self.cuts = list(cuts)  # after which entries of a stream a connection is cut
+        self.mutes = list(mutes)  # and after which it goes mute
+        self.mute_calls = 0  # how many calls of `rows` are not answered any more, by their page
+        self.is_over = threading.Event()
         self.before = before  # is sent ahead of each announcement
         self.token_place = token_place
         self.is_waiting = is_waiting  # and says nothing of a call before `announce`
@@ -110,6 +118,9 @@ class PageServer:
 
     def _call(self, asked: Json, send: Callable[[Json], None]) -> None:
         if asked["params"]["name"] == "rows":
+            if self.mute_calls and "resumeToken" in asked["params"]:
+                self.mute_calls -= 1
+                raise Mute
             send(result(asked, self._page(asked["params"])))
             return
         count = asked["params"]["arguments"]["n"]
@@ -138,6 +149,9 @@ class PageServer:
             if self.cuts and stream.sent == self.cuts[0]:
                 del self.cuts[0]
                 raise Cut
+            if self.mutes and stream.sent == self.mutes[0]:
+                del self.mutes[0]
+                raise Mute
             send(stream.entries[stream.sent])
             stream.sent += 1
         send(notification("notifications/stream/end", {"streamId": stream.name}))
@@ -204,13 +218,20 @@ class PageServer:
                 "http": f"http://127.0.0.1:{http.server_address[1]}/mcp",
                 "stdio": f"stdio:{command}",
             }
-            yield self
+            try:
+                yield self
+            finally:
+                self.is_over.set()
 
     def _over_websocket(self, connection: ServerConnection) -> None:
         with contextlib.suppress(ConnectionClosed, Cut):
             for frame in connection:
                 assert isinstance(frame, str)
-                self.take(frame.encode(), lambda message: connection.send(json.dumps(message)))
+                try:
+                    self.take(frame.encode(), lambda message: connection.send(json.dumps(message)))
+                except Mute:
+                    with connection.protocol_mutex:  # so no ping is answered
+                        self.is_over.wait()
 
 
 class _LineServer(socketserver.ThreadingTCPServer):
@@ -222,9 +243,12 @@ class _LineServer(socketserver.ThreadingTCPServer):
                 def send(message: Json) -> None:
                     self.wfile.write(json.dumps(message).encode() + b"\n")
 
-                with contextlib.suppress(Cut, ConnectionError):
-                    for line in self.rfile:
-                        page.take(line.rstrip(b"\n"), send)
+                try:
+                    with contextlib.suppress(Cut, ConnectionError):
+                        for line in self.rfile:
+                            page.take(line.rstrip(b"\n"), send)
+                except Mute:
+                    page.is_over.wait()
 
         super().__init__(("127.0.0.1", 0), Handler)
 
@@ -248,8 +272,11 @@ class _HttpServer(ThreadingHTTPServer):
                 self.send_header("content-type", "text/event-stream")
                 self.send_header("connection", "close")
                 self.end_headers()
-                with contextlib.suppress(Cut, ConnectionError):
-                    page.take(body, self._event)
+                try:
+                    with contextlib.suppress(Cut, ConnectionError):
+                        page.take(body, self._event)
+                except Mute:
+                    page.is_over.wait()
 
             def _event(self, message: Json) -> None:
                 self.wfile.write(b"data: " + json.dumps(message).encode() + b"\n\n")

@@ -47,14 +47,41 @@ async def test_the_pages_own_announcement_is_enough_to_survive_three_cuts(
     """W§2: "A client reads announcements without `requestId` or token too (the page's own example
     has neither): with one unannounced call in flight it is that call's". The page shows no reply to
     a resume, so it may come at any time, or not at all."""
-    if kind == "http" and reply == "first":
-        pytest.skip("MCP: a response ends the event stream of its request")
     server = PageServer(is_flat=is_flat, reply=reply, cuts=(0, 2, 6))
     with server.serving():
         async with Client(dial(server.urls[kind])) as client:
             assert await counted(client, 6) == ([1, 2, 3, 4, 5, 6], "counted 6")
     assert len(resumed(server)) == 3
     assert all(params.keys() == {"streamId"} for params in resumed(server))
+
+
+async def test_a_half_open_connection_loses_nothing(kind: str) -> None:
+    """A server that is silent, answers no ping and serves new connections is come back to."""
+    server = PageServer(cuts=(1, 5), mutes=(3,))
+    with server.serving():
+        async with Client(dial(server.urls[kind]), silence_s=1) as client:
+            assert await counted(client, 6) == ([1, 2, 3, 4, 5, 6], "counted 6")
+    assert len(resumed(server)) >= 3
+
+
+async def test_a_page_that_does_not_come_is_asked_for_again(kind: str) -> None:
+    server = PageServer()
+    server.mute_calls = 1
+    with server.serving(), trio.fail_after(DEADLINE_S):
+        async with Client(dial(server.urls[kind]), silence_s=1) as client:
+            pages = [page["content"][0]["text"] async for page in client.pages("rows", {"n": 4})]
+    assert pages == ["page 1", "page 2", "page 3", "page 4"]
+
+
+@pytest.mark.parametrize("reply", ["last", "first", "never"])
+async def test_a_reply_that_does_not_come_last_leaves_the_next_call_alone(reply: Reply) -> None:
+    """A response may end without a reply to its resume: the stream is over, and no other call."""
+    server = PageServer(reply=reply, cuts=(2,))
+    with server.serving():
+        async with Client(dial(server.urls["http"])) as client:
+            for n in (3, 2, 1):
+                assert await counted(client, n) == (list(range(1, n + 1)), f"counted {n}")
+    assert server.methods().count("initialize") == 2, "once more for the cut, and no other time"
 
 
 async def test_one_call_after_another_is_announced(kind: str) -> None:
