@@ -258,10 +258,14 @@ class Link:
 
     # What goes out
 
-    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
-        """Ahead of a request about a stream that was read up to this event."""
+    def prepare_resume(
+        self, request_id: RequestId, call: RunningCall, *, may_lack_reply: bool
+    ) -> None:
+        """Ahead of a request that resumes a call; one with a reply of its own may not get it."""
         if isinstance(self._channel, RequestChannel):
-            self._channel.prepare(request_id, last_event_id, is_delivery=is_delivery)
+            self._channel.prepare(
+                request_id, call.last_event_id, is_resume=True, may_lack_reply=may_lack_reply
+            )
 
     def note_event(self, call: RunningCall) -> None:
         """Remember the last event of a call that came over this connection."""
@@ -276,10 +280,10 @@ class Link:
         `about` is the call that it asks about, if any.
         """
         request_id = self._new_id()
-        if about is not None:
+        if about is not None and isinstance(self._channel, RequestChannel):
             if about.way is self:
                 self.note_event(about)
-            self.prepare(request_id, about.last_event_id, is_delivery=False)
+            self._channel.prepare(request_id, about.last_event_id)
         is_page = method == "tools/call"
         self._turns_pages |= is_page
         self._pages_asked += is_page

@@ -183,11 +183,19 @@ class RequestChannel(Protocol):
     def leave_to_token(self, request_id: RequestId) -> None:
         """Do not continue the response to this request."""
 
-    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
+    def prepare(
+        self,
+        request_id: RequestId,
+        last_event_id: bytes,
+        *,
+        is_resume: bool = False,
+        may_lack_reply: bool = False,
+    ) -> None:
         """The request with this id is sent next, about a stream that was read up to this event.
 
-        A delivery is over with its response: where that ends without a final reply, it is answered
-        by an error with the reason `lost`.
+        The response to a resume is not continued: the stream is resumed again. Where it
+        `may_lack_reply`, its end is what counts: the request is then answered by an error with the
+        reason `lost`, and the channel goes on.
         """
 
     def settle(self, request_id: RequestId) -> None:

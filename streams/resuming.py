@@ -144,7 +144,7 @@ class Resumer:
         resume_id = None if takes_over else request_id
         call.attach(link, resume_id)
         if ticket is not None:
-            link.prepare(request_id, call.last_event_id, is_delivery=not takes_over)
+            link.prepare_resume(request_id, call, may_lack_reply=not takes_over)
             await link.send(clientwire.resume(ticket, request_id, call.cursor))
         else:
             assert call.request is not None  # who begins with a ticket keeps it

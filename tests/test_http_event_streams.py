@@ -279,6 +279,123 @@ async def test_a_stream_with_a_token_is_resumed_by_it() -> None:
     assert set(foreign.got) == {None}, "no response is continued, by its event id, as well"
 
 
+# Streams that are resumed by a request
+
+
+Announced = tuple[str, Json]
+CREATED: Announced = ("notifications/stream/create", {"stream": {"streamId": "s"}})
+POLICY: Announced = ("notifications/requests/resumePolicy", {"resumeToken": "t"})
+
+
+class Replaying:
+    """A server that keeps what it says, with event ids, and goes by `Last-Event-ID` alone.
+
+    `spans` are how far each of its responses comes: the first to the call, the others to resumes.
+    """
+
+    def __init__(self, announced: Announced, spans: list[int]) -> None:
+        self.announced = announced
+        self.spans = spans
+        self.is_replying = True
+        self.foreign = Foreign([self.call], [refusing("405 Method Not Allowed")])
+        self.resumed: list[str | None] = []
+        self.polled: list[str | None] = []
+        self.called: Asked
+
+    async def script(self, asked: Asked) -> None:
+        method = json.loads(asked.body).get("method", "") if asked.body else ""
+        last_event_id = asked.headers.get("last-event-id")
+        if method in ("stream/resume", "requests/resume"):
+            self.resumed.append(last_event_id)
+            await asked.start(EVENTS)
+            await self.deliver(asked, int(last_event_id or "0"))
+        elif method in ("stream/poll", "requests/getStatus"):
+            self.polled.append(last_event_id)
+            flags = {"pendingMessages": True, "hasRequest": False, "hasError": False}
+            status = {"streamId": "s", "status": "live", **flags}
+            line = {"jsonrpc": "2.0", "id": json.loads(asked.body)["id"], "result": status}
+            await asked.respond("200 OK", json.dumps(line).encode())
+        else:
+            assert last_event_id is None
+            await self.foreign(asked)
+
+    async def call(self, asked: Asked) -> None:
+        self.called = asked
+        method, params = self.announced
+        request_id = json.loads(asked.body)["id"]
+        await asked.start(EVENTS)
+        await asked.write(event({"method": method, "params": params | {"requestId": request_id}}))
+        await self.deliver(asked, 0)
+
+    async def deliver(self, asked: Asked, start: int) -> None:
+        until = self.spans.pop(0)
+        for number in range(start + 1, min(until, 6) + 1):
+            await asked.write(log(str(number), str(number)))
+        if until <= 6:
+            await asked.cut()
+            return
+        await asked.write(result_of(self.called, "7"))
+        if asked is not self.called and self.announced is CREATED and self.is_replying:
+            await asked.write(result_of(asked))
+        await asked.finish()
+
+
+@pytest.mark.parametrize("announced", [CREATED, POLICY], ids=["stream", "request"])
+async def test_a_resume_says_what_came_last(announced: Announced) -> None:
+    """899: "Clients use the Last-Event-ID HTTP header to resume". 925: "upon reconnect to indicate
+    the last delivered message"."""
+    server = Replaying(announced, [2, 2, 5, 7])
+    async with served(server.foreign, server.script) as url, Client(dial(url)) as client:
+        with trio.fail_after(60):
+            assert [decode(each, Json)["data"] for each in await said_params(client)] == [
+                "1", "2", "3", "4", "5", "6"
+            ]  # fmt: skip
+    assert server.resumed == ["2", "2", "5"]
+
+
+@pytest.mark.parametrize("announced", [CREATED, POLICY], ids=["stream", "request"])
+async def test_a_poll_says_what_came_last(announced: Announced) -> None:
+    go_on = trio.Event()
+
+    class Waiting(Replaying):
+        async def deliver(self, asked: Asked, start: int) -> None:
+            if asked is self.called:
+                await asked.write(log("1", "1"))
+                await asked.write(log("2", "2"))
+                await go_on.wait()
+            await super().deliver(asked, 2)
+
+    server = Waiting(announced, [7])
+    async with served(server.foreign, server.script) as url, Client(dial(url)) as client:
+        with trio.fail_after(60):
+            async with client.call("t") as call:
+                await anext(call)
+                await anext(call)
+                await client.ping()  # the channel has been asked for what follows
+                assert call.ticket is not None
+                await client.poll(call.ticket)
+                go_on.set()
+                await call.result()
+    assert server.polled == ["2"]
+
+
+async def test_a_resume_without_a_reply_ends_no_other_call() -> None:
+    server = Replaying(CREATED, [2, 7, 7, 7])
+    server.is_replying = False
+    async with served(server.foreign, server.script) as url, Client(dial(url)) as client:
+        with trio.fail_after(60):
+            for _ in range(3):
+                assert len(await said_params(client)) == 6
+    assert server.foreign.asked.count("initialize") == 2
+
+
+async def said_params(client: Client) -> list[Any]:
+    async with client.call("t") as call:
+        params = [message.params async for message in call]
+        await call.result()
+    return params
+
+
 # The standing stream
 
 

@@ -135,7 +135,7 @@ class HttpChannel:
         self._session = ""
         self._version = ""
         self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
-        self._prepared: dict[RequestId, tuple[bytes, bool]] = {}  # for requests that come next
+        self._prepared: dict[RequestId, tuple[bytes, bool, bool]] = {}  # for what comes next
         self._is_ours = False  # the server answers in our framing
         self._is_listening = False  # to the standing stream
         self._has_asked = trio.Event()  # a request was sent
@@ -235,7 +235,8 @@ class HttpChannel:
         self._check()
         exchange = _Exchange(line)
         if exchange.request_id in self._prepared:
-            exchange.follows, exchange.is_delivery = self._prepared.pop(exchange.request_id)
+            prepared = self._prepared.pop(exchange.request_id)
+            exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
         cancelled = self._give_up(exchange)
         self._nursery.start_soon(self._carry, exchange)
         await exchange.is_written.wait()
@@ -399,7 +400,8 @@ class HttpChannel:
             return
         # A reply in JSON says that the messages come elsewhere: on the standing stream.
         is_event_stream = isinstance(body, EventBody)
-        exchange.ends_with_body = exchange.is_delivery and is_event_stream and not self._is_ours
+        may_lack_reply = exchange.may_lack_reply and not self._is_ours
+        exchange.ends_with_body = may_lack_reply and is_event_stream
         if exchange.method != _INITIALIZE:  # whose result says how to go on
             self._begun(exchange)
         await self._read(exchange, body, connection)
@@ -499,8 +501,15 @@ class HttpChannel:
         if exchange := self._exchanges.get(request_id):
             exchange.has_token = True
 
-    def prepare(self, request_id: RequestId, last_event_id: bytes, *, is_delivery: bool) -> None:
-        self._prepared[request_id] = (last_event_id, is_delivery)
+    def prepare(
+        self,
+        request_id: RequestId,
+        last_event_id: bytes,
+        *,
+        is_resume: bool = False,
+        may_lack_reply: bool = False,
+    ) -> None:
+        self._prepared[request_id] = (last_event_id, is_resume, may_lack_reply)
 
     def settle(self, request_id: RequestId) -> None:
         exchange = self._exchanges.get(request_id)
@@ -618,8 +627,8 @@ class _Exchange:
         self.has_session = False
         self.has_token = False  # by which its stream is resumed
         self.follows = b""  # the id of an event: the last one of the stream that this is about
-        self.is_delivery = False
-        self.ends_with_body = False  # a delivery: until then, no result is the last word
+        self.may_lack_reply = False
+        self.ends_with_body = False  # until then, no result is the last word
         self.trail = EventTrail()
         self.heard_at = trio.current_time()
         self.is_sent = False  # perhaps not all of it
