@@ -95,6 +95,7 @@ class Connection:
         self._prompt_bytes = 0  # were out in time, one write after the other
         self._scope: trio.CancelScope | None = None
         self._is_hung_up = False
+        self._has_written = False
         self._seen_at = trio.current_time()
         self._is_silent = False
         self._proofs = Proofs()
@@ -206,6 +207,11 @@ class Connection:
                     nursery.cancel_scope.cancel()
             except* trio.BrokenResourceError:
                 pass
+        if not (self._has_written or self._is_hung_up or self._framing.is_json):
+            # Its delivery was dropped without a word: cancelled, or asked for again elsewhere under
+            # the same id. MCP has no response to that, and HTTP has to have one: an empty one.
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self.channel.send(b"")
 
     async def _hang_up_when_gone(self) -> None:
         with suppress(trio.EndOfChannel):
@@ -241,6 +247,7 @@ class Connection:
         self._write_began_at = trio.current_time()
         write = await self._gather()
         if write.lines:
+            self._has_written = True
             await self.channel.send(*write.lines)
             self._saw_life()
             is_prompt = self._seen_at - self._write_began_at < PROMPT_S

@@ -191,6 +191,7 @@ class HttpEndpoint:
             except InsufficientScope as refused:
                 line = refused_line(id_of(message), refused)
                 await channel.refuse(403, (self._step_up(request, refused),), line)
+                connection.hang_up()
                 return
             if reply is not None:
                 connection.reply(reply)
