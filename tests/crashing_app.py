@@ -60,9 +60,9 @@ class Life(msgspec.Struct):
 
 
 @asynccontextmanager
-async def _open_small(path: Path, *, durability: Durability) -> AsyncIterator[SQLiteJournal]:
+async def _open_small(path: Path, **settings: Any) -> AsyncIterator[SQLiteJournal]:
     with closing(JobThread("journal")) as thread:
-        store = await thread.run(lambda: SQLiteStore(path, durability=durability, budget=SMALL))
+        store = await thread.run(lambda: SQLiteStore(path, budget=SMALL, **settings))
         journal = SQLiteJournal(store, thread)
         try:
             yield journal
