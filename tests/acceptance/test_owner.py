@@ -201,6 +201,8 @@ def test_a_relay_says_why_its_owner_does_not_start(
     code, said = failed_start(command)
     assert code == 2
     assert reason in said
+    for owner in owners(journal):  # it says why, and then it ends
+        wait_for_end(owner)
     assert not owners(journal)
 
 
