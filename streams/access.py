@@ -157,9 +157,7 @@ class Access:
         Raises `Refusal` where this is another call, or nothing is left of that one.
         """
         session = connection.session
-        check_free(
-            session, reply_id, besides=stream
-        )  # ends deliveries of connections that are gone
+        check_free(session, reply_id, besides=stream)
         check_same_call(stream, params)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
