@@ -13,6 +13,7 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
+from streams.faults import kind_of, log_failure, text_of
 from streams.logs import log
 from streams.messages import Message, RequestId
 
@@ -100,8 +101,9 @@ class Answers:
         except Refusal as refused:
             return messages.error(request_id, refused)
         except Exception as error:
-            log.exception("the handler for a request of the server failed", method=message.method)
-            why = f"{type(error).__name__}: {error}"
+            failed = "the handler for a request of the server failed"
+            log_failure(failed, error, method=message.method)
+            why = f"{kind_of(error)}: {text_of(error)}"
             return messages.error(request_id, Refusal(INTERNAL_ERROR, why))
 
     async def _value(self, message: Message) -> Any:

@@ -19,7 +19,7 @@ from streams.connection import Connection, CursorOf, no_cursor
 from streams.delivery import Delivery
 from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
 from streams.extension import Mark
-from streams.faults import let_pass
+from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.framing import Framing
 from streams.holding import Holding
@@ -27,7 +27,6 @@ from streams.idempotency import KeyedCalls
 from streams.journal import Create, Journal, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits
-from streams.logs import log
 from streams.messages import Channel
 from streams.rates import Rates
 from streams.session import Session
@@ -188,7 +187,7 @@ class Engine:
             failure = refused
         except BaseException as error:
             await let_pass(error)
-            log.exception("a handler failed", stream=stream.id[:8])
+            log_failure("a handler failed", error, stream=stream.id[:8])
         if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
                 stream.fail(failure)

@@ -16,7 +16,14 @@ from streams.call import Call, SyncCall
 from streams.engine import Handler
 from streams.errors import StreamsError
 from streams.extension import KEY
-from streams.faults import is_failure, let_pass, text_of
+from streams.faults import (
+    is_failure,
+    is_kind,
+    let_pass,
+    log_failure,
+    run_in_thread,
+    text_of,
+)
 from streams.forks import Confined
 from streams.lifecycle import ProgressToken
 from streams.logs import log
@@ -117,10 +124,10 @@ class Handlers:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            if isinstance(error, StreamsError):
+            if is_kind(error, StreamsError):
                 log.warning("a tool gave up", tool=tool.name, why=text_of(error))
             elif is_failure(error):
-                log.exception("a tool failed", tool=tool.name)
+                log_failure("a tool failed", error, tool=tool.name)
             await let_pass(error)
             return error_result(text_of(error))
         finally:
@@ -137,9 +144,7 @@ class Handlers:
             with self._confined:
                 return work()
 
-        value = await trio.to_thread.run_sync(
-            work_in_thread, abandon_on_cancel=True, limiter=self._limiter
-        )
+        value = await run_in_thread(work_in_thread, self._limiter)
         return await self._promised(to_result(value, tool), tool, stream)
 
     async def _promised(self, result: dict[str, Any], tool: Tool, stream: Stream) -> dict[str, Any]:

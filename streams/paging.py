@@ -15,7 +15,7 @@ import trio
 
 from streams import messages
 from streams.errors import Ended, StreamsError
-from streams.faults import let_pass
+from streams.faults import let_pass, run_in_thread
 from streams.forks import Confined
 from streams.stream import Stream
 from streams.tools import Paged
@@ -82,7 +82,7 @@ class Paging:
                         await self._take(page)
             else:
                 work = partial(self._make_in_thread, pages)
-                await trio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
+                await run_in_thread(work, limiter)
         except BaseException as error:
             await let_pass(error)
             self._failure = error

@@ -31,8 +31,7 @@ from streams.content import Block
 from streams.errors import InsufficientScope
 from streams.exchange import checked_scopes
 from streams.extension import EXPECTED
-from streams.faults import is_failure, text_of
-from streams.logs import log
+from streams.faults import is_failure, log_failure, text_of
 from streams.messages import Scopes
 from streams.schemas import (
     Binder,
@@ -121,7 +120,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         except BaseException as error:
             if not is_failure(error):
                 raise
-            log.exception("the arguments of a tool cannot be made", tool=self.name)
+            log_failure("the arguments of a tool cannot be made", error, tool=self.name)
             raise ValueError(text_of(error)) from error
 
     def takes(self, name: str) -> bool:

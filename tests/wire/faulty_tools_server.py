@@ -28,6 +28,58 @@ class WordlessError(BaseException):
         raise SystemExit(7)
 
 
+class NamelessKind(type):
+    """A class that fails when it is asked for its name."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__"):
+            raise SystemExit(7)
+        return super().__getattribute__(name)
+
+
+class NamelessError(Exception, metaclass=NamelessKind):
+    pass
+
+
+class OpaqueError(Exception):
+    """Fails when any attribute is read, `__class__` included: so does `isinstance`."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise ValueError(name)
+
+
+class EndingError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(7)
+
+
+class OpaqueValueError(ValueError):
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(7)
+
+    def __str__(self) -> str:
+        raise SystemExit(7)
+
+
+class OddText(str):
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        raise SystemExit(7)
+
+
+class OddlyWordedError(Exception):
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
+def deep_group() -> BaseException:
+    error: Exception = ValueError("at the bottom")
+    for _ in range(3000):
+        error = ExceptionGroup("of one", [error])
+    return error
+
+
 # A `trio.Cancelled` that belongs to no scope that is there any more.
 CANCELLED: list[BaseException] = []
 
@@ -54,6 +106,14 @@ KINDS: dict[str, Callable[[], BaseException]] = {
     "nested": lambda: BaseExceptionGroup(
         "outer", [BaseExceptionGroup("inner", [KeyboardInterrupt()])]
     ),
+    # Python's own `traceback` raises for this one: the offset is no number.
+    "SyntaxError": lambda: SyntaxError("wrong", ("file", 1, "a", "text")),  # type: ignore[arg-type]
+    "NamelessError": lambda: NamelessError("nameless"),
+    "OpaqueError": lambda: OpaqueError("opaque"),
+    "EndingError": lambda: EndingError("ending"),
+    "OpaqueValueError": OpaqueValueError,
+    "OddlyWordedError": OddlyWordedError,
+    "deep": deep_group,
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streams.handling import THREADS_MAX
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import Message, Peer
 from tests.wire.verbs import KINDS, POSITIONS, start
@@ -23,6 +24,16 @@ RAISED = (
     "Cancelled",
     "group",
     "nested",
+)
+# Python's `traceback`, and whatever reads an attribute, fails for these.
+UNREADABLE = (
+    "SyntaxError",
+    "NamelessError",
+    "OpaqueError",
+    "EndingError",
+    "OpaqueValueError",
+    "OddlyWordedError",
+    "deep",
 )
 TOOLS = (
     "raising",
@@ -79,7 +90,30 @@ def test_what_a_tool_raises_is_the_result_of_its_call(
     assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
 
 
-@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("kind", UNREADABLE)
+@pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "raising_in_child_task"])
+def test_what_cannot_be_shown_is_the_result_of_its_call_as_well(
+    server: ServerProcess, peer: Peer, tool: str, kind: str
+) -> None:
+    seen = len(server.log)
+    text_of(called(peer, tool, kind=kind))
+    wait_until(
+        "the log says it, and where it was raised",
+        lambda: f"tool={tool}" in (said := "".join(server.log[seen:])) and "raise KINDS" in said,
+    )
+    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+
+
+@pytest.mark.parametrize("kind", ["OpaqueError", "EndingError"])
+def test_the_threads_for_plain_functions_outlast_what_cannot_be_shown(
+    peer: Peer, kind: str
+) -> None:
+    for request in [peer.call("raising_in_thread", kind=kind) for _ in range(THREADS_MAX + 1)]:
+        text_of(peer.response(request))
+    assert called(peer, "with_subprocess").result["content"][0]["text"] == "child\n"
+
+
+@pytest.mark.parametrize("kind", [*RAISED, *UNREADABLE])
 @pytest.mark.parametrize("tool", PAGED)
 def test_what_a_tool_raises_between_its_pages_comes_behind_them(
     peer: Peer, tool: str, kind: str
@@ -93,6 +127,15 @@ def test_what_a_tool_raises_between_its_pages_comes_behind_them(
     text_of(last)
 
 
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_what_an_argument_raises_and_cannot_be_shown_ends_nothing_else(
+    peer: Peer, kind: str
+) -> None:
+    text = text_of(called(peer, "raising_argument", argument={"kind": kind}))
+    assert text.startswith("Bad arguments for raising_argument: ")
+    assert peer.ask("ping").result == {}
+
+
 @pytest.mark.parametrize("kind", [kind for kind in RAISED if kind != "Cancelled"])
 def test_what_an_argument_raises_is_the_result_of_the_call(
     server: ServerProcess, peer: Peer, kind: str
@@ -102,7 +145,7 @@ def test_what_an_argument_raises_is_the_result_of_the_call(
     server.hear("the arguments of a tool cannot be made")
 
 
-@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("kind", [*RAISED, *UNREADABLE])
 def test_what_a_cancelled_tool_raises_ends_nothing_else(
     server: ServerProcess, peer: Peer, kind: str
 ) -> None:
