@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -72,7 +72,7 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
         sys.stdout.flush()
         return
     folder.mkdir(mode=0o700)
-    with ExitStack() as stack:
+    with ExitStack() as stack, _removed_if_empty(folder):
 
         def on_stream(number: int) -> Callable[[bytes], object]:
             stack.close()  # the one before
@@ -81,6 +81,17 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
             return file.write
 
         yield on_stream
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a new folder where the block fails and has put nothing into it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it has files, which were saved
+            folder.rmdir()
+        raise
 
 
 def _private(path: str, flags: int) -> int:

@@ -21,7 +21,7 @@ from streams.display import Display, as_json_text, harmless, one_line, print_res
 from streams.errors import CallFailed, ClientError, StreamGone, Superseded, UnsafeFile, first_of
 from streams.messages import Dialer
 from streams.noting import Note
-from streams.permissions import check_file, read_secret, real_path
+from streams.permissions import read_secret
 from streams.running import RunningCall
 from streams.ticket import Ticket
 from transports import dial, stdio
@@ -79,9 +79,11 @@ def run_dialing(
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has every character
     try:
-        dialer = dialer_of(url, cwd, _token(token_file))
-    except UnsafeFile as error:
-        return complain(f"{error}.", USAGE)
+        token = _token(token_file)
+    except ValueError as error:
+        return complain(str(error), USAGE)
+    try:
+        dialer = dialer_of(url, cwd, token)
     except ValueError as error:
         why = str(error)
         return complain(why if url in why else f"{url}: {why}", USAGE)
@@ -106,12 +108,17 @@ def _token(file: Path | None) -> Token:
     """What to show a server: what the file has whenever a connection is opened, or the variable.
 
     That is taken out of the environment: a command that is started need not know it. Raises
-    `UnsafeFile`.
+    `ValueError` where the file cannot be used.
     """
     given = os.environ.pop(TOKEN_VARIABLE, None)
     if file is None:
         return given
-    check_file(real_path(file), is_secret=True)
+    try:
+        _read_token(file)  # so that what is wrong with it is told before any server is asked
+    except UnsafeFile as error:
+        raise ValueError(f"{error}.") from None
+    except OSError as error:
+        raise ValueError(f"--token-file {file} cannot be read: {error.strerror}.") from None
     return lambda: _read_token(file)
 
 

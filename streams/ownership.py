@@ -34,6 +34,7 @@ from streams.permissions import (
     real_path,
 )
 
+_SQLITES: Final = ("", "-wal", "-shm")
 _OWNER_BYTE: Final = 0
 _STARTER_BYTE: Final = 1
 _PID_BYTES_MAX: Final = 20  # a 64-bit number
@@ -62,21 +63,26 @@ def key_path(journal: Path) -> Path:
 
 def _beside(journal: Path, suffix: str) -> Path:
     real = Path(os.path.realpath(journal))  # a loop of links is found when it is opened
-    return real.with_name(real.name + suffix)
+    return real.parent / f"{real.name}{suffix}"
 
 
 def check_files(journal: Path) -> None:
     """Look whether another user owns the journal, its side files or its folder, or may change them.
 
     The files are looked at by their names, since to close a descriptor of the journal would drop
-    SQLite's locks on it; in a folder that passes, other users cannot replace what passes. Raises
-    `JournalUnusable`.
+    SQLite's locks on it; in a folder that passes, other users cannot replace what passes. The files
+    that SQLite writes have one name each: another would stay in use when the journal is replaced,
+    and with another name SQLite finds no WAL. Raises `JournalUnusable`.
     """
     try:
         real = real_path(journal)
+        if os.path.isdir(real):
+            raise JournalUnusable(f"{journal} is a directory: name a file in it.")
         check_folder(real.parent)
-        for suffix in ("", "-wal", "-shm", ".lock", ".log", ".key"):
-            check_file(real.with_name(real.name + suffix), is_secret=suffix == ".key")
+        for suffix in _SQLITES:
+            check_file(_beside(real, suffix), has_one_name=True)
+        for suffix in (".lock", ".log", ".key"):
+            check_file(_beside(real, suffix), is_secret=suffix == ".key")
         check_socket(socket_path(real))
     except UnsafeFile as error:
         raise JournalUnusable(f"{error}.") from error

@@ -104,11 +104,18 @@ def read_secret(path: Path, bytes_max: int, *, follows_links: bool = True) -> by
         os.close(descriptor)
 
 
-def check_file(path: Path, *, is_secret: bool = False) -> None:
+def check_file(path: Path, *, is_secret: bool = False, has_one_name: bool = False) -> None:
     """Look at a file by its name; one that does not exist is safe. Raises `UnsafeFile`."""
     status = _status(path)
-    if status is not None:
-        _check(path, status, is_secret=is_secret)
+    if status is None:
+        return
+    _check(path, status, is_secret=is_secret)
+    if has_one_name and status.st_nlink > 1:
+        # Not `rm`, as for a side file of ours: what is in this one may be needed.
+        raise UnsafeFile(
+            f"{path} is one of {status.st_nlink} hard links to a file: remove the others, which "
+            f"{_command('find . -xdev -samefile', path)} lists"
+        )
 
 
 def check_socket(path: Path) -> None:

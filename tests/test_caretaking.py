@@ -314,6 +314,16 @@ def test_what_is_no_journal_is_refused(command: Command, tmp_path: Path, verb: s
         assert not (tmp_path / "to").exists()
 
 
+def test_a_journal_that_is_refused_leaves_no_folder(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"no database" * 99)
+    for journal in (tmp_path / "text", tmp_path / "none", tmp_path):
+        assert command("export", journal, "--to", tmp_path / "to").returncode == 2
+        assert not (tmp_path / "to").exists()
+    (tmp_path / "to").mkdir()  # which is not ours to remove
+    assert command("export", tmp_path / "none", "--to", tmp_path / "to").returncode == 2
+    assert (tmp_path / "to").exists()
+
+
 def test_nothing_is_written_by_who_only_looks(command: Command, copy: Path) -> None:
     before = copy.read_bytes(), copy.stat().st_mtime_ns
     command("verify", copy)

@@ -151,6 +151,41 @@ def test_misuse_is_exit_code_2(words: tuple[str, ...]) -> None:
     assert done.stderr
 
 
+TOO_LONG = "/" + "a/" * 2100 + "journal.db"  # above the 4096 bytes of a path
+NAME_TOO_LONG = "a" * 256
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", APP, "--ws", "127.0.0.1:0", "--journal={}"),
+        ("serve", APP, "--stdio", "--journal={}"),
+        ("serve", APP, "--stdio", "--foreground", "--journal={}"),
+        ("verify", "{}"),
+        ("export", "{}"),
+        ("backup", "{}", "copy.db"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("place", ["/", "", ".", "..", TOO_LONG, NAME_TOO_LONG], ids=range(6))
+def test_what_cannot_be_a_journal_is_refused_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], place: str
+) -> None:
+    folder = Path("/") if place == "." else tmp_path
+    done = run(*(word.replace("{}", place) for word in words), cwd=folder)
+    assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1), done.stderr
+    if len(place) < 3:
+        assert f"{place or '.'} is a directory: name a file in it." in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["missing", "", ".", TOO_LONG, NAME_TOO_LONG], ids=range(5))
+def test_a_token_file_that_cannot_be_read_is_exit_code_2(tmp_path: Path, place: str) -> None:
+    for verb in ("call", "pages"):
+        done = run(verb, "ws://127.0.0.1:1", "tool", f"--token-file={place}", cwd=tmp_path)
+        assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1), done.stderr
+
+
 @pytest.mark.parametrize(
     "nowhere",
     ["ws://127.0.0.1:1", "http://127.0.0.1:1/mcp", "stdio:/no/such/program", "stdio:false"],

@@ -232,7 +232,8 @@ def add_to(
     try:
         write_whole(to, f"{secret}\n".encode(), os.link)  # which takes no other file's place
     except FileExistsError:
-        raise TokensUnusable(f"{to} exists already: name a new file.") from None
+        what = "is a directory" if os.path.isdir(to) else "exists already"
+        raise TokensUnusable(f"{to} {what}: name a new file.") from None
     except UnsafeFile as error:
         raise TokensUnusable(f"{error}.") from error
     except OSError as error:

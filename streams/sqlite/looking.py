@@ -38,8 +38,12 @@ _last = attrgetter("last")
 @contextmanager
 def opened_to_look(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """A journal at this moment, and its schema. Raises `JournalUnusable` where it is none."""
-    if not path.exists():
-        raise JournalUnusable(f"{path}: there is no such file.")
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise JournalUnusable(f"{path}: there is no such file.") from None
+    except OSError as error:
+        raise JournalUnusable(f"{path} cannot be read: {error.strerror}.") from None
     check_files(path)
     with translated(path), closing(_connect(path)) as connection:
         _, version = recognized(connection, path)

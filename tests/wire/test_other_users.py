@@ -131,6 +131,25 @@ def test_what_another_user_planted_is_refused(tmp_path: Path, journal: Path, suf
     assert planted.lstat().st_uid == another_user(), "and it is left alone"
 
 
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+def test_a_second_name_of_a_file_that_sqlite_writes_is_refused(
+    tmp_path: Path, journal: Path, suffix: str
+) -> None:
+    precious, planted = tmp_path / "precious", Path(f"{journal}{suffix}")
+    if suffix:
+        precious.write_bytes(b"precious")
+        planted.unlink(missing_ok=True)
+        planted.hardlink_to(precious)
+    else:
+        precious.hardlink_to(journal)
+    before = precious.read_bytes()
+    for command in ((*RELAY, journal), ("serve", APP, "--ws", NEAR, "--journal", journal)):
+        why = refused(*command)
+        assert f"{planted} is one of 2 hard links to a file" in why
+        assert f"find . -xdev -samefile {planted}" in why
+    assert precious.read_bytes() == before
+
+
 @pytest.mark.parametrize("suffix", [".key", ".log", ".lock", ".sock", "-wal"])
 @pytest.mark.parametrize("kind", ["pipe", "link"])
 def test_what_is_no_file_is_refused_at_once(
@@ -326,6 +345,8 @@ def test_a_token_is_never_written_over_another_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert "exists already" in refused(*new, tmp_path / "link")
     assert "exists already" in refused(*new, "/dev/stdout")
+    assert f"{tmp_path} is a directory: name a new file" in refused(*new, tmp_path)
+    assert ". is a directory: name a new file" in refused(*new[:-1], "--to=")
     assert "cannot be written" in refused(*new, tmp_path / "missing" / "ada.token")
     assert f"{tokens} is the file of the hashes" in refused(*new, tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ada.token", "link"], "and no token"
