@@ -531,7 +531,13 @@ class Link:
             self._channel.leave_to_token(ticket.request_id)
 
     def _ended(self, stream: str) -> None:
-        """A stream is over: where its call is resumed here, no reply need follow."""
+        """A stream is over: where its call is resumed here, no reply need follow.
+
+        A server that numbers always replies, and this may be the end of an earlier delivery over
+        the same connection.
+        """
+        if self.hello.has_positions:
+            return
         call = self._calls.by_stream.get(stream)
         if call is not None and call.way is self and call.resume_id is not None:
             reply = self._replies.get(call.resume_id)

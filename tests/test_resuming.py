@@ -311,7 +311,10 @@ async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
 async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
     autojump_clock: MockClock,
 ) -> None:
-    """Somebody else asked for that run, over the same connection."""
+    """Another resume asked for that run, over the same connection: its end is not this call's.
+
+    Nor is the `notifications/stream/end` behind it.
+    """
     server = counting()
     server.run_lines_max = 10_000
     async with connected(server) as client:
@@ -323,11 +326,16 @@ async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
             await client.ping()
         ticket = call.ticket
         assert ticket is not None
-        assert client._keeper.link is not None
-        client._keeper.link.post(clientwire.resume(ticket, "somebody-else", ticket.after))
-        stray = server.memory.cables[-1]
-        while not client._keeper.link._run_left:
-            await trio.lowlevel.checkpoint()
-        assert stray is server.memory.cables[-1]
+        link = client._keeper.link
+        assert link is not None
+        server.runs_may_end = trio.Event()
+        link.post(clientwire.resume(ticket, "another", ticket.after))
+        await wait_all_tasks_blocked()
+        assert link._run_left  # the run has begun, and waits for its second half
         async with client.resume(ticket) as again:
+            await wait_all_tasks_blocked()
+            assert len(server.got("stream/resume")) == 2
+            assert link._run_left
+            server.runs_may_end.set()
             assert first + await rest_of(again) == [str(n) for n in range(1, 901)]
+        assert client._keeper.link is link  # no gap was seen
