@@ -7,6 +7,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import clientwire
@@ -145,6 +146,47 @@ async def test_it_is_not_resumed_too_soon_the_second_time_either(
             step.say("b")
             assert said(await anext(call)) == "b"
             assert cut_at + 7 <= trio.current_time() < cut_at + 8
+
+
+@pytest.mark.parametrize("asked_s", [301, 1e18])
+async def test_a_server_can_ask_for_a_pause_of_five_minutes_at_most(
+    asked_s: float, autojump_clock: MockClock
+) -> None:
+    server = Scripted(min_s=asked_s)
+    step = Stepping(server)
+    with capture_logs() as logs:
+        async with connected(server) as client, client.call("step") as call:
+            for _ in range(2):
+                step.say("a")
+                assert said(await anext(call)) == "a"
+                cut_at = trio.current_time()
+                server.cut()
+                step.say("b")
+                assert said(await anext(call)) == "b"
+                assert cut_at + 300 <= trio.current_time() < cut_at + 301
+            step.say(None)
+            await call.result()
+    (warning,) = [each for each in logs if each["log_level"] == "warning"]
+    assert (warning["asked_s"], warning["given_s"]) == (asked_s, 300)
+
+
+async def test_a_refusal_can_ask_for_a_pause_of_five_minutes_at_most(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with (
+        connected(server, patience_s=float("inf")) as client,
+        client.call("step") as call,
+    ):
+        step.say("a")
+        await anext(call)
+        server.resume_refusals = [refusal("too_early", retryAfter=1e18)]
+        server.cut()
+        cut_at = trio.current_time()
+        step.say("b", None)
+        assert await rest_of(call) == ["b"]
+        assert cut_at + 300 <= trio.current_time() < cut_at + 301
 
 
 # How a resume can end
