@@ -13,7 +13,7 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
-from streams.logs import log
+from streams.logs import Warnings, log
 from streams.messages import Message, RequestId
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -45,6 +45,7 @@ class Answers:
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self.handlers = dict(handlers)
+        self.warnings = Warnings()  # about the server
         self.nursery: trio.Nursery
         self._running: dict[RequestId, _Asked] = {}
         self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
@@ -75,7 +76,7 @@ class Answers:
     def _has_room(self, what: object) -> bool:
         """Count one more task, unless there are too many: a server that does not read them."""
         if self._tasks >= TASKS_MAX:
-            log.warning("the server asks too much at once, and is not answered", method=what)
+            self.warnings.warn("the server asks too much at once, and is not answered", method=what)
             return False
         self._tasks += 1
         return True
