@@ -14,7 +14,7 @@ import trio
 from streams import messages
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
 from streams.faults import kind_of, log_failure, text_of
-from streams.logs import log
+from streams.logs import Warnings, log
 from streams.messages import Message, RequestId
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -46,6 +46,7 @@ class Answers:
 
     def __init__(self, handlers: dict[str, Handler]) -> None:
         self.handlers = dict(handlers)
+        self.warnings = Warnings()  # about the server
         self.nursery: trio.Nursery
         self._running: dict[RequestId, _Asked] = {}
         self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
@@ -76,7 +77,7 @@ class Answers:
     def _has_room(self, what: object) -> bool:
         """Count one more task, unless there are too many: a server that does not read them."""
         if self._tasks >= TASKS_MAX:
-            log.warning("the server asks too much at once, and is not answered", method=what)
+            self.warnings.warn("the server asks too much at once, and is not answered", method=what)
             return False
         self._tasks += 1
         return True

@@ -52,6 +52,10 @@ RETRIED: Final = frozenset(
 # The response was lost on its way, though its connection goes on: a transport says so, no server.
 LOST: Final = "lost"
 
+# A server may ask for a longer pause than these seconds before a call is resumed or a request is
+# repeated; it is given this. A pause without an end would look like a hang.
+PAUSE_MAX_S: Final = 300.0
+
 _UNKNOWN: Final = Dialect()  # of which no word is known
 
 
@@ -124,8 +128,8 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
     @property
     def retry_after_s(self) -> float:
-        """For how long the server wants to be left alone; 0 where it does not say."""
-        return max(0.0, self._known.retry_after)
+        """For how long to leave the server alone, as it says; 0 where it does not."""
+        return min(max(0.0, self._known.retry_after), PAUSE_MAX_S)
 
     @property
     def _known(self) -> _Data:

@@ -213,7 +213,9 @@ class Link:
                 self._give_up_silent()
                 return
             else:
-                log.warning("the server is silent, and a call that cannot be resumed waits for it")
+                self._answers.warnings.warn(
+                    "the server is silent, and a call that cannot be resumed waits for it"
+                )
                 since, is_said = self._quiet_from(), True
 
     def _awaited_calls(self) -> list[RunningCall]:
@@ -377,7 +379,7 @@ class Link:
         except (trio.EndOfChannel, trio.ClosedResourceError):
             pass  # what connections are expected to do
         except Unsound as error:
-            log.warning("the server broke the protocol", error=str(error))
+            self._answers.warnings.warn("the server broke the protocol", error=str(error))
         self.hang_up()
 
     async def _route(self, block: Block | TooLarge) -> None:
@@ -418,12 +420,16 @@ class Link:
         try:
             message = look(line)
         except (ValueError, RecursionError) as error:
-            log.warning("the server sent what is no JSON-RPC message", error=str(error))
+            self._answers.warnings.warn(
+                "the server sent what is no JSON-RPC message", error=str(error)
+            )
             return None
         if message.kind is Kind.NOTIFICATION:
             return self._notified(message, line)
         if not isinstance(message.id, int | str):
-            log.warning("the server sent a message without a usable id", **_what(message))
+            self._answers.warnings.warn(
+                "the server sent a message without a usable id", **_what(message)
+            )
             return None
         if message.kind is Kind.REQUEST:
             self._answers.take(message, message.id, self)
@@ -467,7 +473,9 @@ class Link:
                 else:
                     self._ended(self._endings[method](message.params))
             except ValueError as error:
-                log.warning("a notification cannot be used", method=method, why=str(error)[:200])
+                self._answers.warnings.warn(
+                    "a notification cannot be used", method=method, why=str(error)
+                )
             return None
         call = self._whose(message)
         if call is None:
@@ -531,7 +539,13 @@ class Link:
             self._channel.leave_to_token(ticket.request_id)
 
     def _ended(self, stream: str) -> None:
-        """A stream is over: where its call is resumed here, no reply need follow."""
+        """A stream is over: where its call is resumed here, no reply need follow.
+
+        A server that numbers always replies, and this may be the end of an earlier delivery over
+        the same connection.
+        """
+        if self.hello.has_positions:
+            return
         call = self._calls.by_stream.get(stream)
         if call is not None and call.way is self and call.resume_id is not None:
             reply = self._replies.get(call.resume_id)
@@ -540,7 +554,7 @@ class Link:
 
     def _lose(self, limit: int) -> None:
         """A message was thrown away that may have been anybody's: end the waits it could end."""
-        log.error("a message of the server was too large", limit=limit)
+        self._answers.warnings.warn("a message of the server was too large", limit=limit)
         why = f"The server sent a message above {limit} bytes, perhaps the answer to this."
         for call in self._calls:
             if not call.is_numbered:

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import structlog
 
+from streams.turns import Budget
+
 REDACTED: Final = "[redacted]"
 
 # Secrets by their looks: bearer tokens, ours and JWTs, and whatever else of ours has 256 random
@@ -34,6 +36,38 @@ _NAMED_SECRET: Final = re.compile(
 CONTROLS: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+
+# How many warnings about one peer are written at once, and per second in the long run: a peer
+# sends lines faster than anybody reads them, and a log has no end.
+WARNINGS_MAX: Final = 20
+WARNINGS_PER_S: Final = 1.0
+
+# Letters of a peer's own words in a warning.
+SAID_MAX: Final = 200
+
+
+class Warnings:
+    """Warnings about one peer, of which a bounded number is written."""
+
+    def __init__(self) -> None:
+        self._budget: Budget | None = None  # it needs a clock, and this may be made before it runs
+        self._times = 0  # those since the last that was written, and that one
+
+    def warn(self, event: str, **details: object) -> None:
+        """Write a warning, or count it: the next that is written says `times`."""
+        if self._budget is None:
+            self._budget = Budget(WARNINGS_MAX, WARNINGS_PER_S)
+        self._times += 1
+        if self._budget.spend():
+            if self._times > 1:
+                details["times"] = self._times
+            log.warning(event, **{name: _short(value) for name, value in details.items()})
+            self._times = 0
+
+
+def _short(value: object) -> object:
+    return value[:SAID_MAX] if isinstance(value, str) else value
 
 
 def escaped(text: str) -> str:

@@ -13,9 +13,11 @@ import trio
 
 from streams import clientwire
 from streams.answers import Answers
+from streams.clientwire import PAUSE_MAX_S
 from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
 from streams.keeper import RETRY_S, Keeper
 from streams.link import Calls, Link
+from streams.logs import log
 from streams.messages import Kind, Message, RequestId
 from streams.running import RunningCall
 
@@ -35,6 +37,7 @@ class Resumer:
         self._answers = answers
         self._patience_s = patience_s
         self._nursery: trio.Nursery | None = None  # of the connection
+        self._has_warned = False  # of a pause above the maximum
         keeper.on_up = self._up
         keeper.on_down = self._down
         keeper.on_surrender = self._surrender
@@ -54,7 +57,7 @@ class Resumer:
             if not call.is_running:
                 self._calls.remove(call)
             elif call.way is link:
-                call.not_before = trio.current_time() + _min_s(call)
+                call.not_before = trio.current_time() + self._min_s(call)
 
     def _surrender(self, error: CannotConnect) -> None:
         for call in self._calls:
@@ -159,7 +162,7 @@ class Resumer:
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
         """What the end of a delivery means: seconds until the next try, or None for no more."""
-        pause_s = max(_min_s(call), RETRY_S)
+        pause_s = max(self._min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = clientwire.error_of(reply)
             if error.reason in clientwire.RETRIED or error.reason == clientwire.LOST:
@@ -168,6 +171,18 @@ class Resumer:
             return pause_s
         call.fail(_as_error(reply))  # which changes nothing where the final response is here
         return None
+
+    def _min_s(self, call: RunningCall) -> float:
+        """For how long to leave the call alone when its connection is lost."""
+        asked_s = 0.0 if call.ticket is None else call.ticket.min_s
+        if asked_s > PAUSE_MAX_S and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the server asks for a longer pause before a resume than it is given",
+                asked_s=asked_s,
+                given_s=PAUSE_MAX_S,
+            )
+        return min(asked_s, PAUSE_MAX_S)
 
     # The rest of what a call needs
 
@@ -235,11 +250,6 @@ class Resumer:
 
 def _lost() -> CallLost:
     return CallLost("The connection was lost: the call may or may not have run.")
-
-
-def _min_s(call: RunningCall) -> float:
-    """For how long the server wants the call to be left alone when its connection is lost."""
-    return 0.0 if call.ticket is None else call.ticket.min_s
 
 
 def _as_error(reply: Message) -> ClientError:

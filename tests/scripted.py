@@ -103,11 +103,21 @@ class Connection:
             while True:
                 changed = self.server.changed
                 if lines := self._gather():
-                    await self.channel.send(b"".join(lines))
+                    await self._write(lines)
                 else:
                     await changed.wait()
         except trio.BrokenResourceError:
             pass  # cut
+
+    async def _write(self, lines: list[bytes]) -> None:
+        may_end = self.server.runs_may_end
+        if may_end is None or len(lines) == 1:
+            await self.channel.send(b"".join(lines))
+            return
+        half = len(lines) // 2
+        await self.channel.send(b"".join(lines[:half]))
+        await may_end.wait()
+        await self.channel.send(b"".join(lines[half:]))
 
     def _gather(self) -> list[bytes]:
         lines, self.replies = self.replies, []
@@ -159,6 +169,7 @@ class Scripted:
         self.min_s = min_s
         self.key_memory = key_memory  # though it looks at no key
         self.run_lines_max = 1_000
+        self.runs_may_end: trio.Event | None = None  # until then, only the half of what is due
         self.skips_on: set[int] = set()  # connections where the numbers leave a gap
         self.tools: dict[str, Tool] = {}
         self.streams: dict[str, Stream] = {}

@@ -138,6 +138,18 @@ def test_a_body_with_nothing_in_it_is_no_message() -> None:
 @pytest.mark.parametrize("size", [LIMIT + 1, 10 * LIMIT])
 def test_a_json_body_above_the_limit_is_too_large(size: int) -> None:
     assert read(JsonBody(LIMIT), *[b"[" * 100] * (size // 100 + 1)) == [TooLarge(LIMIT)]
+
+
+@pytest.mark.parametrize("unit", [b"[", b" ", b"x", b"\n"])
+def test_a_json_body_is_refused_before_its_end(unit: bytes) -> None:
+    body = JsonBody(LIMIT)
+    assert lines_of(body.feed(unit * 2 * LIMIT)) == []
+    assert not body.is_useless
+    assert lines_of(body.feed(unit)) == [TooLarge(LIMIT)]
+    assert body.is_useless
+
+
+def test_spaces_between_values_do_not_count() -> None:
     assert read(JsonBody(LIMIT), b"[" + b"\n" * LIMIT + b"]") == [b"[]"]
 
 

@@ -175,6 +175,32 @@ async def test_a_message_above_the_limit_is_too_large_and_ends_nothing(kind: str
         await assert_alive(channel)
 
 
+@pytest.mark.parametrize("length", ["", "Content-Length: 99999999999999999999\r\n"])
+@pytest.mark.parametrize("unit", [b"[", b" "])
+async def test_a_json_answer_without_an_end_is_too_large_and_its_connection_closed(
+    length: str, unit: bytes
+) -> None:
+    was_closed = trio.Event()
+
+    async def script(asked: Asked) -> None:
+        if b"tools/call" not in asked.body:
+            await asked.respond()
+            return
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: {JSON}\r\n{length}\r\n"
+        await asked.stream.send_all(head.encode())
+        try:
+            while True:
+                await asked.stream.send_all(unit * 10_000)
+        except trio.BrokenResourceError:
+            was_closed.set()
+
+    async with connected(script) as (_, channel):
+        await channel.send(call(1))
+        assert await receive(channel, 1) == [TooLarge(LIMIT)]
+        await was_closed.wait()
+        await assert_alive(channel)
+
+
 async def test_runs_of_two_bodies_that_come_byte_by_byte_are_never_mixed() -> None:
     runs = {1: header(3, "1") + b'{"of":1}\n' * 3, 2: header(5, "2") + b'{"of":2}\n' * 5}
     bodies = {n: runs[n] * 20 + answer(n) for n in runs}

@@ -1,14 +1,18 @@
 """Servers that know nothing of streams, and servers that talk nonsense."""
 
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 import pytest
-from trio.testing import MockClock
+import trio
+from structlog.testing import capture_logs
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams.errors import (
     CallLost,
     ClientError,
 )
+from streams.logs import SAID_MAX, WARNINGS_MAX
 from streams.messages import Message, notification
 from tests.clients import Stepping, connected, count, counting, rest_of, said
 from tests.scripted import Scripted, Stream
@@ -90,3 +94,41 @@ async def test_nonsense_outside_of_streams_disturbs_nothing() -> None:
         async with client.call("count", {"n": 1}) as call:
             assert await rest_of(call) == ["1"]
     assert len(server.connections) == 1
+
+
+NONSENSE = {
+    "no JSON": b"{",
+    "no message": b"[]",
+    "no method": b'{"jsonrpc":"2.0"}',
+    "no id": b'{"jsonrpc":"2.0","id":null,"method":"%s"}' % (b"x" * 1_000),
+    "no error": b'{"jsonrpc":"2.0","id":null,"error":{"code":1,"message":"%s"}}' % (b"x" * 1_000),
+    "no announcement": b'{"jsonrpc":"2.0","method":"notifications/stream/create","params":[]}',
+    "too large": b"x" * 20_000,
+}
+
+
+@pytest.mark.parametrize("line", NONSENSE.values(), ids=NONSENSE)
+async def test_a_flood_of_nonsense_is_not_a_flood_of_warnings(
+    line: bytes, autojump_clock: MockClock
+) -> None:
+    server = Scripted(is_numbering=False)
+    server.memory = type(server.memory)(message_bytes_max=10_000)
+    with capture_logs() as logs:
+        async with connected(server) as client:
+            server.connections[0].reply((line + b"\n") * 1_000)
+            await wait_all_tasks_blocked()
+            assert len(warnings_in(logs)) == WARNINGS_MAX
+            server.cut()
+            await client.ping()  # another connection to the same server has the rest of the budget
+            server.connections[1].reply((line + b"\n") * 1_000)
+            await trio.sleep(60)
+            server.connections[1].reply(line + b"\n")
+            await wait_all_tasks_blocked()
+    warnings = warnings_in(logs)
+    assert WARNINGS_MAX < len(warnings) < 2 * WARNINGS_MAX
+    assert sum(each.get("times", 1) for each in warnings) == 2_001
+    assert max(len(str(value)) for each in warnings for value in each.values()) <= SAID_MAX
+
+
+def warnings_in(logs: Sequence[MutableMapping[str, Any]]) -> list[MutableMapping[str, Any]]:
+    return [each for each in logs if each["log_level"] == "warning"]

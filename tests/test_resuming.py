@@ -7,6 +7,7 @@ import pytest
 import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import clientwire
@@ -145,6 +146,47 @@ async def test_it_is_not_resumed_too_soon_the_second_time_either(
             step.say("b")
             assert said(await anext(call)) == "b"
             assert cut_at + 7 <= trio.current_time() < cut_at + 8
+
+
+@pytest.mark.parametrize("asked_s", [301, 1e18])
+async def test_a_server_can_ask_for_a_pause_of_five_minutes_at_most(
+    asked_s: float, autojump_clock: MockClock
+) -> None:
+    server = Scripted(min_s=asked_s)
+    step = Stepping(server)
+    with capture_logs() as logs:
+        async with connected(server) as client, client.call("step") as call:
+            for _ in range(2):
+                step.say("a")
+                assert said(await anext(call)) == "a"
+                cut_at = trio.current_time()
+                server.cut()
+                step.say("b")
+                assert said(await anext(call)) == "b"
+                assert cut_at + 300 <= trio.current_time() < cut_at + 301
+            step.say(None)
+            await call.result()
+    (warning,) = [each for each in logs if each["log_level"] == "warning"]
+    assert (warning["asked_s"], warning["given_s"]) == (asked_s, 300)
+
+
+async def test_a_refusal_can_ask_for_a_pause_of_five_minutes_at_most(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with (
+        connected(server, patience_s=float("inf")) as client,
+        client.call("step") as call,
+    ):
+        step.say("a")
+        await anext(call)
+        server.resume_refusals = [refusal("too_early", retryAfter=1e18)]
+        server.cut()
+        cut_at = trio.current_time()
+        step.say("b", None)
+        assert await rest_of(call) == ["b"]
+        assert cut_at + 300 <= trio.current_time() < cut_at + 301
 
 
 # How a resume can end
@@ -311,7 +353,10 @@ async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
 async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
     autojump_clock: MockClock,
 ) -> None:
-    """Somebody else asked for that run, over the same connection."""
+    """Another resume asked for that run, over the same connection: its end is not this call's.
+
+    Nor is the `notifications/stream/end` behind it.
+    """
     server = counting()
     server.run_lines_max = 10_000
     async with connected(server) as client:
@@ -323,11 +368,16 @@ async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
             await client.ping()
         ticket = call.ticket
         assert ticket is not None
-        assert client._keeper.link is not None
-        client._keeper.link.post(clientwire.resume(ticket, "somebody-else", ticket.after))
-        stray = server.memory.cables[-1]
-        while not client._keeper.link._run_left:
-            await trio.lowlevel.checkpoint()
-        assert stray is server.memory.cables[-1]
+        link = client._keeper.link
+        assert link is not None
+        server.runs_may_end = trio.Event()
+        link.post(clientwire.resume(ticket, "another", ticket.after))
+        await wait_all_tasks_blocked()
+        assert link._run_left  # the run has begun, and waits for its second half
         async with client.resume(ticket) as again:
+            await wait_all_tasks_blocked()
+            assert len(server.got("stream/resume")) == 2
+            assert link._run_left
+            server.runs_may_end.set()
             assert first + await rest_of(again) == [str(n) for n in range(1, 901)]
+        assert client._keeper.link is link  # no gap was seen

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from wsproto import ConnectionType, WSConnection
 from wsproto.connection import Connection
@@ -84,6 +84,7 @@ def sifted(data: bytes, cuts: list[int]) -> list[Any]:
     return found
 
 
+@settings(deadline=None)  # a busy machine may take longer over an example
 @given(
     sent=st.lists(events, max_size=8),
     cuts=st.lists(st.floats(0, 1), max_size=6),

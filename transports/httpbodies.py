@@ -70,6 +70,9 @@ class Body(Protocol):
     tail_lines: ClassVar[int]
     """How many of the last lines of what `feed` returns can be the response to the request."""
 
+    is_useless: bool
+    """Whether the rest of the body can hold no message: it need not be read."""
+
     def feed(self, data: bytes) -> list[Block | TooLarge]:
         """The lines that are whole now and may be given away. Raises `Malformed`."""
 
@@ -100,6 +103,7 @@ class LineBody:
 
     # The response, what ends the stream, and the reply to a resume come last.
     tail_lines: ClassVar[int] = 4
+    is_useless = False
 
     def __init__(self, limit: int) -> None:
         self._splitter = LineSplitter(limit)
@@ -186,20 +190,21 @@ class JsonBody:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._text = bytearray()
-        self._is_too_large = False
+        self.is_useless = False
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
-        # No longer than twice the limit before it is compacted: what is cut off is not the rest.
-        if self._is_too_large or len(self._text) + len(data) > 2 * self._limit:
-            self._is_too_large = True
+        # Before it is compacted, a message may have twice the limit. What is longer is refused at
+        # once: its end may never come.
+        if self.is_useless:
+            return []
+        if len(self._text) + len(data) > 2 * self._limit:
+            self.is_useless = True
             self._text.clear()
-        else:
-            self._text += data
+            return [TooLarge(self._limit)]
+        self._text += data
         return []
 
     def end(self) -> list[Block | TooLarge]:
-        if self._is_too_large:
-            return [TooLarge(self._limit)]
         return in_blocks(_message(bytes(self._text), self._limit))
 
     def held(self) -> list[Block | TooLarge]:
@@ -251,6 +256,8 @@ class EventBody:
     """
 
     tail_lines: ClassVar[int] = sys.maxsize
+
+    is_useless = False
 
     def __init__(self, limit: int, trail: EventTrail | None = None) -> None:
         self._limit = limit

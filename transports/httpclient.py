@@ -346,7 +346,7 @@ class HttpChannel:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
-        """A connection for one request, which must read the response to its end."""
+        """A connection for one request, closed unless the response was read to its end."""
         connection = await self._connections.take()
         try:
             yield connection
@@ -430,7 +430,10 @@ class HttpChannel:
         return self._inbox.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
-        """Read a response to its end. Raises `trio.BrokenResourceError`."""
+        """Read a response to its end, or for as long as it is of use.
+
+        Raises `trio.BrokenResourceError`.
+        """
         try:
             await self._read_all(exchange, body, connection)
         except Malformed as error:
@@ -448,6 +451,8 @@ class HttpChannel:
             if blocks := body.feed(data):
                 await self._deliver(exchange, blocks, body.tail_lines, size)
                 size = 0
+            if body.is_useless:
+                return  # its connection is closed
         if blocks := body.end():
             await self._deliver(exchange, blocks, body.tail_lines, size)
 
