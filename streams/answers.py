@@ -14,7 +14,7 @@ import trio
 from streams import messages
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
 from streams.faults import kind_of, log_failure, text_of
-from streams.logs import Warnings, log
+from streams.logs import Warnings
 from streams.messages import Message, RequestId
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
