@@ -77,7 +77,7 @@ def check_files(journal: Path) -> None:
     try:
         real = real_path(journal)
         if os.path.isdir(real):
-            raise JournalUnusable(f"{journal} is a directory: name a file in it.")
+            raise JournalUnusable(f"{journal} is no file but a directory: name a file in it.")
         check_folder(real.parent)
         for suffix in _SQLITES:
             check_file(_beside(real, suffix), has_one_name=True)
