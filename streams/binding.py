@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import INVALID_PARAMS, Refusal
+from streams.messages import uncollected
 from streams.vocabulary import read_params
 
 _METHOD: Final = "tools/call"
@@ -28,9 +29,11 @@ def call_digest(params: msgspec.Raw, principal: str) -> bytes:
     """
     call = read_params(params, _Call)
     try:
-        given = json.loads(bytes(call.arguments), parse_float=_number)
-        arguments = {} if given is None else given
-        text = json.dumps([_METHOD, call.name, arguments, principal], sort_keys=True)
+        encoded = bytes(call.arguments)
+        with uncollected(len(encoded)):
+            given = json.loads(encoded, parse_float=_number)
+            arguments = {} if given is None else given
+            text = json.dumps([_METHOD, call.name, arguments, principal], sort_keys=True)
     except (ValueError, RecursionError):
         raise Refusal(
             INVALID_PARAMS, "Bad params: arguments nested too deeply, or too long a number."

@@ -36,6 +36,7 @@ from streams.peer import (
 )
 from streams.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.sessions import END, HttpSession, new_session
+from streams.turns import LARGE_BYTES, large_work
 
 if TYPE_CHECKING:
     from streams.server import RunningServer
@@ -123,13 +124,15 @@ class HttpEndpoint:
     async def _post(self, request: Request, responder: Responder) -> None:
         _check_media(request)
         accepted = _accepted(request)
-        message = _parse(request.body)
+        message = await self._parse(request)
         is_request = message.kind is Kind.REQUEST
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
         self._check_revision(revision_in(message, request.body))
         session = self._session(request)
+        if len(request.body) < LARGE_BYTES:
+            large_work().note(session.principal)
         if is_request:
             self._check_rate(session.principal)
         peer = self._running.peer(session)
@@ -145,6 +148,15 @@ class HttpEndpoint:
             await responder.respond(202)
         else:  # a request without an id
             await responder.respond(400, content(JSON), line)
+
+    async def _parse(self, request: Request) -> Message:
+        body = request.body
+        if len(body) < LARGE_BYTES:
+            return _parse(body)
+        principal = _principal(request) or ""
+        if _may_have_session(request):
+            principal = self._session(request).principal
+        return await large_work().do(principal, partial(_parse, body))
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str

@@ -27,7 +27,7 @@ from streams.idempotency import KeyedCalls
 from streams.journal import Create, Journal, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits
-from streams.messages import Channel
+from streams.messages import Channel, Message
 from streams.rates import Rates
 from streams.session import Session
 from streams.stream import Overflow, Stream
@@ -122,12 +122,14 @@ class Engine:
         is_paged: bool = False,
         is_rerun: bool = False,
         mark: Mark | None = None,
+        origin: Message | None = None,
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
         One that `is_paged` may send several responses: the tokens of the pages lead to the others.
         One that `is_rerun` is begun again when the server has died, if its client can come back.
         `mark` is what the request has in the place of its idempotency key.
+        `origin` is the request, where that was parsed already.
         There is room for it if nothing was waited for since `make_room`.
         """
         principal = connection.session.principal
@@ -149,7 +151,7 @@ class Engine:
             number=self._streams.next_number(),
             restart=Restart() if is_rerun and is_reachable else None,
         )
-        stream = self._held.hold(record, overflow)
+        stream = self._held.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there

@@ -21,7 +21,7 @@ from streams.keys import Keyring
 from streams.lifecycle import Event
 from streams.limits import Limits
 from streams.logs import log
-from streams.messages import RequestId
+from streams.messages import Message, RequestId
 from streams.patience import patiently
 from streams.registry import Registry
 from streams.rerun import Rerun
@@ -107,7 +107,9 @@ class Holding:
         self._look_after(stream)
         return stream
 
-    def hold(self, record: Record, overflow: Overflow = "block") -> Stream:
+    def hold(
+        self, record: Record, overflow: Overflow = "block", origin: Message | None = None
+    ) -> Stream:
         stream = Stream(
             record,
             self._limits,
@@ -116,6 +118,7 @@ class Holding:
             answers=self.answers,
             on_settled=self._settled,
             overflow=overflow,
+            origin=origin,
         )
         if record.restart is not None:
             stream.rerun = Rerun(stream, self._journal, self._committer, self._limits)

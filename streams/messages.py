@@ -5,7 +5,9 @@ what the engine moves: some lines of one stream, in order, exactly as they were 
 is inside `params`, `result` and `error` stays raw until somebody needs it.
 """
 
+import contextlib
 import enum
+import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -21,6 +23,10 @@ RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
+
+# The garbage collector goes through all new objects several times while a large value is decoded,
+# which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
+_COLLECTED_BYTES_MAX: Final = 64 * 1024
 
 Scopes = frozenset[str] | None
 """The scopes of a peer; None for a peer that may use all tools."""
@@ -277,7 +283,7 @@ def parse(line: bytes) -> Message:
 def _why_unreadable(line: bytes, error: Exception) -> Refusal:
     try:
         line.decode()
-        msgspec.json.decode(line)
+        msgspec.json.decode(line, type=msgspec.Raw)  # builds no objects: it may be 4 MiB of lists
     except (ValueError, RecursionError) as malformed:
         return Refusal(PARSE_ERROR, f"Not UTF-8 JSON: {malformed}; send one JSON-RPC message.")
     return _invalid(str(error))
@@ -318,6 +324,19 @@ def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:
         return msgspec.json.decode(raw, type=shape)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+@contextlib.contextmanager
+def uncollected(size: int) -> Iterator[None]:
+    """Decode a text of so many bytes meanwhile: the garbage collector waits if it is large."""
+    if size <= _COLLECTED_BYTES_MAX or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def is_tool_error(result: msgspec.Raw) -> bool:

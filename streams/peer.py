@@ -6,6 +6,7 @@ waits for both.
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.session import LEVELS, Session
 from streams.stream import Stream
 from streams.tools import error_result
-from streams.turns import Budget, Turns
+from streams.turns import LARGE_BYTES, UNIT_BYTES, Budget, Turns, large_work
 from streams.vocabulary import Polling
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Peer:
         self._server = server
         self._engine = engine
         self._handlers = handlers
+        self._large = large_work()
         self._questions = dialects.questions()
         self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
@@ -125,7 +127,7 @@ class Peer:
             connection.heard()
             for incoming in received:
                 await self._hear(incoming, connection)
-                if turns.spend():
+                if turns.spend(_units(incoming)):
                     await turns.wait()
             await connection.has_room()
 
@@ -138,7 +140,7 @@ class Peer:
         if isinstance(incoming, TooLarge):
             return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
         try:
-            message = messages.parse(incoming)
+            message = await self._parse(incoming)
         except Refusal as refused:
             return refused_line(messages.salvage_id(incoming), refused)
         if message.kind is Kind.REQUEST:
@@ -150,6 +152,13 @@ class Peer:
             return await self.take(message, incoming, connection)
         except InsufficientScope as refused:
             return refused_line(id_of(message), refused)
+
+    async def _parse(self, line: bytes) -> Message:
+        principal = self.session.principal
+        if len(line) < LARGE_BYTES:
+            self._large.note(principal)
+            return messages.parse(line)
+        return await self._large.do(principal, partial(messages.parse, line))
 
     async def take(
         self,
@@ -329,6 +338,7 @@ class Peer:
             is_paged=tool.paged is not None,
             is_rerun=tool.restart,
             mark=mark,
+            origin=message if mark is None else None,  # a marked line is another one
         )
         stream.progress_token = params.meta.progress_token
 
@@ -383,6 +393,13 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.access.ack(self.session, acked.stream, acked.seq)
+
+
+def _units(incoming: Incoming) -> int:
+    """How much work a message is, as `Turns` counts it."""
+    if isinstance(incoming, TooLarge):
+        return 1  # its bytes were counted when they were read
+    return 1 + len(incoming) // UNIT_BYTES
 
 
 def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:

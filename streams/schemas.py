@@ -11,17 +11,16 @@ take longer (`GivenSchema.is_costly`) they skip it, and the caller has a worker 
 A value that does not fit is a `ValueError` with one sentence that begins with the place.
 """
 
-import contextlib
 import copy
-import gc
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final
 
 import msgspec
 from msgspec import inspect as types
 
+from streams.messages import uncollected
 from streams.validator import Schema, Validator, shortened
 
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
@@ -30,10 +29,6 @@ OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back 
 # The work of a check that is done where it comes up, in words of the schema times bytes of the
 # value: at most 4 ms, in which nothing else of the server runs.
 INLINE_WORK_MAX: Final = 256 * 1024
-
-# The garbage collector goes through all new objects several times while a large value is decoded,
-# which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
-_COLLECTED_BYTES_MAX: Final = 64 * 1024
 
 _ABSENT: Final = object()
 _REFERENCE: Final = "#/$defs/"
@@ -281,19 +276,6 @@ def _decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
             return decode(encoded)
     except (ValueError, RecursionError) as error:
         raise ValueError(explain(error, whole)) from None
-
-
-@contextlib.contextmanager
-def uncollected(size: int) -> Iterator[None]:
-    """Decode a text of so many bytes meanwhile: the garbage collector waits if it is large."""
-    if size <= _COLLECTED_BYTES_MAX or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def explain(error: Exception, whole: str) -> str:

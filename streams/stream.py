@@ -16,7 +16,7 @@ from streams.journal import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
 from streams.lifecycle import Event, ProgressToken, StreamState
 from streams.limits import Limits
-from streams.messages import RequestId, Run
+from streams.messages import Message, RequestId, Run
 from streams.repeating import diverged
 from streams.rerun import Rerun
 from streams.session import LEVELS
@@ -79,10 +79,13 @@ class Stream:
         answers: dict[RequestId, Answer],
         on_settled: Callable[["Stream"], None],
         overflow: Overflow = "block",
+        origin: Message | None = None,
     ) -> None:
+        """`origin` is the originating request, where that was parsed already."""
         self.record = record
         self.state = StreamState(record, limits)
-        origin = messages.parse(record.origin)
+        if origin is None:
+            origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
         self.is_anonymous = not vouched(record.principal)

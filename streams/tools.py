@@ -32,7 +32,7 @@ from streams.errors import InsufficientScope
 from streams.exchange import checked_scopes
 from streams.extension import EXPECTED
 from streams.faults import is_failure, log_failure, text_of
-from streams.messages import Scopes
+from streams.messages import Scopes, uncollected
 from streams.schemas import (
     Binder,
     GivenSchema,
@@ -44,7 +44,6 @@ from streams.schemas import (
     object_schema,
     parameters_schema,
     patterned,
-    uncollected,
 )
 from streams.signatures import Signature, innermost, is_async
 from streams.validator import Schema

@@ -152,7 +152,7 @@ class Paging(msgspec.Struct, frozen=True):
     ask: Callable[[str], dict[str, Any]]  # fields of the params of a call
     ask_in_meta: Callable[[str], dict[str, Any]]  # fields of their `_meta` instead
     read: Callable[[msgspec.Raw], str | None]  # the params of a call
-    argument: str  # the name of the token where a call has it among its arguments
+    argument: str  # the token's name among a call's arguments; it is part of each other name
     tell: Callable[[str, float], tuple[dict[str, Any], dict[str, Any]]]  # token, seconds it holds
     hear: Callable[[Any], Lead | None]  # a result
 

@@ -2,9 +2,20 @@
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import MockClock
 
-from streams.turns import FREE_PER_S, FREE_UNITS, TURN_UNITS, Budget, Turns
+from streams.turns import (
+    ACTIVE_S,
+    FREE_PER_S,
+    FREE_UNITS,
+    PAUSE_S_MAX,
+    PAUSE_TIMES,
+    TURN_UNITS,
+    Budget,
+    LargeWork,
+    Turns,
+)
 
 
 @pytest.mark.parametrize("connections", [1, 10, 100])
@@ -75,3 +86,70 @@ async def test_what_a_unit_has_earned_counts(mock_clock: MockClock) -> None:
     assert all(budget.spend(1.0) for _ in range(10))
     assert not budget.spend(0.5)
     assert budget.spend(0.5)
+
+
+async def test_between_two_pieces_of_large_work_is_a_pause_while_others_are_active(
+    mock_clock: MockClock,
+) -> None:
+    large = LargeWork()
+    ended: list[float] = []
+
+    def work() -> None:
+        mock_clock.jump(0.1)
+        ended.append(trio.current_time())
+
+    large.note("somebody else")
+    async with trio.open_nursery() as nursery:
+        for principal in ("a", "b"):
+            nursery.start_soon(large.do, principal, work)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(ended) == 1  # at once
+        mock_clock.jump(0.1 * PAUSE_TIMES - 0.9)
+        large.note("somebody else")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(ended) == 1
+        mock_clock.jump(1.0)
+    assert ended[1] - ended[0] == pytest.approx(0.1 * PAUSE_TIMES + 0.2)
+
+
+async def test_no_pause_is_longer_than_its_limit(mock_clock: MockClock) -> None:
+    large = LargeWork()
+    await large.do("a", lambda: mock_clock.jump(60))
+    large.note("somebody else")
+    mock_clock.jump(PAUSE_S_MAX)
+    large.note("somebody else")
+    with trio.fail_after(0.5):
+        await large.do("a", lambda: None)
+
+
+@pytest.mark.parametrize("since", [0.0, ACTIVE_S])
+async def test_large_work_of_one_principal_alone_has_no_pauses(
+    since: float, mock_clock: MockClock
+) -> None:
+    large = LargeWork()
+    if since:
+        large.note("somebody else")
+        mock_clock.jump(since)
+    began = trio.current_time()
+    for _ in range(5):
+        large.note("a")  # its small messages are no other's
+        await large.do("a", lambda: mock_clock.jump(0.1))
+    assert trio.current_time() - began == pytest.approx(0.5)
+
+
+async def test_a_failure_of_large_work_is_the_callers_and_is_paid_for(
+    mock_clock: MockClock,
+) -> None:
+    large = LargeWork()
+
+    def fail() -> None:
+        mock_clock.jump(0.01)
+        raise ValueError("no JSON")
+
+    large.note("somebody else")
+    with pytest.raises(ValueError, match="no JSON"):
+        await large.do("a", fail)
+    began = trio.current_time()
+    mock_clock.autojump_threshold = 0
+    await large.do("a", lambda: None)
+    assert trio.current_time() - began == pytest.approx(0.01 * PAUSE_TIMES)
