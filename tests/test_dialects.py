@@ -443,3 +443,21 @@ def test_only_the_tables_know_the_words_of_the_proposals() -> None:
 
 def is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+@pytest.mark.parametrize(
+    ("params", "token"),
+    [
+        (b'{"resumeToken":"t"}', "t"),
+        (b'{"_meta":{"mcp-streams/resumeToken":"t"}}', "t"),
+        (b'{"resume\\u0054oken":"t"}', "t"),
+        (b'{"_meta":{"mcp-streams/\\u0072esumeToken":"t"}}', "t"),
+        (b'{"arguments":{"resumeToken":"t"}}', None),
+        (b'{"name":"resumeToken"}', None),
+        (b'{"name":"x"}', None),
+    ],
+)
+def test_a_page_token_is_found_however_its_name_is_written(
+    params: bytes, token: str | None
+) -> None:
+    assert dialects.page_token(msgspec.Raw(params)) == token

@@ -1,13 +1,15 @@
 """What a tool author sees, end to end."""
 
 import threading
+from functools import partial
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Image, Server, SyncCall, Text
 from streams.errors import CallFailed
+from streams.turns import LARGE_BYTES, PAUSE_TIMES, large_work
 from tests.house import (
     PLAIN,
     Json,
@@ -270,3 +272,35 @@ def test_intervals_are_not_negative() -> None:
         Server("tested", resume_max_s=-1)
     with pytest.raises(ValueError, match="0 or more"):
         Server("tested", resume_min_s=float("nan"))
+
+
+# Turns
+
+
+@pytest.mark.parametrize("method", ["ping", "tools/call"])
+async def test_others_are_answered_while_a_large_message_waits_for_its_turn(
+    method: str, server: Server, mock_clock: MockClock
+) -> None:
+    @server.tool
+    async def size(text: str) -> int:
+        return len(text)
+
+    answered: list[str] = []
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        alice, bob = await house.dial(principal="alice"), await house.dial(principal="bob")
+        await large_work().do("eve", partial(mock_clock.jump, 0.05))  # the pause begins
+
+        async def send() -> None:
+            arguments = {"text": "x" * LARGE_BYTES}
+            await bob.request(1, method, name="size", arguments=arguments)
+            answered.append("bob")
+
+        nursery.start_soon(send)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(0.05 * PAUSE_TIMES - 0.01)
+        await alice.request(1, "ping")
+        await wait_all_tasks_blocked()
+        assert answered == []
+        mock_clock.jump(0.02)
+        await wait_all_tasks_blocked()
+        assert answered == ["bob"]
