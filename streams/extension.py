@@ -86,6 +86,21 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
     )
 
 
+def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """The names of all capabilities, and our own settings in them. No more is decoded: what else a
+    client sends may be 4 MiB of empty objects.
+    """
+    known: dict[str, Any] = {name: {} for name in capabilities}
+    for place in ("experimental", "extensions"):
+        try:
+            given = messages.decode(capabilities.get(place, b"{}"), dict[str, msgspec.Raw])
+            if EXTENSION in given:
+                known[place] = {EXTENSION: messages.decode(given[EXTENSION], Any)}
+        except ValueError:
+            continue  # no object, or none that can be read: there are no settings in it
+    return known
+
+
 def understood(capabilities: Mapping[str, Any]) -> dict[str, Any]:
     """The part of client capabilities that `settings_of` reads, which it reads in the same way.
 

@@ -60,7 +60,7 @@ _told: Final = trio.lowlevel.RunVar[Budget]("what may be logged of refusals")
 
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
-    capabilities: dict[str, Any] = {}
+    capabilities: dict[str, msgspec.Raw] = {}
 
 
 class _Envelope(msgspec.Struct):
@@ -226,8 +226,9 @@ class Peer:
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
         params = _params(message, _Initialize)
-        session.settings = extension.settings_of(params.capabilities)
-        session.capabilities = extension.understood(params.capabilities)
+        capabilities = extension.known_of(params.capabilities)
+        session.settings = extension.settings_of(capabilities)
+        session.capabilities = extension.understood(capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)

@@ -158,3 +158,17 @@ def test_what_is_kept_of_capabilities_is_what_is_understood(capabilities: Any) -
     assert len(msgspec.json.encode(kept)) < 1024
     assert settings_of(kept) == settings_of(given) == settings_of(capabilities)
     assert understood(kept) == kept
+
+
+@pytest.mark.parametrize("given", [b"[]", b"null", b"5", b'{"mcp-streams/v1":{"a":"\\x"}}'])
+def test_of_capabilities_that_cannot_be_read_the_names_are_known(given: bytes) -> None:
+    capabilities = {"streams": msgspec.Raw(b"[[]]"), "experimental": msgspec.Raw(given)}
+    assert extension.known_of(capabilities) == {"streams": {}, "experimental": {}}
+
+
+def test_of_capabilities_our_settings_are_decoded() -> None:
+    given = {"mcp-streams/v1": {"positions": True}, "other/v1": {"much": [{}]}}
+    capabilities = {"extensions": msgspec.Raw(msgspec.json.encode(given))}
+    assert extension.known_of(capabilities) == {
+        "extensions": {"mcp-streams/v1": {"positions": True}}
+    }
