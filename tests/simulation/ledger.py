@@ -84,6 +84,9 @@ class Ledger:
             return
         origin = msgspec.json.decode(record.origin)
         job = self._world.jobs[origin["params"]["arguments"]["job"]]
+        is_too_late = job.max_s < 1_000 and not job.has_ticket
+        if job.stream in self.forgotten and is_too_late:
+            job.begin_anew()
         self._world.expect(job.stream is None, f"{job.key} has two streams")
         job.stream = record.stream
         self.known[record.stream] = Known(job)

@@ -53,7 +53,7 @@ class PlainCaller:
         # An anonymous connection needs the token; another is known for who it is.
         self._name = f"plain {job.key}"
         principal = world.chance.choice(("os(0)", ""))
-        self._dial = network.dialer(self._name, principal, pings=world.chance.random() < 0.5)
+        self._dial = network.dialer(self._name, principal, pings=world.chance.random() < 0.9)
         self._stream = self._token = ""
         self._was_called = False
         self._resumes = 0
@@ -120,7 +120,7 @@ class PlainCaller:
         """Read no more for a while, and perhaps come back over another connection meanwhile."""
         world = self._world
         is_alone = self._token and not visit.is_left.is_set() and not world.is_calm
-        is_doubled = is_alone and world.chance.random() < 0.7
+        is_doubled = is_alone and world.chance.random() < 0.9
         if is_doubled:
             world.counts["doubled"] += 1
             visit.is_left.set()

@@ -125,7 +125,7 @@ def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool
         starts_at=chance.choice((0.0, chance.uniform(0, until_s))),
         dialects=chance.choice(dialects),
         is_plain=is_plain,
-        restlessness=max(chance.choice((0.0, 0.02, 0.1)), 0.3 * is_plain),
+        restlessness=max(chance.choice((0.0, 0.02, 0.1)), 0.5 * is_plain),
     )
 
 

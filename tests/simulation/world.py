@@ -63,6 +63,11 @@ class Job:
         self.answers = state["answers"]
         return state["step"]
 
+    def begin_anew(self) -> None:
+        """It was forgotten, and a client that had heard nothing of it makes it again by its key."""
+        self.stream = None
+        self.runs = self.said = self.flushed = self.reported = self.answers = 0
+
     def saying(self, number: int) -> dict[str, Any]:
         """What its log message of this number says."""
         size = zlib.crc32(f"{self.key}/{number}".encode()) % 60
