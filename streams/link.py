@@ -4,6 +4,9 @@ On our servers a header goes ahead of every run of a stream's messages, and the 
 call undecoded. Everything else is looked at: a response finds who waits for it by id, progress its
 call by token, what is nobody's goes to the client's hooks. The reader waits for nothing but a call
 that is full.
+
+This file is longer than others: reader, writer, acks and the watch over a silent server share one
+state, which is that of the connection.
 """
 
 import itertools

@@ -30,23 +30,23 @@ class Session:
         self.deliveries: dict[Delivery, None] = {}
         self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
 
-    def is_taken(self, *ids: RequestId, besides: "Stream | None" = None) -> bool:
-        """Whether one of these ids stands for something now, `besides` the delivery of a stream
-        that the request with these ids displaces.
+    def is_taken(self, request_id: RequestId, *, besides: "Stream | None" = None) -> bool:
+        """Whether this id stands for something now, `besides` the delivery of a stream that the
+        request with this id displaces.
 
         A client that was cut off may be back, under the same id, before the server has noticed.
         """
-        if not self._is_any_taken(ids, besides):
+        if not self._is_taken_now(request_id, besides):
             return False
         for delivery in list(self.deliveries):
             if not delivery.connection.channel.is_writable():
                 delivery.drop()
-        return self._is_any_taken(ids, besides)
+        return self._is_taken_now(request_id, besides)
 
-    def _is_any_taken(self, ids: tuple[RequestId, ...], besides: "Stream | None") -> bool:
+    def _is_taken_now(self, request_id: RequestId, besides: "Stream | None") -> bool:
         displaced = None if besides is None else besides.delivery
         own = displaced.taken_ids if displaced in self.deliveries else ()
-        return any(self._taken[each] > (each in own) for each in ids)
+        return self._taken[request_id] > (request_id in own)
 
     def has_begun(self, stream: "Stream") -> bool:
         """Whether the stream was begun here, and its request can be cancelled from here even when
