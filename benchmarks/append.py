@@ -21,9 +21,9 @@ from typing import Final
 import msgspec
 
 from benchmarks.servers import ROOT
-from streams.journal import Append, Create, Record
+from streams.journal.contract import Append, Create, Record
+from streams.journal.sqlite import SQLiteStore
 from streams.messages import Run
-from streams.sqlite import SQLiteStore
 
 _JOURNAL: Final = "journal.db"
 _LINE: Final = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n'

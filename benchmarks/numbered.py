@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
+from streams.client.call import RunningCall
 from streams.messages import notification
-from streams.running import RunningCall
 
 METHOD: Final = "notifications/message"
 FIRST: Final = 1_000_000_000  # all numbers have the same length, and so have all messages

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 from benchmarks.numbered import Lost
 from benchmarks.rawcheck import chunks_of, frames_of
 from benchmarks.servers import ROOT
-from streams.extension import EXTENSION
 from streams.messages import notification, request
+from streams.protocol.extension import EXTENSION
 from transports.lines import enlarge_pipe
 
 PIECE_BYTES: Final = 256 * 1024  # of one read

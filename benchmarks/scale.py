@@ -22,11 +22,11 @@ import trio
 
 from benchmarks.memory import resident_bytes
 from benchmarks.servers import APP, ROOT
-from streams.journal import Append, Change, Create, Outcome, Record, Rest
+from streams.journal.contract import Append, Change, Create, Outcome, Record, Rest
+from streams.journal.ownership import key_path
+from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring, new_id
 from streams.messages import Run
-from streams.ownership import key_path
-from streams.sqlite import open_sqlite_journal
 
 STREAMS_AT_ONCE: Final = 20_000  # in one commit, while the journal is written
 POLLS_AT_ONCE: Final = 100

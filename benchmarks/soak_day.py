@@ -18,9 +18,9 @@ from benchmarks.events import Check, Session
 from benchmarks.numbered import Lost, number_of
 from benchmarks.servers import Served
 from benchmarks.sockets import Socket
-from streams.client import Client
-from streams.running import RunningCall
-from streams.ticket import Ticket
+from streams.client.call import RunningCall
+from streams.client.client import Client
+from streams.protocol.ticket import Ticket
 
 PATIENCE_S: Final = 60.0  # nothing here takes as long
 # To list all streams keeps each of them for as long again, those also that nobody comes back for.

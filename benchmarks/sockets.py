@@ -12,7 +12,7 @@ import trio
 
 from benchmarks.events import REVISION, WAITING, fill
 from benchmarks.numbered import METHOD, Lost, number_of
-from streams.extension import EXTENSION, POSITION
+from streams.protocol.extension import EXTENSION, POSITION
 
 READ_BYTES: Final = 64 * 1024
 

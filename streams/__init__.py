@@ -4,37 +4,47 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streams.call import Call as Call
-    from streams.call import SyncCall as SyncCall
-    from streams.client import Client as Client
-    from streams.client import Joined as Joined
-    from streams.content import Audio as Audio
-    from streams.content import EmbeddedResource as EmbeddedResource
-    from streams.content import Image as Image
-    from streams.content import ResourceLink as ResourceLink
-    from streams.content import Text as Text
+    from streams.client.client import Client as Client
+    from streams.client.client import Joined as Joined
+    from streams.client.pages import Pages as Pages
     from streams.errors import CallFailed as CallFailed
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
     from streams.errors import StreamGone as StreamGone
     from streams.errors import Superseded as Superseded
+    from streams.journal.memory import MemoryJournal as MemoryJournal
+    from streams.journal.ownership import key_path as key_path
+    from streams.journal.sqlite import open_sqlite_journal as open_sqlite_journal
+    from streams.keys import Keyring as Keyring
     from streams.limits import Limits as Limits
     from streams.messages import Message as Message
-    from streams.pages import Pages as Pages
-    from streams.server import Server as Server
-    from streams.ticket import Ticket as Ticket
+    from streams.protocol.ticket import Ticket as Ticket
+    from streams.server.call import Call as Call
+    from streams.server.call import SyncCall as SyncCall
+    from streams.server.content import Audio as Audio
+    from streams.server.content import EmbeddedResource as EmbeddedResource
+    from streams.server.content import Image as Image
+    from streams.server.content import ResourceLink as ResourceLink
+    from streams.server.content import Text as Text
+    from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
+    from streams.server.server import Server as Server
 
-# Loaded when asked for: a relay passes through this package, and must not wait for all of it.
+# Loaded with the first use: a relay passes through this package, and must not wait for all of it.
 _HOMES = {
-    "streams.call": ("Call", "SyncCall"),
-    "streams.client": ("Client", "Joined"),
-    "streams.content": ("Audio", "EmbeddedResource", "Image", "ResourceLink", "Text"),
+    "streams.client.client": ("Client", "Joined"),
+    "streams.client.pages": ("Pages",),
     "streams.errors": ("CallFailed", "CallLost", "CannotConnect", "StreamGone", "Superseded"),
+    "streams.journal.memory": ("MemoryJournal",),
+    "streams.journal.ownership": ("key_path",),
+    "streams.journal.sqlite": ("open_sqlite_journal",),
+    "streams.keys": ("Keyring",),
     "streams.limits": ("Limits",),
     "streams.messages": ("Message",),
-    "streams.pages": ("Pages",),
-    "streams.server": ("Server",),
-    "streams.ticket": ("Ticket",),
+    "streams.protocol.ticket": ("Ticket",),
+    "streams.server.call": ("Call", "SyncCall"),
+    "streams.server.content": ("Audio", "EmbeddedResource", "Image", "ResourceLink", "Text"),
+    "streams.server.http.endpoint": ("HttpEndpoint",),
+    "streams.server.server": ("Server",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -47,3 +57,7 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

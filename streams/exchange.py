@@ -54,6 +54,19 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: frozenset[str] = frozenset()  # that the token was given
 
 
+def vouched(principal: str) -> str:
+    """A principal that somebody has vouched for; empty for any other.
+
+    An anonymous connection is not the same one after a reconnect.
+    """
+    return principal if principal.startswith(("os(", "bearer(")) else ""
+
+
+def is_anonymous(principal: str) -> bool:
+    """Whether a principal stands for a session or a connection, and not for a known caller."""
+    return principal.startswith(("session(", "conn("))
+
+
 class Request(Head, frozen=True):
     """A whole request."""
 

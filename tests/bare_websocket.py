@@ -22,7 +22,7 @@ from wsproto.events import (
 from streams.messages import Channel, Incoming
 from tests.echo import LIMIT, Handler, echo
 from transports import websocket
-from transports.frames import MCP
+from transports.websocket.frames import MCP
 
 
 async def open_bare_websocket(

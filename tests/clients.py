@@ -7,9 +7,9 @@ from typing import Any
 import trio
 
 from streams import Server
-from streams.client import Client
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.messages import Message, decode
-from streams.running import RunningCall
 from tests.house import open_house
 from tests.scripted import Scripted, Stream
 from transports.memory import MemoryServer

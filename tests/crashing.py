@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import trio
 
-from streams.options import Durability
+from streams.process.options import Durability
 from tests.crashing_app import Life
 
 SHIM: Final = Path(__file__).with_name("crashing.c")

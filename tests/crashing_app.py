@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
-from streams import Call, Server, console, serving
-from streams.options import Durability, Options
-from streams.sqlite import SQLiteJournal, SQLiteStore
-from streams.sqlite.tails import Budget
-from streams.sqlite.thread import JobThread
+from streams import Call, Server, console
+from streams.journal.sqlite import SQLiteJournal, SQLiteStore
+from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.thread import JobThread
+from streams.process import serve
+from streams.process.options import Durability, Options
 
 APP: Final = f"{Path(__file__)}:server"
 SCHEMA: Final = {"type": "object", "properties": {}}
@@ -76,9 +77,9 @@ def _live(life: Life) -> None:
     counter = ctypes.c_long.from_buffer(shared)
     arm: Any = ctypes.CDLL(None).crash_arm
     arm(os.fsencode(life.journal), ctypes.byref(counter), ctypes.c_long(life.at), life.is_half)
-    serving.open_sqlite_journal = _open_small  # type: ignore[assignment]
+    serve.open_sqlite_journal = _open_small  # type: ignore[assignment]
     where = f"127.0.0.1:{life.port}"
-    serving.run(Options(app=APP, journal=Path(life.journal), ws=where, durability=life.durability))
+    serve.run(Options(app=APP, journal=Path(life.journal), ws=where, durability=life.durability))
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Draws the life of a stream from the transition table. Run it to see what belongs in
 docs/design.md; tests/test_docs.py compares."""
 
-from streams.journal import Outcome
-from streams.lifecycle import TRANSITIONS
+from streams.engine.lifecycle import TRANSITIONS
+from streams.journal.contract import Outcome
 
 
 def state_diagram() -> str:

@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 from streams import Call, Server
-from streams.demo_server import Digest, digest_of, files_of
+from streams.cli.selftest.demo_server import Digest, digest_of, files_of
 
 server = Server("faulty-demo", version="1", resume_min_s=0)
 

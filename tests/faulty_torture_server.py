@@ -5,7 +5,7 @@ from pathlib import Path
 import trio
 
 from streams import Call, Server
-from streams.torture_server import Worked, entry_of, note
+from streams.cli.selftest.torture_server import Worked, entry_of, note
 
 LOST, TWICE, DAMAGED, LATE = 1, 2, 3, 4  # the shortest call has five messages
 

@@ -13,11 +13,11 @@ import pytest
 import trio
 
 from streams import Call, Server
-from streams.journal import Journal
+from streams.journal.contract import Journal
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.memory import MemoryJournal
 from streams.messages import Channel
-from streams.server import RunningServer
+from streams.server.server import RunningServer
 from transports.memory import Cable
 
 Json = dict[str, Any]

@@ -9,10 +9,10 @@ import trio
 import trio.testing
 
 from streams import messages
-from streams.extension import POSITION
 from streams.messages import Channel, Incoming
+from streams.protocol.extension import POSITION
 from tests.scripted_http import NDJSON, Asked, HttpServer, Script, accept, http_server
-from transports import httpclient
+from transports.http import client
 
 LIMIT = 64 * 1024
 HELLO = messages.request(0, "initialize", {"protocolVersion": "2025-11-25"})
@@ -26,7 +26,7 @@ async def connected(
     with trio.fail_after(100):  # only if something hangs
         async with (
             http_server(script) as server,
-            httpclient.connect(server.url, message_bytes_max=limit) as channel,
+            client.connect(server.url, message_bytes_max=limit) as channel,
         ):
             yield server, channel
 

@@ -6,11 +6,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streams.grants import Grant, SessionRecord
-from streams.journal import STORED_BYTES_MAX, Append, Change, Journal, Outcome, Record, Restart
-from streams.memory import MemoryJournal
+from streams.journal.contract import (
+    STORED_BYTES_MAX,
+    Append,
+    Change,
+    Journal,
+    Outcome,
+    Record,
+    Restart,
+)
+from streams.journal.memory import MemoryJournal
+from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite import open_sqlite_journal
 from streams.messages import RequestId, Run
-from streams.sqlite import open_sqlite_journal
 
 PLENTY = 1024 * 1024
 

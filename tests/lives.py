@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from streams.journal import Record
-from streams.lifecycle import StreamState
+from streams.engine.lifecycle import StreamState
+from streams.journal.contract import Record
 from streams.messages import Run
 
 FENCE = 1

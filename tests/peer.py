@@ -7,7 +7,7 @@ import trio
 from tests.echo import LIMIT, echo
 from tests.rigs import HELLO
 from transports import stdio
-from transports.relay import relay
+from transports.relay.handover import relay
 
 
 def main() -> None:

@@ -34,9 +34,11 @@ from tests.bare_websocket import open_bare_websocket, shake_hands
 from tests.echo import LIMIT, Handler, echo
 from tests.http_sessions import HELLO as HTTP_HELLO
 from tests.http_sessions import SESSION, WELCOME, Sessions
-from transports import http, httpclient, stdio, unix, websocket
-from transports.frames import MCP_STREAMS
+from transports import http, stdio, websocket
+from transports.http import client
 from transports.memory import MemoryServer
+from transports.relay import owner
+from transports.websocket.frames import MCP_STREAMS
 
 ROOT: Final = Path(__file__).parent.parent
 HELLO: Final = {"app": "file.py:server", "version": "1"}
@@ -153,7 +155,7 @@ class UnixRig(Rig):
         self.path = folder / "journal.sock"
 
     async def serve(self, handler: Handler, *, task_status: Any) -> None:
-        await unix.serve(
+        await owner.serve(
             handler,
             self.path,
             hello_check=lambda hello: None if hello == HELLO else "another app",
@@ -283,7 +285,7 @@ class HttpRig(TCPRig):
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ClientChannel]:
         url = f"http://127.0.0.1:{self.port}"
-        async with httpclient.connect(url, message_bytes_max=LIMIT) as channel:
+        async with client.connect(url, message_bytes_max=LIMIT) as channel:
             await channel.send(HTTP_HELLO)
             assert await channel.receive() == [WELCOME.rstrip()]
             yield channel

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from streams.journal import Append, Create, Record
+from streams.journal.contract import Append, Create, Record
+from streams.journal.sqlite import APPLICATION_ID, SQLiteStore
 from streams.messages import Run
-from streams.sqlite import APPLICATION_ID, SQLiteStore
 from tests.journals import as_one
 
 ROOT = Path(__file__).parent.parent
@@ -172,8 +172,8 @@ def running(program: str, *args: object) -> Iterator[subprocess.Popen[str]]:
 APPENDING = """
     import sys
     from pathlib import Path
-    from streams.journal import Create
-    from streams.sqlite import SQLiteStore
+    from streams.journal.contract import Create
+    from streams.journal.sqlite import SQLiteStore
     from tests.sqlite_rig import append, record
 
     store = SQLiteStore(Path(sys.argv[1]), durability=sys.argv[2])

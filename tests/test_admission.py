@@ -17,7 +17,8 @@ from streams.messages import Channel
 from tests.bare_http import CLOSE, PATIENT_S, answers, asking, refused, serving, tell, to_the_end
 from tests.bare_websocket import close_code, events_to_the_end, server, shake_hands
 from tests.rigs import tls_contexts
-from transports import http, httpclient, websocket
+from transports import http, websocket
+from transports.http import client
 
 TOKEN = "Authorization: Bearer good"
 CHALLENGE = b"www-authenticate: Bearer"
@@ -283,13 +284,13 @@ async def test_a_client_shows_its_token_over_http() -> None:
     porter = Porter()
     async with (
         serving(whoami, admit=porter.admit) as port,
-        httpclient.connect(f"http://127.0.0.1:{port}", token="good") as channel,
+        client.connect(f"http://127.0.0.1:{port}", token="good") as channel,
     ):
         await channel.send(b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n')
     assert {head.headers["authorization"] for head in porter.heads} == {"Bearer good"}
 
 
-@pytest.mark.parametrize("connect", [websocket.connect, httpclient.connect])
+@pytest.mark.parametrize("connect", [websocket.connect, client.connect])
 async def test_a_token_is_sent_nowhere_in_the_clear(connect: Callable[..., Any]) -> None:
     scheme = "ws" if connect is websocket.connect else "http"
     with pytest.raises(ValueError, match="no place for a token"):

@@ -6,7 +6,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import messages
-from streams.answers import TASKS_MAX, Answers
+from streams.client.answers import TASKS_MAX, Answers
 from streams.messages import look
 from tests.clients import Asking, Params, connected
 from tests.scripted import Scripted

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.binding import call_digest
+from streams.engine.identity import call_digest
 from streams.errors import Refusal
 from tests.toolkit import patient
 

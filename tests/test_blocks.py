@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams import extension, messages
+from streams import messages
 from streams.blocks import LINES_AIM, LINES_MAX, Block
-from streams.inbox import Batch, cut
+from streams.client.buffer import Batch, cut
 from streams.messages import Run, TooLarge
+from streams.protocol import extension
 from transports.lines import LineSplitter, in_blocks, lines_of
 
 NOTE = messages.notification("notifications/message", {"level": "info", "data": "x"})

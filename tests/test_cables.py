@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from streams.cables import Cables
+from streams.cli.selftest.cables import Cables
 
 PATIENCE_S = 20
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.callbook import (
+from streams.cli.actions.callbook import (
     ARGUMENTS_BYTES_MAX,
     CALLS_MAX,
     ENTRY_BYTES_MAX,
@@ -21,7 +21,7 @@ from streams.callbook import (
     Entry,
     path_of_user,
 )
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 
 URL = "ws://127.0.0.1:1"
 NOW = 1_800_000_000.0
@@ -260,8 +260,8 @@ sys.stdin.read()
 NOTE = """
 import sys
 from pathlib import Path
-from streams.callbook import Callbook
-from streams.ticket import Ticket
+from streams.cli.actions.callbook import Callbook
+from streams.protocol.ticket import Ticket
 book = Callbook(Path(sys.argv[1]), lock_s=60)
 for number in range(20):
     ticket = Ticket(sys.argv[2], "token", number)

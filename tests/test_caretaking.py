@@ -18,14 +18,14 @@ from msgspec.structs import replace
 
 from streams.cli import app
 from streams.errors import JournalError
-from streams.grants import SaveGrant, SaveSession
-from streams.journal import Ack, Append, Change, Close, Create, Outcome, Rest
+from streams.journal.contract import Ack, Append, Change, Close, Create, Outcome, Rest
+from streams.journal.ownership import key_path
+from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
+from streams.journal.sqlite.backup import back_up, save
+from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring, hashed
 from streams.messages import Run
-from streams.ownership import key_path
-from streams.sqlite import SCHEMA_VERSION, SQLiteStore
-from streams.sqlite.inspection import inspect
-from streams.sqlite.saving import back_up, save
 from tests.command import Following, run
 from tests.journals import grant, session
 from tests.sqlite_rig import PLENTY, make_journal_of_schema, record

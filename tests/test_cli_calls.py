@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streams.callbook import Callbook
+from streams.cli.actions.callbook import Callbook
 from tests.acceptance.launch import LINGER, owners, wait_for_end
 from tests.command import Following, run, run_as_printed, stdio_url
 from tests.wire.process import Gate, ServerProcess, gate_in, wait_until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from streams.display import harmless
+from streams.cli.actions.output import harmless
 from streams.logs import CONTROLS
 from tests.command import Done, run
 from tests.scripted_http import EVENTS, Asked, Script, http_server

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import trio
 
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import (
     CallFailed,
     ClientError,

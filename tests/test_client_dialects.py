@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import messages
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import CallFailed, Refusal, StreamGone, Superseded, refusal
-from streams.extension import EXTENSION
 from streams.messages import Message, notification
-from streams.ticket import Ticket
+from streams.protocol.extension import EXTENSION
+from streams.protocol.ticket import Ticket
 from tests.clients import Asking, Stepping, connected, counting, rest_of, said
 from tests.scripted import CREATE, POLICY, Scripted, Stream
 

@@ -8,11 +8,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.client import Client, Joined
+from streams.client.buffer import LEFT_LINES_MAX
+from streams.client.client import Client, Joined
 from streams.errors import CallFailed, CannotConnect, StreamGone, Superseded
-from streams.inbox import LEFT_LINES_MAX
 from streams.messages import ClientChannel
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.clients import Params, Stepping, at_home, connected, counting, rest_of, said
 from tests.house import Steps
 from tests.scripted import POLICY, Scripted

@@ -8,10 +8,10 @@ import trio
 from trio.testing import MockClock
 
 from streams import Call, Server, SyncCall
-from streams.client import Client
+from streams.client.client import Client
+from streams.client.pages import Pages
 from streams.errors import CallFailed, CallLost, ClientError, Refusal
 from streams.messages import Message
-from streams.pages import Pages
 from tests.clients import Params, at_home, connected, said
 from tests.scripted import Scripted, Stream
 

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from streams import Call, Server
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, CannotConnect, StreamGone
 from streams.messages import ClientChannel
 from tests.clients import at_home, connected, counting, rest_of, said

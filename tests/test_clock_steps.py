@@ -12,11 +12,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.journal import Create, Outcome, Rest
+from streams.journal.contract import Create, Outcome, Rest
+from streams.journal.sqlite import SQLiteStore
+from streams.journal.sqlite.store import LOOKED_AT_WITHIN_S
 from streams.keys import Keyring
 from streams.limits import DAY_S
-from streams.sqlite import SQLiteStore
-from streams.sqlite.store import LOOKED_AT_WITHIN_S
 from tests.house import PLAIN, STREAMS, Steps, open_house, reason
 from tests.resting_rig import MAX_S, at_rest, rested, serving
 from tests.sqlite_rig import append, record

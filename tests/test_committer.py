@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams.committer import (
+from streams.engine.committer import (
     ALONE_BYTES_MAX,
     BATCH_BYTES_MAX,
     FEW_BYTES,
@@ -18,8 +18,18 @@ from streams.committer import (
     Committer,
 )
 from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
-from streams.journal import Ack, Append, Change, Close, Create, Forget, Outcome, Record, Shortage
-from streams.memory import MemoryJournal
+from streams.journal.contract import (
+    Ack,
+    Append,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Outcome,
+    Record,
+    Shortage,
+)
+from streams.journal.memory import MemoryJournal
 from streams.messages import Run
 from tests.troubled import Troubled
 

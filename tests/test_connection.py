@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from streams import Call, Server
-from streams.connection import KERNEL_BYTES, RUNS_BYTES, RUNS_BYTES_MAX
+from streams.engine.connection import KERNEL_BYTES, RUNS_BYTES, RUNS_BYTES_MAX
 from tests.house import Talker, greeted, open_house
 
 COUNT = 4_000

@@ -19,13 +19,13 @@ import pytest
 import trio
 
 from streams import Client
+from streams.client.call import RunningCall
 from streams.errors import CallFailed, CallLost, CannotConnect
-from streams.journal import Outcome
+from streams.journal.contract import Outcome
+from streams.journal.sqlite import SQLiteStore
 from streams.messages import Message, decode
-from streams.options import Durability
-from streams.running import RunningCall
-from streams.sqlite import SQLiteStore
-from streams.ticket import Ticket
+from streams.process.options import Durability
+from streams.protocol.ticket import Ticket
 from tests.crashing import PATIENT_S, Lives, built, open_lives
 from transports import dial
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import trio
 from trio.testing import MockClock
 
-from streams.deadlines import ITEMS_AT_ONCE, STALE_MAX, Deadlines
+from streams.engine.deadlines import ITEMS_AT_ONCE, STALE_MAX, Deadlines
 
 
 class Item:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server
+from streams.engine.stream import Stream
 from streams.errors import Missing
 from streams.exchange import Request, Responder
 from streams.messages import Incoming, Run
-from streams.stream import Stream
 from tests.house import PLAIN, POSITIONS, STREAMS, House, Json, Steps, open_house
 from tests.web import EVENTS, Answer, Browser
 
@@ -34,7 +34,7 @@ RESUME_MAX_S: Final = 1_000_000
 def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backlog of some kilobytes takes as many writes as one of some megabytes would."""
     for name in ("RUNS_BYTES", "RUNS_BYTES_MAX", "STREAM_BYTES_MIN"):
-        monkeypatch.setattr(f"streams.connection.{name}", READ_BYTES)
+        monkeypatch.setattr(f"streams.engine.connection.{name}", READ_BYTES)
 
 
 class Line:

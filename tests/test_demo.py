@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streams.demo import Figures
+from streams.cli.selftest.demo import Figures
 from tests.command import Done, run
 
 FAULTY = f"{Path(__file__).parent / 'faulty_demo_server.py'}:server"
@@ -18,7 +18,7 @@ FILES = 12
 ELSEWHERE = (
     sys.executable,
     "-c",
-    "import sys; from pathlib import Path; from streams import demo; "
+    "import sys; from pathlib import Path; from streams.cli.selftest import demo; "
     "sys.exit(demo.run(Path(sys.argv[1]), as_json=True, app=sys.argv[2]))",
 )
 

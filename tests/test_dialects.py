@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 import msgspec
 import pytest
 
-from streams import dialects
-from streams.dialects import RESUMABLE_REQUESTS, RESUME_TOKENS, STREAMS
 from streams.errors import Refusal
-from streams.vocabulary import (
+from streams.protocol import dialects
+from streams.protocol.dialects import RESUMABLE_REQUESTS, RESUME_TOKENS, STREAMS
+from streams.protocol.vocabulary import (
     Announcement,
     Dialect,
     Lead,

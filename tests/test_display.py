@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from streams import messages
-from streams.display import ERROR_CHARS_MAX, Display, as_json_text, harmless, one_line, print_result
+from streams.cli.actions.output import (
+    ERROR_CHARS_MAX,
+    Display,
+    as_json_text,
+    harmless,
+    one_line,
+    print_result,
+)
 from streams.messages import Message
 
 CONTROLS = [

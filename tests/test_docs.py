@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from streams import Client, Limits, Server, commands
+from streams import Client, Limits, Server
+from streams.cli.actions import call
 from streams.errors import refusal
 from tests.diagram import state_diagram
 from tests.doc_pages import PAGES, ROOT, Stage, blocks
@@ -120,11 +121,11 @@ def test_documented_reasons_have_their_codes() -> None:
 def test_documented_exit_codes_are_those_of_the_commands() -> None:
     codes = {int(code) for code in table(GUIDE, "exit code")}
     assert codes == {
-        commands.DONE,
-        commands.TOOL_FAILED,
-        commands.USAGE,
-        commands.CANNOT_CONNECT,
-        commands.GONE,
-        commands.DETACHED,
-        commands.BROKEN_PIPE,
+        call.DONE,
+        call.TOOL_FAILED,
+        call.USAGE,
+        call.CANNOT_CONNECT,
+        call.GONE,
+        call.DETACHED,
+        call.BROKEN_PIPE,
     }

@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server
-from streams.engine import SHUTDOWN_S
+from streams.engine.engine import SHUTDOWN_S
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.messages import Run
 from tests.house import (

@@ -5,12 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams import extension
-from streams.dialects import RESUMABLE_REQUESTS, STREAMS
 from streams.errors import Refusal
-from streams.extension import EXTENSION, Settings, settings_of, understood
 from streams.messages import Run
-from streams.vocabulary import Ack
+from streams.protocol import extension
+from streams.protocol.dialects import RESUMABLE_REQUESTS, STREAMS
+from streams.protocol.extension import EXTENSION, Settings, settings_of, understood
+from streams.protocol.vocabulary import Ack
 
 
 def raw(params: Any) -> msgspec.Raw:

@@ -5,10 +5,10 @@ import pytest
 from trio.testing import MockClock
 
 from streams import Client, Server
-from streams.dialects import DIALECTS
 from streams.errors import Refusal
-from streams.ticket import Ticket
-from streams.vocabulary import (
+from streams.protocol.dialects import DIALECTS
+from streams.protocol.ticket import Ticket
+from streams.protocol.vocabulary import (
     Announcement,
     Announcing,
     Dialect,

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from streams.framing import Events
+from streams.engine.framing import Events
 from streams.messages import Run
 
 if TYPE_CHECKING:
-    from streams.delivery import Delivery
+    from streams.engine.delivery import Delivery
 
 
 def events(run: Run, *, is_announced: bool, suffix: str = "") -> list[bytes]:

@@ -17,8 +17,8 @@ from streams.auth import tokens
 from streams.auth.jwks import KEYS_BYTES_MAX, KeySet, fetcher
 from streams.auth.metadata import WELL_KNOWN
 from streams.exchange import Caller, Denied, Head, Request
-from streams.guarding import Guard, guard_for
-from streams.options import Auth, CannotServe, Options
+from streams.process.guard import Guard, guard_for
+from streams.process.options import Auth, CannotServe, Options
 from tests.jwts import AUDIENCE, ISSUER, KEYS, RSA, STRANGER, jwk, signed
 from tests.web import Answer
 

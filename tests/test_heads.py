@@ -3,7 +3,7 @@
 import h11
 import pytest
 
-from transports.heads import plain_head
+from transports.net.heads import plain_head
 
 HOST = b"Host: localhost:80\r\n"
 LINE = b"POST /mcp?x=1 HTTP/1.1\r\n"

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from streams import messages
-from streams.extension import POSITION
 from streams.messages import Incoming, TooLarge
-from transports.httpbodies import (
+from streams.protocol.extension import POSITION
+from transports.http.bodies import (
     EVENT_IDS_MAX,
     RETRY_MAX_S,
     RUN_BYTES_MAX,
@@ -23,7 +23,7 @@ from transports.httpbodies import (
     body_of,
     refusal_line,
 )
-from transports.httpwire import Head
+from transports.http.connections import Head
 from transports.lines import in_blocks, lines_of
 
 LIMIT = 1000

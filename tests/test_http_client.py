@@ -25,8 +25,8 @@ from tests.http_lines import (
     wait_until,
 )
 from tests.scripted_http import EVENTS, JSON, NDJSON, Asked
-from transports import httpinbox
-from transports.httpclient import ORDER_S
+from transports.http import inbox as httpinbox
+from transports.http.client import ORDER_S
 
 # -- what is sent
 

@@ -24,8 +24,9 @@ from tests.http_lines import (
     wait_until,
 )
 from tests.scripted_http import NDJSON, Asked, chunk, http_server
-from transports import dial, httpclient, httpwire
-from transports.httpclient import CANCELLED_S
+from transports import dial
+from transports.http import client, connections
+from transports.http.client import CANCELLED_S
 
 # -- bad ends
 
@@ -46,7 +47,7 @@ async def test_a_cut_at_any_byte_loses_no_whole_message_and_adds_no_half_one() -
     with trio.fail_after(100):
         async with http_server(script) as server:
             for length in range(len(response)):
-                async with httpclient.connect(server.url) as channel:
+                async with client.connect(server.url) as channel:
                     with contextlib.suppress(trio.BrokenResourceError):
                         await channel.send(call(1))
                     whole = sum(end <= length for end in ends)
@@ -117,7 +118,7 @@ async def test_a_connection_that_was_idle_for_long_is_not_used_again(
 ) -> None:
     async with connected() as (server, channel):
         await channel.send(b"{}\n")
-        mock_clock.jump(httpwire.IDLE_S)
+        mock_clock.jump(connections.IDLE_S)
         await channel.send(b"{}\n")
         assert server.connections == 2
 
@@ -171,9 +172,9 @@ async def test_a_head_that_drips_is_given_a_time(mock_clock: trio.testing.MockCl
         nursery.start_soon(channel.send, call(1))
         await wait_until(lambda: bool(server.asked))
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(httpclient.ORDER_S + 0.1)  # the send itself waits no longer
+        mock_clock.jump(client.ORDER_S + 0.1)  # the send itself waits no longer
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(httpwire.HEAD_S)
+        mock_clock.jump(connections.HEAD_S)
         with pytest.raises(trio.EndOfChannel, match="took above 30 s for a head"):
             await channel.receive()
 
@@ -188,7 +189,7 @@ async def test_a_refusal_that_drips_is_given_a_time(mock_clock: trio.testing.Moc
         nursery.start_soon(channel.send, call(1))
         await wait_until(lambda: bool(server.asked))
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(httpclient.REFUSAL_S)
+        mock_clock.jump(client.REFUSAL_S)
         (line,) = await receive(channel, 1)
         assert isinstance(line, bytes)
         assert b"HTTP 400 No: because" in line
@@ -263,7 +264,7 @@ async def test_nobody_answers_is_an_oserror() -> None:
     async with http_server() as server:
         url = server.url
     with pytest.raises(OSError, match="attempts to connect"):
-        async with httpclient.connect(url):
+        async with client.connect(url):
             pass
 
 
@@ -277,10 +278,10 @@ async def test_https_is_spoken_with_whom_the_context_trusts(*, is_trusted: bool)
     async with http_server(answering(answer(1)), theirs) as server:
         if not is_trusted:
             with pytest.raises(OSError, match="certificate verify failed"):
-                async with httpclient.connect(server.url, ssl_context=ours):
+                async with client.connect(server.url, ssl_context=ours):
                     pass
             return
-        async with httpclient.connect(server.url, ssl_context=ours) as channel:
+        async with client.connect(server.url, ssl_context=ours) as channel:
             for _ in range(3):
                 await channel.send(call(1))
                 assert await receive(channel, 1) == [answer(1).rstrip()]
@@ -317,7 +318,7 @@ async def test_a_cancelled_user_ends_the_session_too() -> None:
 
     async with http_server(script) as server:
         with trio.CancelScope() as scope:
-            async with httpclient.connect(server.url) as channel:
+            async with client.connect(server.url) as channel:
                 await channel.send(HELLO)
                 scope.cancel()
                 await receive(channel, 2)
@@ -328,7 +329,7 @@ async def test_a_cancelled_user_ends_the_session_too() -> None:
 async def test_what_a_user_raises_comes_out_as_it_is() -> None:
     async with http_server() as server:
         with pytest.raises(ZeroDivisionError):
-            async with httpclient.connect(server.url):
+            async with client.connect(server.url):
                 raise ZeroDivisionError
 
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import trio
 
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import CallLost
 from streams.messages import Message, decode
 from tests.clients import rest_of
 from tests.scripted_http import EVENTS, JSON, NDJSON, Asked, HttpServer, Script, http_server
-from transports import dial, httpclient
+from transports import dial
+from transports.http import client as httpclient
 
 Json = dict[str, Any]
 Answering = Callable[[Asked], Awaitable[object]]

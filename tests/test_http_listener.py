@@ -25,7 +25,7 @@ from tests.bare_http import (
     tell,
     to_the_end,
 )
-from transports import http
+from transports.net.listening import HANDSHAKE_S
 
 # -- requests
 
@@ -371,5 +371,5 @@ async def test_a_tls_handshake_that_does_not_come_is_not_waited_for(
     secured = serving(ssl_context=context)
     async with secured as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(http.HANDSHAKE_S)
+        mock_clock.jump(HANDSHAKE_S)
         assert await to_the_end(stream) == b""

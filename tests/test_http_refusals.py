@@ -17,8 +17,8 @@ from tests.bare_http import (
     to_the_end,
 )
 from transports import http
-from transports.httprequests import EVENTS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Phase, Requests
-from transports.origins import Origins
+from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Phase, Requests
+from transports.net.origins import Origins
 
 
 @pytest.mark.parametrize(

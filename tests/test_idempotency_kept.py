@@ -8,8 +8,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits
 from streams.errors import Full
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.memory import MemoryJournal
 from tests.house import (
     PLAIN,
     RESIDENT_MAX,

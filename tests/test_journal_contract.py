@@ -6,9 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
-from streams.grants import DropGrant, DropSession, SaveGrant, SaveSession
-from streams.joining import joined
-from streams.journal import (
+from streams.journal.contract import (
     STORED_BYTES_MAX,
     Ack,
     Append,
@@ -21,6 +19,8 @@ from streams.journal import (
     Record,
     Rest,
 )
+from streams.journal.runs import joined
+from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession
 from streams.messages import RequestId, Run
 from tests.journals import (
     PLENTY,

@@ -6,9 +6,19 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Fenced, Gone
-from streams.grants import DropSession, SaveGrant, SaveSession
-from streams.journal import Ack, Change, Close, Create, Forget, Journal, Outcome, Record, Rest
-from streams.lookups import Totals
+from streams.journal.contract import (
+    Ack,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Journal,
+    Outcome,
+    Record,
+    Rest,
+)
+from streams.journal.lookups import Totals
+from streams.journal.sessions import DropSession, SaveGrant, SaveSession
 from tests.journals import (
     OpenJournal,
     append,

@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.grants import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
-from streams.journal import (
+from streams.journal.contract import (
     Ack,
     Answered,
     Append,
@@ -31,9 +30,10 @@ from streams.journal import (
     Restarted,
     apply,
 )
-from streams.memory import MemoryJournal
-from streams.sqlite import SQLiteStore
-from streams.sqlite.tails import Budget
+from streams.journal.memory import MemoryJournal
+from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
+from streams.journal.sqlite import SQLiteStore
+from streams.journal.sqlite.tails import Budget
 from tests.journals import PLENTY, append, as_one, grant, lines, record, session
 
 _T = TypeVar("_T")

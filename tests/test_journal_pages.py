@@ -3,8 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from streams.grants import SaveGrant, SaveSession
-from streams.journal import Ack, Append, Close, Create, Outcome, Record
+from streams.journal.contract import Ack, Append, Close, Create, Outcome, Record
+from streams.journal.sessions import SaveGrant, SaveSession
 from tests.journals import (
     OpenJournal,
     append,

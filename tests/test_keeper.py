@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import (
     CannotConnect,
 )

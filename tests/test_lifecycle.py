@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from streams.engine.lifecycle import TRANSITIONS, Event, StreamState
 from streams.errors import Ended
-from streams.journal import Append, Outcome
-from streams.lifecycle import TRANSITIONS, Event, StreamState
+from streams.journal.contract import Append, Outcome
 from streams.limits import Limits
 from streams.messages import Run
 from tests.lives import FENCE, commit, end, line, record, write

@@ -4,8 +4,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from streams.journal import Ack, Append, Outcome, Record, apply
-from streams.lifecycle import Event, StreamState
+from streams.engine.lifecycle import Event, StreamState
+from streams.journal.contract import Ack, Append, Outcome, Record, apply
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 from tests.lives import FENCE, line, record

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from streams.engine.lifecycle import Event, StreamState
 from streams.errors import Ended
-from streams.journal import Outcome
-from streams.lifecycle import Event, StreamState
+from streams.journal.contract import Outcome
 from streams.limits import Limits
 from tests.lives import FENCE, commit, end, line, record, write
 

@@ -15,7 +15,8 @@ from tests import bare_http, bare_websocket
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
-from transports import listening, websocket
+from transports import websocket
+from transports.net import listening
 
 NO_DESCRIPTORS = "no_room_for_connections"
 

@@ -8,14 +8,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from streams import listing
-from streams.callbook import Entry
-from streams.client import Client
-from streams.clientwire import Standing
+from streams.cli.actions import calls
+from streams.cli.actions.callbook import Entry
+from streams.cli.actions.calls import Finding
+from streams.client.client import Client
+from streams.client.wire import Standing
 from streams.errors import Refusal, refusal
-from streams.listing import Finding
 from streams.messages import Channel, ClientChannel
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.clients import Params, Stepping, connected
 from tests.scripted import Scripted
 
@@ -41,7 +41,7 @@ def test_a_poll_is_put_into_words(
     status: str, pending: bool, has_request: bool, has_error: bool, words: str
 ) -> None:
     standing = Standing("stream", status, pending, has_request, has_error)
-    assert listing.in_words(standing).status == words
+    assert calls.in_words(standing).status == words
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_poll_is_put_into_words(
     ],
 )
 def test_an_age_is_in_the_largest_unit_that_it_fills(seconds: float, age: str) -> None:
-    assert listing.age(seconds) == age
+    assert calls.age(seconds) == age
 
 
 class Refusing(Scripted):
@@ -80,7 +80,7 @@ async def stand(server: Scripted, client: Client) -> Finding:
     async with client.call("step") as call:
         await anext(call)
         assert call.ticket is not None
-        return await listing.stand(client, entry(call.ticket))
+        return await calls.stand(client, entry(call.ticket))
 
 
 @pytest.mark.parametrize(
@@ -134,12 +134,12 @@ async def test_servers_are_asked_side_by_side_and_none_for_longer_than_told(
         silent = [entry(call.ticket, name=f"s-{n}", url=f"ws://{n}") for n in range(40)]
         answering = [entry(call.ticket, name=name) for name in ("step-1", "step-2")]
         begun_at = trio.current_time()
-        found = await listing.ask_all(
+        found = await calls.ask_all(
             [*silent, *answering],
             5.0,
             lambda url, _: server.memory.connect if url == URL else silence,
         )
-        assert trio.current_time() - begun_at <= -(-41 // listing.SERVERS_AT_ONCE) * 5
+        assert trio.current_time() - begun_at <= -(-41 // calls.SERVERS_AT_ONCE) * 5
     assert [found[each.name].status for each in answering] == ["running", "running"]
     assert {found[each.name].status for each in silent} == {
         "cannot be reached: no answer within 5 s"
@@ -154,17 +154,17 @@ async def test_who_is_not_there_is_told_with_the_reason() -> None:
         yield
 
     ticket = Ticket("stream", "token", 1)
-    found = await listing.ask_all([entry(ticket)], 5.0, lambda *_: refuse)
+    found = await calls.ask_all([entry(ticket)], 5.0, lambda *_: refuse)
     assert found == {"step-1": Finding("unreachable", "cannot be reached: nobody here")}
-    found = await listing.ask_all([entry(ticket, url="ftp://x")], 5.0)
+    found = await calls.ask_all([entry(ticket, url="ftp://x")], 5.0)
     assert found["step-1"].status.startswith("cannot be reached: cannot dial 'ftp://x'")
 
 
 def test_a_table_takes_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     cells = ["b-1", "[bold]b[/]", "3 min", "cannot be reached: :100:"]
-    for show in (listing.print_aligned, listing.print_to_terminal):
+    for show in (calls.print_aligned, calls.print_to_terminal):
         show([cells])
         head, line = capsys.readouterr().out.splitlines()
-        assert head.split() == list(listing.COLUMNS)
+        assert head.split() == list(calls.COLUMNS)
         assert line.split("  ")[0] == "b-1"
         assert all(cell in line for cell in cells)

@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from streams.client import Client
-from streams.running import RunningCall
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from tests.clients import Stepping, connected, rest_of, said
 from tests.scripted import CREATE, POLICY, Scripted
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from streams import noting
-from streams.callbook import Callbook
+from streams.cli.actions import notes
+from streams.cli.actions.callbook import Callbook
+from streams.cli.actions.notes import Note
+from streams.client.call import RunningCall
 from streams.errors import (
     CallFailed,
     CallLost,
@@ -17,9 +19,7 @@ from streams.errors import (
     StreamGone,
     Superseded,
 )
-from streams.noting import Note
-from streams.running import RunningCall
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.clients import Stepping, connected, counting
 from tests.scripted import Scripted, Stream
 
@@ -163,32 +163,32 @@ async def test_what_is_wrong_with_the_file_is_said_once(
 def test_a_name_leads_to_where_the_call_was_begun(book: Callbook) -> None:
     ticket = Ticket("stream", "token", 1)
     book.add(ticket, url="stdio:serve", tool="t", arguments={}, cwd="/there", now=0)
-    assert noting.find("t-1") == noting.Target("stdio:serve", ticket, "/there")
-    assert noting.find_at(URL, "t-1") == noting.Target(URL, ticket)
-    assert noting.find_at(URL, str(ticket)) == noting.Target(URL, ticket)
-    assert noting.ticket_or_id("t-1") == noting.ticket_or_id(str(ticket)) == ticket
+    assert notes.find("t-1") == notes.Target("stdio:serve", ticket, "/there")
+    assert notes.find_at(URL, "t-1") == notes.Target(URL, ticket)
+    assert notes.find_at(URL, str(ticket)) == notes.Target(URL, ticket)
+    assert notes.ticket_or_id("t-1") == notes.ticket_or_id(str(ticket)) == ticket
 
 
 def test_an_id_needs_no_file(callbook_path: Path) -> None:
-    assert noting.ticket_or_id("id") == "id"
+    assert notes.ticket_or_id("id") == "id"
     callbook_path.mkdir(parents=True)
-    assert noting.ticket_or_id("id") == "id"
+    assert notes.ticket_or_id("id") == "id"
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are(book: Callbook) -> None:
     for begun in range(31):
         with pytest.raises(ValueError, match="No call is called x") as caught:
-            noting.find("x")
+            notes.find("x")
         names = [f"t-{number}" for number in range(1, begun + 1)]
         assert str(caught.value).endswith(f"There are: {', '.join(names)}." if names else "noted.")
         ticket = Ticket("stream", "token", begun)
         book.add(ticket, url=URL, tool="t", arguments={}, cwd=None, now=0)
     with pytest.raises(ValueError, match=r"There are: …, t-2, .*, t-31\.$"):
-        noting.find("x")
+        notes.find("x")
 
 
 def test_what_may_be_half_a_ticket_is_not_repeated() -> None:
     word = str(Ticket("stream", "t" * 43, 1))[:-2]
     with pytest.raises(ValueError, match="it is no ticket") as caught:
-        noting.find_at(URL, word)
+        notes.find_at(URL, word)
     assert word not in str(caught.value)

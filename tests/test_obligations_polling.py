@@ -8,8 +8,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
+from streams.engine.lifecycle import StreamState
 from streams.keys import Keyring
-from streams.lifecycle import StreamState
 from tests.house import (
     PLAIN,
     RESIDENT_MAX,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import JournalUnusable
-from streams.ownership import (
+from streams.journal.ownership import (
     OwnerLock,
     StarterLock,
     key_path,
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 HOLDING = """
     import sys
     from pathlib import Path
-    from streams.ownership import OwnerLock, StarterLock
+    from streams.journal.ownership import OwnerLock, StarterLock
 
     locks = {"owner": OwnerLock, "starter": StarterLock}
     held = [locks[name](Path(sys.argv[1])) for name in sys.argv[2:]]
@@ -67,8 +67,11 @@ def can_own(journal: Path) -> bool:
 
 
 def can_own_elsewhere(journal: Path) -> bool:
-    program = "import sys, pathlib, streams.ownership as o; o.OwnerLock(pathlib.Path(sys.argv[1]))"
-    command = [sys.executable, "-c", program + ".acquire()", str(journal)]
+    program = (
+        "import sys, pathlib; from streams.journal.ownership import OwnerLock; "
+        "OwnerLock(pathlib.Path(sys.argv[1])).acquire()"
+    )
+    command = [sys.executable, "-c", program, str(journal)]
     return subprocess.run(command, cwd=ROOT, stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server, SyncCall
-from streams.paging import HOLD_S
+from streams.server.pages import HOLD_S
 from tests.house import (
     PLAIN,
     Json,

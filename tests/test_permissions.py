@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import JournalUnusable, UnsafeFile
-from streams.ownership import OwnerLock, check_files, lock_path, log_path
+from streams.journal.ownership import OwnerLock, check_files, lock_path, log_path
 from streams.permissions import (
     check_file,
     check_folder,

@@ -4,8 +4,8 @@ import pytest
 import trio
 import trio.testing
 
+from streams.engine.rates import BURST_S, KNOWN_MAX, Rates
 from streams.errors import Refusal
-from streams.rates import BURST_S, KNOWN_MAX, Rates
 
 
 async def taken(rates: Rates, principal: str = "ada") -> int:

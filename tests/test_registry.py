@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from streams.committer import Committer
+from streams.engine.committer import Committer
+from streams.engine.index import Elsewhere, Registry
+from streams.engine.stream import Stream
 from streams.errors import Refusal
-from streams.journal import Outcome, Record
+from streams.journal.contract import Outcome, Record
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.limits import Limits
-from streams.memory import MemoryJournal
-from streams.registry import Elsewhere, Registry
-from streams.stream import Stream
 
 
 def limits(**more: int) -> Limits:

@@ -9,11 +9,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server
-from streams.call import SyncCall
-from streams.extension import KEY
-from streams.journal import Journal
+from streams.journal.contract import Journal
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.memory import MemoryJournal
+from streams.protocol.extension import KEY
+from streams.server.call import SyncCall
 from tests.house import (
     PLAIN,
     POSITIONS,

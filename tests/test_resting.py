@@ -7,11 +7,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
+from streams.engine.stream import ACK_WAIT_S
 from streams.errors import Unavailable
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.limits import Limits
-from streams.memory import MemoryJournal
-from streams.stream import ACK_WAIT_S
 from tests.house import (
     PLAIN,
     POSITIONS,

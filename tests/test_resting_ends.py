@@ -3,8 +3,8 @@
 import trio
 from trio.testing import MockClock
 
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.memory import MemoryJournal
 from tests.house import (
     POSITIONS,
     STREAMS,

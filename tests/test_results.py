@@ -17,8 +17,8 @@ from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
 from streams import messages
-from streams.content import EmbeddedResource, Image, Text
-from streams.tools import error_result, listing, to_result
+from streams.server.content import EmbeddedResource, Image, Text
+from streams.server.tools import error_result, listing, to_result
 from tests.toolkit import (
     Box,
     Colour,

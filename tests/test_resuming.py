@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import clientwire
-from streams.client import Client
+from streams.client import wire
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.errors import (
     StreamGone,
     Superseded,
     refusal,
 )
-from streams.running import RunningCall
 from tests.clients import Stepping, connected, counting, rest_of, said
 from tests.scripted import Scripted
 
@@ -371,7 +371,7 @@ async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
         link = client._keeper.link
         assert link is not None
         server.runs_may_end = trio.Event()
-        link.post(clientwire.resume(ticket, "another", ticket.after))
+        link.post(wire.resume(ticket, "another", ticket.after))
         await wait_all_tasks_blocked()
         assert link._run_left  # the run has begun, and waits for its second half
         async with client.resume(ticket) as again:

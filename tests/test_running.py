@@ -7,8 +7,8 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import inbox
-from streams.client import Client
+from streams.client import buffer
+from streams.client.client import Client
 from streams.errors import (
     StreamGone,
 )
@@ -104,7 +104,7 @@ async def test_what_could_not_be_confirmed_on_a_lost_connection_is_on_the_next()
 
 
 async def test_a_call_that_nobody_reads_holds_up_the_server_and_loses_nothing() -> None:
-    n = inbox.BUFFER_LINES_MAX * 4
+    n = buffer.BUFFER_LINES_MAX * 4
     server = counting()
     async with connected(server) as client, client.call("count", {"n": n}) as call:
         await wait_all_tasks_blocked()
@@ -116,7 +116,7 @@ async def test_a_call_that_nobody_reads_holds_up_the_server_and_loses_nothing() 
 async def test_leaving_a_call_that_nobody_reads_frees_its_connection() -> None:
     server = counting()
     async with connected(server) as client:
-        async with client.call("count", {"n": inbox.BUFFER_LINES_MAX * 4}):
+        async with client.call("count", {"n": buffer.BUFFER_LINES_MAX * 4}):
             await wait_all_tasks_blocked()
         await client.ping()
 

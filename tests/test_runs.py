@@ -7,10 +7,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams.client import Client
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, Refusal, StreamGone
 from streams.messages import Run, decode, look, notification, request
-from streams.running import RunningCall
 from tests.clients import Params, Stepping, connected, count, counting, rest_of, said
 from tests.scripted import Scripted, Stream
 

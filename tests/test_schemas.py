@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
-from streams.tools import Tool, listing, make_tool
+from streams.server.tools import Tool, listing, make_tool
 from tests.toolkit import Colour, Node, Point, a_tool, patient, taking, why
 
 

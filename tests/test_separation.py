@@ -7,8 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from streams import Call, Server
+from streams.engine.separation import PATIENCE_S, PAUSE_S
 from streams.keys import Keyring
-from streams.separation import PATIENCE_S, PAUSE_S
 from tests.house import (
     PLAIN,
     POSITIONS,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.options import Options
+from streams.process.options import Options
 from tests.acceptance.launch import Spawned, owner_pid, owners, wait_for_end
 from tests.command import run
 from tests.wire.process import APP, ServerProcess
@@ -132,11 +132,11 @@ def test_an_owner_rests_for_the_next_client_and_then_ends(tmp_path: Path) -> Non
 
 
 def test_a_relay_loads_nothing_that_takes_time(tmp_path: Path) -> None:
-    code = "import sys, streams.cli, streams.relaying; print('\\n'.join(sys.modules))"
+    code = "import sys, streams.cli, streams.process.relay; print('\\n'.join(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "transports.relay" in loaded
+    assert "transports.relay.handover" in loaded
     assert not {"trio", "structlog", "sqlite3", "jsonschema_rs"} & set(loaded)
 
 

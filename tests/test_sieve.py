@@ -24,9 +24,9 @@ from wsproto.events import (
 
 from streams.messages import Incoming
 from transports import websocket
-from transports.frames import MCP_STREAMS
 from transports.lines import lines_of
-from transports.sieve import Piece, Sieve, until_left
+from transports.websocket.frames import MCP_STREAMS
+from transports.websocket.sieve import Piece, Sieve, until_left
 
 LONGEST = 70_000
 

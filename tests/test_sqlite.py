@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.grants import SaveGrant, SaveSession
-from streams.journal import Ack, Change, Create, Forget
-from streams.limits import MIB
-from streams.sqlite import (
+from streams.journal.contract import Ack, Change, Create, Forget
+from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
     Durability,
@@ -29,7 +28,8 @@ from streams.sqlite import (
     open_sqlite_journal,
     store,
 )
-from streams.sqlite.tails import Budget
+from streams.journal.sqlite.tails import Budget
+from streams.limits import MIB
 from tests.journals import as_one, grant, session
 from tests.sqlite_rig import (
     APPENDING,
@@ -125,8 +125,8 @@ FAILING = """
     import resource, sys
     from pathlib import Path
     from streams.errors import JournalError
-    from streams.journal import Create
-    from streams.sqlite import SQLiteStore
+    from streams.journal.contract import Create
+    from streams.journal.sqlite import SQLiteStore
     from tests.sqlite_rig import append, record
 
     store = SQLiteStore(Path(sys.argv[1]))

@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import JournalUnusable
-from streams.sqlite import (
-    SCHEMA_VERSION,
-    SQLiteStore,
-)
+from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.sqlite_rig import APPENDING, PLENTY, last_of, make_journal, running
 
 
@@ -94,7 +91,7 @@ READ_ONLY = """
     import os, sys, tempfile
     from pathlib import Path
     from streams.errors import JournalUnusable
-    from streams.sqlite import SQLiteStore
+    from streams.journal.sqlite import SQLiteStore
 
     if os.getuid() == 0:
         os.setuid(65534)  # nobody: root may write whatever the mode says

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import JournalUnusable
-from streams.grants import SaveGrant, SaveSession
-from streams.journal import Create, Outcome
-from streams.sqlite import SCHEMA_VERSION, SQLiteStore
+from streams.journal.contract import Create, Outcome
+from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.journals import as_one, grant, session
 from tests.sqlite_rig import PLENTY, append, last_of, make_journal_of_schema, record
 

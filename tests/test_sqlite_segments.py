@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streams.errors import JournalUnusable
-from streams.journal import STORED_BYTES_MAX
-from streams.sqlite import SQLiteStore, segments
+from streams.journal.contract import STORED_BYTES_MAX
+from streams.journal.sqlite import SQLiteStore, segments
 from tests.sqlite_rig import make_journal
 
 BLOBS_MAX = 10

@@ -13,7 +13,7 @@ import trio
 from msgspec.structs import replace
 
 from streams.errors import JournalUnusable
-from streams.journal import (
+from streams.journal.contract import (
     STORED_BYTES_MAX,
     Ack,
     Append,
@@ -25,10 +25,10 @@ from streams.journal import (
     Record,
     Rest,
 )
+from streams.journal.memory import MemoryJournal
+from streams.journal.sqlite import SQLiteStore
+from streams.journal.sqlite.tails import Budget
 from streams.limits import MIB
-from streams.memory import MemoryJournal
-from streams.sqlite import SQLiteStore
-from streams.sqlite.tails import Budget
 from tests.journals import append, as_one, last_append, lines, record
 from tests.sqlite_rig import PLENTY, crashed, running
 
@@ -188,7 +188,7 @@ def test_a_crash_after_any_commit_takes_nothing_back(tmp_path: Path, budget: Bud
 KILLED = """
     import os, signal, sys
     from pathlib import Path
-    from streams.sqlite import SQLiteStore
+    from streams.journal.sqlite import SQLiteStore
     from tests.test_sqlite_tiers import COMMITS, SMALL, _Breaking
 
     class Killing(_Breaking):
@@ -219,8 +219,8 @@ def test_a_kill_at_a_statement_leaves_what_was_committed(path: Path, statement: 
 WRITING = """
     import sys
     from pathlib import Path
-    from streams.journal import Create
-    from streams.sqlite import SQLiteStore
+    from streams.journal.contract import Create
+    from streams.journal.sqlite import SQLiteStore
     from tests.journals import append, record
     from tests.test_sqlite_tiers import SMALL, STREAMS
 

@@ -7,11 +7,11 @@ import pytest
 import trio
 import trio.testing
 
-from transports.address import HTTP, Address
-from transports.httpclient import HttpChannel
-from transports.httpwire import Connections
-from transports.tasks import tasks_until
-from transports.wire import open_wire
+from transports.http.client import HttpChannel
+from transports.http.connections import Connections
+from transports.net.dialing import HTTP, Address
+from transports.net.tasks import tasks_until
+from transports.websocket.wire import open_wire
 
 
 @asynccontextmanager

@@ -6,12 +6,12 @@ import pytest
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import (
     StreamGone,
 )
 from streams.messages import Message
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.clients import Stepping, at_home, connected, counting, rest_of, said
 from tests.house import Steps
 from tests.scripted import CREATE, POLICY, Scripted, Stream

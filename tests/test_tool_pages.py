@@ -9,7 +9,7 @@ import pytest
 from mcp_types import _v2025_11_25 as mcp
 
 from streams import Call, Server, SyncCall
-from streams.tools import Paged, Tool, listing, make_tool
+from streams.server.tools import Paged, Tool, listing, make_tool
 from tests.toolkit import Point, a_tool
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
-from streams.call import Call, SyncCall
 from streams.errors import InsufficientScope
-from streams.tools import Tool, Tools, listing, make_tool
+from streams.server.call import Call, SyncCall
+from streams.server.tools import Tool, Tools, listing, make_tool
 from tests.toolkit import Node, Point, Report, a_tool, patient, taking, why
 
 BetterCall = types.new_class("BetterCall", (Call,))

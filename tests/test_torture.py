@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from streams import torture
+from streams.cli.selftest import torture
 from tests.command import Following, run
 
 PATIENCE_S = 100.0  # the last calls have a minute for themselves
@@ -15,7 +15,7 @@ FAULTY = f"{Path(__file__).parent / 'faulty_torture_server.py'}:server"
 ELSEWHERE = (
     sys.executable,
     "-c",
-    "import sys; from pathlib import Path; from streams import torture; "
+    "import sys; from pathlib import Path; from streams.cli.selftest import torture; "
     "settings = torture.Settings(0.02, 1, app=sys.argv[2], transports=('websocket',)); "
     "sys.exit(torture.run(settings, keep=Path(sys.argv[1]), as_json=True))",
 )

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from streams import messages
+from streams.cli.selftest.ledger import FAILURES_MAX, Figures, Ledger, Story
+from streams.cli.selftest.torture_server import entry_of, note, noted
 from streams.messages import Message
-from streams.torture_ledger import FAILURES_MAX, Figures, Ledger, Story
-from streams.torture_server import entry_of, note, noted
 
 NAME = "http-1-1"
 

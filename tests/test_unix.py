@@ -19,8 +19,8 @@ import trio
 from streams.messages import Channel
 from tests.echo import echo
 from tests.rigs import HELLO, ROOT, pipes
-from transports import unix
-from transports.relay import NobodyListens, Refused, relay
+from transports.relay import owner as unix
+from transports.relay.handover import NobodyListens, Refused, relay
 
 HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
 
@@ -338,7 +338,8 @@ async def test_what_is_left_of_an_owner_is_removed_but_no_other_file(path: Path)
 def test_a_relay_starts_without_trio() -> None:
     """Its client waits for it."""
     code = (
-        "import sys, transports.relay; print([m for m in sys.modules if m in ('trio', 'msgspec')])"
+        "import sys, transports.relay.handover; "
+        "print([m for m in sys.modules if m in ('trio', 'msgspec')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, cwd=ROOT

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streams.watchdog import watched
+from streams.process.watchdog import watched
 from tests.wire.process import Gate, ServerProcess, gate_in
 from tests.wire.verbs import POSITIONS
 

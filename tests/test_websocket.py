@@ -15,8 +15,8 @@ from wsproto.events import TextMessage
 from streams.messages import Channel
 from tests.bare_websocket import server
 from transports import dial, websocket
-from transports.frames import MCP, MCP_STREAMS
-from transports.origins import Origins
+from transports.net.origins import Origins
+from transports.websocket.frames import MCP, MCP_STREAMS
 
 
 def handshake(port: int, *fields: str, start: str = "GET / HTTP/1.1") -> bytes:

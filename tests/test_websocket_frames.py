@@ -28,7 +28,7 @@ from tests.bare_websocket import (
 )
 from tests.echo import LIMIT, echo
 from transports import websocket
-from transports.frames import FRAME_BYTES_MAX, MCP, MCP_STREAMS
+from transports.websocket.frames import FRAME_BYTES_MAX, MCP, MCP_STREAMS
 
 
 async def test_mcp_is_one_message_a_text_frame_without_a_newline() -> None:

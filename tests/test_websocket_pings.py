@@ -18,7 +18,8 @@ from tests.bare_websocket import (
     listening,
     server,
 )
-from transports import websocket, wsserver
+from transports import websocket
+from transports.websocket import server as wsserver
 
 
 async def test_a_pong_means_that_all_that_was_sent_before_was_read() -> None:

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 import trio
 
-from streams import workers as module
-from streams.workers import Workers
+from streams.server import workers as module
+from streams.server.workers import Workers
 from tests.test_validator import BRANCHING
 
 INTEGERS = msgspec.json.encode({"items": {"type": "integer"}})

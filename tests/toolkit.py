@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from msgspec import Meta
 
-from streams.tools import Tool, make_tool
+from streams.server.tools import Tool, make_tool
 
 # No test depends on the speed of the machine.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

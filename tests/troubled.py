@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import trio
 
 from streams.errors import JournalError
-from streams.journal import Change
-from streams.memory import MemoryJournal
+from streams.journal.contract import Change
+from streams.journal.memory import MemoryJournal
 from streams.messages import Run
 
 
 class Troubled(MemoryJournal):
-    """`streams.journal.Journal`. `trouble` is raised by whatever is asked of it, while it is set;
-    after `hold`, what is asked waits until `let_go`.
+    """`streams.journal.contract.Journal`. `trouble` is raised by whatever is asked of it, while it
+    is set; after `hold`, what is asked waits until `let_go`.
     """
 
     def __init__(self) -> None:

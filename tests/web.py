@@ -8,8 +8,8 @@ from typing import Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from streams.endpoint import HttpEndpoint
 from streams.exchange import Caller, Endpoint, Headers, Request
+from streams.server.http.endpoint import HttpEndpoint
 from tests.house import House, Json, said
 
 EVENTS = "text/event-stream"

@@ -26,7 +26,7 @@ from functools import partial
 TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from streams.messages import Dialer
-    from transports.bearer import Token
+    from transports.net.bearer import Token
 
 
 def dial(url: str, *, token: "Token" = None) -> "Dialer":
@@ -41,14 +41,16 @@ def dial(url: str, *, token: "Token" = None) -> "Dialer":
     # must not wait for trio.
     scheme, _, rest = url.partition(":")
     if scheme in ("http", "https"):
-        from transports import address, bearer, httpclient  # noqa: PLC0415
+        from transports.http import client  # noqa: PLC0415
+        from transports.net import bearer, dialing  # noqa: PLC0415
 
-        bearer.check_place(address.Address(url, address.HTTP), token)
-        return partial(httpclient.connect, url, token=token)
+        bearer.check_place(dialing.Address(url, dialing.HTTP), token)
+        return partial(client.connect, url, token=token)
     if scheme in ("ws", "wss"):
-        from transports import address, bearer, websocket  # noqa: PLC0415
+        from transports import websocket  # noqa: PLC0415
+        from transports.net import bearer, dialing  # noqa: PLC0415
 
-        bearer.check_place(address.Address(url, address.WEBSOCKET), token)
+        bearer.check_place(dialing.Address(url, dialing.WEBSOCKET), token)
         return partial(websocket.connect, url, token=token)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415

@@ -30,7 +30,7 @@ from streams.messages import (
     leading_id,
 )
 from streams.turns import Turns
-from transports.vectored import send_pieces
+from transports.net.vectored import send_pieces
 
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
 # by system calls (4 KiB reads cost three quarters of the throughput).

@@ -1,7 +1,8 @@
 """stdio: one JSON message a line over a process's standard streams.
 
 `serve` speaks over a pair of file descriptors, which `claim_standard_streams` takes before trio
-runs (`transports.standard`); `connect` starts a server as a child process and speaks with that.
+runs (`transports.relay.standard`); `connect` starts a server as a child process and speaks with
+that.
 """
 
 import os
@@ -16,7 +17,7 @@ import trio
 
 from streams.messages import MESSAGE_BYTES_MAX, Channel
 from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
-from transports.standard import claim_standard_streams
+from transports.relay.standard import claim_standard_streams
 
 __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split_command"]
 

@@ -14,7 +14,7 @@ from benchmarks.servers import APP, Served, websocket_server
 from benchmarks.suites.peers import Place, peer_subjects
 from benchmarks.suites.resume import in_hand, raw_row, resumed_in_hand, resumed_raw
 from transports import websocket
-from transports.frames import MCP
+from transports.websocket.frames import MCP
 
 TRANSPORT: Final = "WebSocket mcp"
 PLAIN: Final = "send_message loop"

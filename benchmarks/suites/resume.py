@@ -19,8 +19,8 @@ from benchmarks.numbered import Lost, check_messages
 from benchmarks.servers import APP, Served, http_server, stdio_server, websocket_server
 from benchmarks.suites.peers import PEERS, SDK_CLIENT, peer_subjects
 from streams import Client
-from streams.running import RunningCall
-from streams.ticket import Ticket
+from streams.client.call import RunningCall
+from streams.protocol.ticket import Ticket
 
 POLL_EVERY_S: Final = 0.02
 PIPE, TCP = "limit: pipe", "limit: TCP"

@@ -12,7 +12,7 @@ from streams.cli.base import app
 
 __all__ = ["app", "calls", "keeping", "main", "serve", "token", "torture", "trying"]
 
-BROKEN_PIPE: Final = 141  # as in `streams.commands`, which is not loaded for every command
+BROKEN_PIPE: Final = 141  # as in `streams.cli.actions.call`, which is not loaded for every command
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def call(
     json
         Print the whole result, and each message, as JSON.
     """
-    from streams import commands
+    from streams.cli.actions import call as commands
 
     try:
         given = commands.parse_arguments(arguments)
@@ -74,7 +74,8 @@ def pages(
     json
         Print each page whole, as JSON on a line of its own.
     """
-    from streams import commands, turning
+    from streams.cli.actions import call as commands
+    from streams.cli.actions import turning
 
     try:
         given = commands.parse_arguments(arguments)
@@ -109,15 +110,16 @@ def resume(
     json
         Print the whole result, and each message, as JSON.
     """
-    from streams import commands, noting
-    from streams.callbook import CallbookUnusable
+    from streams.cli.actions import call as commands
+    from streams.cli.actions import notes
+    from streams.cli.actions.callbook import CallbookUnusable
 
     if what is None and ":" in where:  # which no name has
         return complain(
             "Say which call: mcp-streams resume URL TICKET, or mcp-streams resume NAME."
         )
     try:
-        target = noting.find(where) if what is None else noting.find_at(where, what)
+        target = notes.find(where) if what is None else notes.find_at(where, what)
     except (ValueError, CallbookUnusable) as error:
         return complain(str(error))
     return commands.run(
@@ -158,17 +160,18 @@ def poll(
     is_url = ":" in where  # which no name has
     if (what is None and is_url) != all_ or not (is_url or what is None):
         return complain("Name one stream, or a URL and --all.")
-    from streams import commands, noting
-    from streams.callbook import CallbookUnusable
+    from streams.cli.actions import call as commands
+    from streams.cli.actions import notes
+    from streams.cli.actions.callbook import CallbookUnusable
 
     url, cwd = where, None
     stream: Any = what
     try:
         if not is_url:
-            target = noting.find(where)
+            target = notes.find(where)
             url, stream, cwd = target.url, target.ticket, target.cwd
         elif what is not None:
-            stream = noting.ticket_or_id(what)
+            stream = notes.ticket_or_id(what)
     except (ValueError, CallbookUnusable) as error:
         return complain(str(error))
     return commands.run(
@@ -201,6 +204,6 @@ def calls(
     """
     if not timeout > 0:
         return complain("--timeout: write seconds, more than 0.")
-    from streams import listing
+    from streams.cli.actions import calls as listing
 
     return listing.forget(forget) if forget else listing.run(timeout_s=timeout, as_json=json)

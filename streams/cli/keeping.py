@@ -16,9 +16,9 @@ def verify(file: Path, /, *, json: bool = False) -> int:
     json
         Print what was found as JSON.
     """
-    from streams import caretaking
+    from streams.cli.actions import journal
 
-    return caretaking.verify(file, as_json=json)
+    return journal.verify(file, as_json=json)
 
 
 @app.command
@@ -36,9 +36,9 @@ def export(file: Path, /, *, to: Path | None = None) -> int:
     to
         A new folder for a file for each stream; by default all of it goes to standard output.
     """
-    from streams import caretaking
+    from streams.cli.actions import journal
 
-    return caretaking.export(file, to)
+    return journal.export(file, to)
 
 
 @app.command
@@ -54,6 +54,6 @@ def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
     with_keys
         Copy the keys of its tokens as well, to TO.key: without them a copy opens nobody's stream.
     """
-    from streams import caretaking
+    from streams.cli.actions import journal
 
-    return caretaking.backup(file, to, with_keys=with_keys)
+    return journal.backup(file, to, with_keys=with_keys)

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from streams.cli.base import DONE, app, complain
 from streams.limits import Limits
-from streams.options import Auth, CannotServe, Durability, Options
+from streams.process.options import Auth, CannotServe, Durability, Options
 
 NOBODY_IS_ASKED: Final = Auth()
 
@@ -130,11 +130,12 @@ def serve(
 
 def _run_server(options: Options) -> None:
     if options.is_relay:
-        from streams import relaying
+        from streams.process import relay
 
-        relaying.run(options)
+        relay.run(options)
         return
-    from streams import console, serving
+    from streams import console
+    from streams.process import serve as serving
 
     console.log_to_stderr(as_json=options.json_log)
     serving.run(options)

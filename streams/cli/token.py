@@ -141,7 +141,7 @@ def _day(at: float) -> str:
 
 
 def _show(content: Any, text: str, *, as_json: bool) -> None:
-    from streams.display import as_json_text
+    from streams.cli.actions.output import as_json_text
 
     if as_json or text:
         print(as_json_text(content) if as_json else text)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from streams.cli.base import app, complain
-from streams.options import Durability
+from streams.process.options import Durability
 
 
 @app.command
@@ -38,7 +38,7 @@ def torture(
     """
     if not 0 < minutes < float("inf"):
         return complain("--minutes: write a number above 0.")
-    from streams import torture as torturing
+    from streams.cli.selftest import torture as torturing
 
     chosen = torturing.new_seed() if seed is None else seed
     settings = torturing.Settings(minutes, chosen, durability)

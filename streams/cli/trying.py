@@ -46,14 +46,15 @@ def bench(
         return complain("--rounds, --pings: write a number, 1 or more.")
     if not timeout > 0:
         return complain("--timeout: write seconds, more than 0.")
-    from streams import benching, commands
+    from streams.cli.actions import bench as benching
+    from streams.cli.actions import call
 
     try:
-        given = commands.parse_arguments(arguments)
+        given = call.parse_arguments(arguments)
     except ValueError as error:
         return complain(str(error))
     wanted = benching.Wanted(tool, given, rounds, pings, timeout)
-    return commands.run_dialing(
+    return call.run_dialing(
         lambda dialer: benching.bench(dialer, wanted, as_json=json), url, token_file=token_file
     )
 
@@ -69,6 +70,6 @@ def demo(*, folder: Path | None = None, json: bool = False) -> int:
     json
         Print the figures as JSON.
     """
-    from streams import demo as demonstration
+    from streams.cli.selftest import demo as demonstration
 
     return demonstration.run(folder, as_json=json)

@@ -6,10 +6,10 @@ from typing import Any
 
 import trio
 
-from streams.client import Client
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.messages import Message
-from streams.running import RunningCall
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.acceptance.ways import PATIENCE_S, Served, Way, way_to
 from tests.clients import said
 from tests.wire.process import Gate

@@ -57,7 +57,7 @@ def owners(journal: Path) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             command = (process / "cmdline").read_bytes()
-            if b"streams.owner" in command and os.fsencode(journal) in command:
+            if b"streams.process.owner" in command and os.fsencode(journal) in command:
                 found.append(int(process.name))
     return found
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from streams.client import Client
+from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.errors import CallFailed, StreamGone, Superseded
-from streams.running import RunningCall
 from tests.acceptance.calls import carried, marked, number, numbers, open_client, steps, text
 from tests.acceptance.conftest import Serve
 from tests.acceptance.ways import (

@@ -16,10 +16,10 @@ from typing import Any, Final
 import pytest
 import trio
 
+from streams.client.call import RunningCall
+from streams.client.pages import Pages
 from streams.errors import CallFailed, StreamGone
 from streams.messages import Message
-from streams.pages import Pages
-from streams.running import RunningCall
 from tests.acceptance.calls import carried, marked, number, open_client, steps, text
 from tests.acceptance.launch import LINGER, owners, wait_for_end
 from tests.acceptance.ways import APP, KINDS, PATIENCE_S, Listening, Owned, Served

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from streams.client import Client
+from streams.client.client import Client
 from streams.errors import CallFailed
 from tests.acceptance.calls import numbers, text
 from tests.acceptance.ways import APP, KINDS, Listening, Served, way_to

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from streams.messages import Incoming, TooLarge
 from tests.fuzz.pieces import same_however_cut, ways_to_cut
-from transports.httpbodies import Body, EventBody, JsonBody, LineBody, Malformed
+from transports.http.bodies import Body, EventBody, JsonBody, LineBody, Malformed
 from transports.lines import LineSplitter, in_blocks, lines_of, one_line
 
 LIMIT = 40

@@ -8,12 +8,12 @@ import trio
 
 from streams.exchange import Request
 from tests.fuzz.pieces import same_however_cut
-from transports.handshake import _reason
-from transports.heads import plain_head
-from transports.httprequests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
-from transports.httpwire import Connection
-from transports.listening import Refused
-from transports.origins import Origins
+from transports.http.connections import Connection
+from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
+from transports.net.heads import plain_head
+from transports.net.listening import Refused
+from transports.net.origins import Origins
+from transports.websocket.handshake import _reason
 
 LIMIT = 100
 Seen = tuple[str, str, tuple[tuple[str, str], ...], bytes]

@@ -9,8 +9,8 @@ from typing import Any, cast
 import trio
 
 from tests.fuzz.pieces import done, same_however_cut
-from transports.relay import ANSWER_BYTES_MAX, _read_answer
-from transports.unix import _Garbage, _read_hello
+from transports.relay.handover import ANSWER_BYTES_MAX, _read_answer
+from transports.relay.owner import _Garbage, _read_hello
 
 
 class _Peer:

@@ -2,10 +2,11 @@
 
 from msgspec.structs import replace
 
-from streams import clientwire, keys
+from streams import keys
+from streams.client import wire
+from streams.engine.sessions import name_in
 from streams.keys import Keyring
-from streams.sessions import name_in
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 
 KEYRING = Keyring([bytes(range(32)), bytes(32)])
 STREAM = "a" * 43
@@ -22,7 +23,7 @@ def ticket(data: bytes) -> None:
     assert Ticket.parse(str(found)) == found
     assert repr(found) == repr(replace(found, token="another"))
     try:
-        assert clientwire.resume(found, 1, found.after).endswith(b"\n")
+        assert wire.resume(found, 1, found.after).endswith(b"\n")
     except ValueError as error:
         assert str(error)
 

@@ -16,11 +16,11 @@ from wsproto.utilities import LocalProtocolError
 from streams.exchange import Caller
 from streams.messages import Incoming
 from tests.fuzz.pieces import ways_to_cut
-from transports.frames import MCP, MCP_STREAMS, Oversize, framing_of
-from transports.handshake import _any_opening, _plain_opening, parse_head
-from transports.listening import Refused
-from transports.sieve import Piece, Sieve
-from transports.wsserver import ServerWebSocket
+from transports.net.listening import Refused
+from transports.websocket.frames import MCP, MCP_STREAMS, Oversize, framing_of
+from transports.websocket.handshake import _any_opening, _plain_opening, parse_head
+from transports.websocket.server import ServerWebSocket
+from transports.websocket.sieve import Piece, Sieve
 
 LIMIT = 60
 # What wsproto keeps to itself of a request's head.

@@ -7,15 +7,16 @@ from typing import Any
 
 import msgspec
 
-from streams import clientwire, messages
-from streams.binding import call_digest
-from streams.dialects import DIALECTS, page_token, questions, resumings
-from streams.display import Display, as_json_text, print_result
+from streams import messages
+from streams.cli.actions.output import Display, as_json_text, print_result
+from streams.client import wire
+from streams.engine.identity import call_digest
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal
-from streams.extension import ack, settings_of
 from streams.logs import CONTROLS
 from streams.messages import Kind, Message
-from streams.vocabulary import Announcement, Poll, Resume, read_params
+from streams.protocol.dialects import DIALECTS, page_token, questions, resumings
+from streams.protocol.extension import ack, settings_of
+from streams.protocol.vocabulary import Announcement, Poll, Resume, read_params
 
 
 def parse(data: bytes) -> None:
@@ -51,14 +52,14 @@ def _look_again(message: Message, data: bytes) -> None:
 def hear(message: Message) -> None:
     """A client makes something of every response, whatever its shape."""
     if message.kind is Kind.ERROR:
-        body = clientwire.error_of(message)
+        body = wire.error_of(message)
         assert body.retry_after_s >= 0
-        assert isinstance(clientwire.as_error(body), ClientError)
+        assert isinstance(wire.as_error(body), ClientError)
         return
     assert isinstance(message.result, msgspec.Raw)
     assert messages.is_tool_error(message.result) in (True, False)
-    assert isinstance(clientwire.how_it_ended(message), str)
-    for shape in (clientwire.ToolPage, clientwire.StatusPage):
+    assert isinstance(wire.how_it_ended(message), str)
+    for shape in (wire.ToolPage, wire.StatusPage):
         try:
             messages.decode(message.result, shape)
         except ValueError as error:
@@ -154,7 +155,7 @@ def announced(data: bytes) -> None:
                 made.request_id,
             )
             assert (again.min_s, again.max_s) == (made.min_s, made.max_s)
-    for hear_other in (clientwire.position, clientwire.progress_token):
+    for hear_other in (wire.position, wire.progress_token):
         try:
             hear_other(params)
         except ValueError as error:

@@ -13,14 +13,14 @@ from typing import Final, NamedTuple, TypeVar
 import msgspec
 import trio
 
-from streams.engine import Engine
+from streams.engine.engine import Engine
+from streams.engine.sessions import HttpSession
 from streams.errors import Refusal
+from streams.journal.ownership import key_path
+from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring, name_of
 from streams.limits import Limits
-from streams.ownership import key_path
-from streams.sessions import HttpSession
-from streams.sqlite import open_sqlite_journal
-from streams.vocabulary import Poll
+from streams.protocol.vocabulary import Poll
 from tests.guessing.guesses import Ask, Guesser, Theirs, body_of
 from tests.guessing.tries import Pipeline
 from tests.wire.httpclient import HttpClient

@@ -1,7 +1,8 @@
 """Clients that try a revision which is not spoken: those that may fall back, do; others hear why.
 
 Since 2026-07-28 the official SDKs can begin with `server/discover` instead of `initialize`. What
-makes each of them fall back is in its sources; `streams.peer.check_revision` names the pitfalls.
+makes each of them fall back is in its sources; `streams.server.peer.check_revision` names the
+pitfalls.
 """
 
 import asyncio

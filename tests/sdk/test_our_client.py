@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 import trio
 
-from streams.client import Client
+from streams.client.client import Client
 from streams.messages import decode
 from tests.proxy import Proxy
 from tests.sdk.proxies import free_port

@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from streams import Client, Ticket
+from streams.client.call import RunningCall
 from streams.errors import (
     CallFailed,
     CallLost,
@@ -20,7 +21,6 @@ from streams.errors import (
     Superseded,
 )
 from streams.messages import Message, decode
-from streams.running import RunningCall
 from tests.simulation.network import Network
 from tests.simulation.weather import FOREVER, Weather
 from tests.simulation.world import Job, World

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streams.journal import Ack, Append, Change, Close, Create, Forget, Journal, Outcome, Record
+from streams.journal.contract import (
+    Ack,
+    Append,
+    Change,
+    Close,
+    Create,
+    Forget,
+    Journal,
+    Outcome,
+    Record,
+)
 from streams.messages import Run
 from tests.simulation.world import Job, World
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import msgspec
 
+from streams.journal.sqlite.tails import Budget
 from streams.limits import Limits
-from streams.sqlite.tails import Budget
 
 # For every client of a call that may be given up, and for every other one.
 BRIEF_S: Final = 30.0

@@ -10,18 +10,19 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import replace
 
-from streams import access, journal
-from streams.connection import Connection
-from streams.delivery import Delivery
+from streams.engine import operations
+from streams.engine.connection import Connection
+from streams.engine.delivery import Delivery
+from streams.engine.lifecycle import StreamState
+from streams.engine.stream import Stream
+from streams.engine.streams import Holding
 from streams.errors import refusal
-from streams.holding import Holding
-from streams.journal import Ack, Append, Record
-from streams.lifecycle import StreamState
-from streams.memory import MemoryJournal
+from streams.journal import contract
+from streams.journal.contract import Ack, Append, Record
+from streams.journal.memory import MemoryJournal
+from streams.journal.sqlite.batch import Batch
+from streams.journal.sqlite.tails import Tail, Tails
 from streams.messages import Run
-from streams.sqlite.batch import Batch
-from streams.sqlite.tails import Tail, Tails
-from streams.stream import Stream
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
@@ -48,7 +49,7 @@ def planted(name: str | None) -> Iterator[None]:
 @plant
 def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
     """A batch that follows a long one begins a number too high, and no journal minds."""
-    take, appended = StreamState.take, journal._appended
+    take, appended = StreamState.take, contract._appended
 
     def take_wrongly(state: StreamState, fence: int) -> Append | None:
         is_long = len(state._batch) > 20
@@ -63,7 +64,7 @@ def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
         return appended(record, change)
 
     patch.setattr(StreamState, "take", take_wrongly)
-    patch.setattr(journal, "_appended", appended_anywhere)
+    patch.setattr(contract, "_appended", appended_anywhere)
 
 
 @plant
@@ -120,9 +121,9 @@ def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
     store, drop, delete = MemoryJournal._store, Tail._drop, Batch._delete
 
     def store_too_little(journal: MemoryJournal, change: Any, record: Record) -> None:
-        store(journal, change, record)
+        store(contract, change, record)
         if isinstance(change, Ack):
-            del journal._runs[change.stream][:1]
+            del contract._runs[change.stream][:1]
 
     def delete_too_much(batch: Batch) -> None:
         delete(batch)
@@ -197,4 +198,4 @@ def the_older_wins(patch: pytest.MonkeyPatch) -> None:
         if stream.delivery is not None:
             raise refusal("superseded")
 
-    patch.setattr(access, "_displace", displace_none)
+    patch.setattr(operations, "_displace", displace_none)

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 import trio
 
 from streams.errors import Full, JournalError, Unavailable
-from streams.grants import Grant, SessionRecord
-from streams.journal import Change, Journal, Record, Shortage
-from streams.lookups import Totals
-from streams.memory import MemoryJournal
+from streams.journal.contract import Change, Journal, Record, Shortage
+from streams.journal.lookups import Totals
+from streams.journal.memory import MemoryJournal
+from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite import SQLiteJournal, SQLiteStore
 from streams.messages import Run
-from streams.sqlite import SQLiteJournal, SQLiteStore
 from tests.simulation.ledger import Ledger
 from tests.simulation.weather import Weather
 from tests.simulation.world import World

@@ -14,9 +14,9 @@ import structlog
 import trio
 from trio.testing import MockClock
 
-from streams.engine import Engine
+from streams.engine.engine import Engine
 from streams.errors import first_of
-from streams.journal import Outcome
+from streams.journal.contract import Outcome
 from streams.keys import Keyring
 from tests.simulation.callers import Caller, Process
 from tests.simulation.network import Cable, Network
@@ -83,7 +83,7 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
         patch.setattr("transports.lines.LINES_MAX", math.inf)
         for limit in ("RUNS_BYTES", "RUNS_BYTES_MAX", "STREAM_BYTES_MIN"):
             if world.plan.read_bytes:
-                patch.setattr(f"streams.connection.{limit}", world.plan.read_bytes)
+                patch.setattr(f"streams.engine.connection.{limit}", world.plan.read_bytes)
         try:
             watchdog = Watchdog(world, clock)
             trio.run(_live, world, Path(directory), clock=clock, instruments=[watchdog])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.sqlite.inspection import inspect
+from streams.journal.sqlite.verify import inspect
 from tests.needing import lacking
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.sqlite.inspection import inspect
+from streams.journal.sqlite.verify import inspect
 from tests.wire.process import Gate, ServerProcess, wait_until
 from tests.wire.raw import Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, opting_in, start

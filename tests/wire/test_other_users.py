@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from streams.ticket import Ticket
+from streams.protocol.ticket import Ticket
 from tests.command import run
 from tests.needing import another_user
 from tests.wire.process import APP, CLI

@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from streams import Client, Ticket
+from streams.client.call import RunningCall
 from streams.errors import CallLost
-from streams.running import RunningCall
 from tests.command import run
 from tests.wire.page_server import CREATE, PageServer, Reply, notification
 from tests.wire.raw import DEADLINE_S

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from streams.journal.sqlite import SQLiteStore
 from streams.limits import MIB
-from streams.sqlite import SQLiteStore
 from tests.journals import as_one
 from tests.wire.conftest import Http
 from tests.wire.httpclient import HttpClient

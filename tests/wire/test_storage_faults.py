@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.sqlite.inspection import inspect
+from streams.journal.sqlite.verify import inspect
 from tests.injecting import injected
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer, PeerGone, method_is

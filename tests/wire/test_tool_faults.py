@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from streams.handling import THREADS_MAX
+from streams.server.handlers import THREADS_MAX
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import Message, Peer
 from tests.wire.verbs import KINDS, POSITIONS, start
@@ -194,7 +194,7 @@ import os, signal
 import trio
 from streams import Server
 from streams.keys import Keyring
-from streams.memory import MemoryJournal
+from streams.journal.memory import MemoryJournal
 from transports.memory import Cable
 
 server = Server("own")

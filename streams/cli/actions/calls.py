@@ -1,0 +1,243 @@
+"""What `calls` does: asks every server where the calls that were begun here stand."""
+
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Literal
+
+import msgspec
+import trio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streams import console
+from streams.cli.actions import notes
+from streams.cli.actions.call import (
+    CANNOT_CONNECT,
+    CLIENT_NAME,
+    DETACHED,
+    DONE,
+    USAGE,
+    complain,
+    dialer_of,
+)
+from streams.cli.actions.callbook import Callbook, CallbookUnusable, Entry
+from streams.cli.actions.output import as_json_text, harmless, say
+from streams.client.client import Client
+from streams.client.wire import Standing
+from streams.clock import wall
+from streams.errors import CannotConnect, ClientError, StreamGone
+from streams.messages import Dialer
+
+SERVERS_AT_ONCE: Final = 16  # each may be a process, and take the whole timeout
+POLLS_AT_ONCE: Final = 16  # of one server
+COLUMNS: Final = ("name", "tool", "age", "status")
+
+Dial = Callable[[str, str | None], Dialer]  # for a URL and a working directory
+State = Literal["running", "asking", "done", "failed", "gone", "unknown", "unreachable"]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Where a call stands: for programs, and in words."""
+
+    state: State
+    status: str
+
+
+class Row(msgspec.Struct, frozen=True, rename="camel"):
+    """One call as `--json` has it. `started_at` is seconds since 1970; tickets are secrets."""
+
+    name: str
+    tool: str
+    arguments: object
+    url: str
+    cwd: str | None
+    started_at: float
+    state: State
+    status: str
+
+
+def forget(names: Iterable[str]) -> int:
+    """`mcp-streams calls --forget`: all of these names, or none."""
+    try:
+        book = Callbook.of_user()
+        tickets = {entry.name: entry.ticket for entry in book.entries()}
+        if unknown := [name for name in names if name not in tickets]:
+            why = f"No call is called {unknown[0]}. {notes.names_of(tickets)}"
+            return complain(why, USAGE)
+        book.remove([tickets[name] for name in names])
+    except CallbookUnusable as error:
+        return complain(str(error), USAGE)
+    return DONE
+
+
+def run(*, timeout_s: float, as_json: bool) -> int:
+    """`mcp-streams calls`."""
+    console.log_to_stderr(logging.WARNING)
+    try:
+        book = Callbook.of_user()
+        entries = book.entries()
+    except CallbookUnusable as error:
+        return complain(str(error), USAGE)
+    found: dict[str, Finding] = {}
+    try:
+        found = trio.run(ask_all, entries, timeout_s)
+    except* KeyboardInterrupt:
+        pass
+    if len(found) < len(entries):
+        return DETACHED
+    rows = [_row(entry, found[entry.name]) for entry in entries]
+    _print(rows, as_json=as_json)
+    if gone := [entry.ticket for entry in entries if found[entry.name].state == "gone"]:
+        try:
+            book.remove(gone)
+        except CallbookUnusable as error:
+            say(f"What is gone stays in the list: {error}")
+    is_nobody_there = rows and all(row.state == "unreachable" for row in rows)
+    return CANNOT_CONNECT if is_nobody_there else DONE
+
+
+def _row(entry: Entry, finding: Finding) -> Row:
+    return Row(
+        name=entry.name,
+        tool=entry.tool,
+        arguments=entry.arguments,
+        url=entry.url,
+        cwd=entry.cwd,
+        started_at=entry.started_at,
+        state=finding.state,
+        status=finding.status,
+    )
+
+
+# Asking
+
+
+async def ask_all(
+    entries: Sequence[Entry], timeout_s: float, dial: Dial = dialer_of
+) -> dict[str, Finding]:
+    """Where these calls stand, by name; servers are asked side by side."""
+    servers: dict[tuple[str, str | None], list[Entry]] = {}
+    for entry in entries:
+        servers.setdefault((entry.url, entry.cwd), []).append(entry)
+    nobody = Finding("unreachable", f"cannot be reached: no answer within {timeout_s:g} s")
+    found = {entry.name: nobody for entry in entries}
+    limiter = trio.CapacityLimiter(SERVERS_AT_ONCE)
+
+    async def ask(of_server: list[Entry]) -> None:
+        async with limiter:
+            with trio.move_on_after(timeout_s):
+                await _ask_server(of_server, dial, timeout_s, found)
+
+    async with trio.open_nursery() as nursery:
+        for of_server in servers.values():
+            nursery.start_soon(ask, of_server)
+    return found
+
+
+async def _ask_server(
+    entries: list[Entry], dial: Dial, timeout_s: float, found: dict[str, Finding]
+) -> None:
+    limiter = trio.CapacityLimiter(POLLS_AT_ONCE)
+
+    async def ask(client: Client, entry: Entry) -> None:
+        async with limiter:
+            found[entry.name] = await stand(client, entry)
+
+    try:
+        dialer = dial(entries[0].url, entries[0].cwd)
+        async with (
+            Client(dialer, name=CLIENT_NAME, connect_timeout_s=timeout_s) as client,
+            trio.open_nursery() as nursery,
+        ):
+            for entry in entries:
+                nursery.start_soon(ask, client, entry)
+    except (CannotConnect, ValueError) as error:
+        why = str(error).removeprefix("No connection: ").removesuffix(".")
+        unreachable = Finding("unreachable", f"cannot be reached: {why}")
+        found |= {entry.name: unreachable for entry in entries}
+
+
+async def stand(client: Client, entry: Entry) -> Finding:
+    """Where one call stands; what cannot be told is said too."""
+    try:
+        return in_words(await _poll(client, entry))
+    except StreamGone as error:
+        if error.reason in notes.GONE:
+            what = "not found" if error.reason == "stream_not_found" else error.reason
+            return Finding("gone", f"gone ({what})")
+        return Finding("unknown", f"not known: {error}")
+    except CannotConnect as error:
+        return Finding("unreachable", f"cannot be reached: {error}")
+    except ClientError as error:
+        return Finding("unknown", f"not known: {error}")
+
+
+async def _poll(client: Client, entry: Entry) -> Standing:
+    try:
+        return await client.poll(entry.ticket)
+    except StreamGone as error:
+        if error.reason not in notes.MISPLACED or entry.ticket.after is None:
+            raise
+        # Somebody has read on elsewhere: how it stands can be told without our position.
+        return await client.poll(msgspec.structs.replace(entry.ticket, after=None))
+
+
+def in_words(standing: Standing) -> Finding:
+    """What a poll says, for people."""
+    if standing.status != "completed":
+        if standing.has_request:
+            return Finding("asking", "running, has a question for you")
+        return Finding("running", "running")
+    if standing.has_error:
+        return Finding("failed", "failed, error waiting")
+    if standing.pending_messages:
+        return Finding("done", "done, result waiting")
+    return Finding("gone", "gone (delivered)")
+
+
+# Showing
+
+
+def _print(rows: Sequence[Row], *, as_json: bool) -> None:
+    if as_json:
+        print(as_json_text(rows))
+    if not rows:
+        say("No call is noted: none that was begun here is left to come back to.")
+    elif as_json:
+        return
+    else:
+        now = wall()
+        table = [_cells(row, now) for row in rows]
+        print_to_terminal(table) if sys.stdout.isatty() else print_aligned(table)
+
+
+def _cells(row: Row, now: float) -> list[str]:
+    cells = (row.name, row.tool, age(now - row.started_at), row.status)
+    return [harmless(" ".join(cell.split())) for cell in cells]
+
+
+def age(seconds: float) -> str:
+    """A time in the largest unit that it fills, such as 3 min."""
+    units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+    unit, length = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{max(seconds, 0) // length:.0f} {unit}"
+
+
+def print_to_terminal(table: Sequence[Sequence[str]]) -> None:
+    """What is too long for the window goes on in the next line of its column."""
+    shown = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        shown.add_column(column, no_wrap=column != "status")
+    for cells in table:
+        shown.add_row(*map(Text, cells))
+    Console(highlight=False).print(shown)
+
+
+def print_aligned(table: Sequence[Sequence[str]]) -> None:
+    """A line for each row, however long."""
+    lines = [COLUMNS, *table]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for cells in lines:
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())

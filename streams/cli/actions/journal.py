@@ -1,0 +1,146 @@
+"""What `verify`, `export` and `backup` do. Results go to standard output, the rest does not."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from streams.cli.actions.output import as_json_text, bar, harmless, say
+from streams.errors import JournalError, UnsafeFile
+from streams.files import write_whole
+from streams.journal.ownership import key_path
+from streams.journal.sqlite.backup import Progress, Saved, back_up, save
+from streams.journal.sqlite.verify import Report, inspect
+from streams.keys import FILE_BYTES_MAX
+from streams.permissions import read_secret
+
+DONE, DAMAGED, USAGE = 0, 1, 2
+
+DAMAGES_SAID: Final = 20  # of what could not be read, most says the same
+
+
+def verify(file: Path, *, as_json: bool) -> int:
+    """Say whether a journal is sound; the exit code."""
+    try:
+        report = inspect(file)
+    except JournalError as error:
+        return _complain(error)
+    if as_json:
+        found = {"sound": not report.problems, **msgspec.to_builtins(report)}
+        print(as_json_text(found))
+    else:
+        _show(file, report)
+    return DAMAGED if report.problems else DONE
+
+
+def _show(file: Path, report: Report) -> None:
+    for problem in report.problems:
+        print(harmless(str(problem)))
+    what = f"{_counted(report.streams, 'stream')}, {_counted(report.messages, 'message')}"
+    if not report.is_read:
+        what = f"schema {report.schema} is an older one: its streams were not looked at"
+    if report.problems:
+        say(f"{file} is damaged ({what}): restore a backup, or save what is readable with export.")
+    else:
+        print(f"{file} is sound: {what}.")
+
+
+def export(file: Path, to: Path | None) -> int:
+    """Save what is readable of a journal; the exit code."""
+    try:
+        with _lines_to(to) as on_stream, _shown() as on_progress:
+            saved = save(file, on_stream, on_progress)
+    except BrokenPipeError:
+        raise  # is the command's to handle
+    except FileExistsError:
+        return _complain(f"{to} is there already: name a new folder.")
+    except (JournalError, OSError) as error:
+        return _complain(error)
+    _tell(saved)
+    return DONE if saved.is_whole else DAMAGED
+
+
+@contextmanager
+def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
+    """What takes the lines of a stream, by its number."""
+    if folder is None:
+        yield lambda number: sys.stdout.buffer.write
+        sys.stdout.flush()
+        return
+    folder.mkdir(mode=0o700)
+    with ExitStack() as stack, _removed_if_empty(folder):
+
+        def on_stream(number: int) -> Callable[[bytes], object]:
+            stack.close()  # the one before
+            path = folder / f"{number}.ndjson"
+            file = stack.enter_context(open(path, "xb", opener=_private))
+            return file.write
+
+        yield on_stream
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """Remove a new folder where the block fails and has put nothing into it."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # it has files, which were saved
+            folder.rmdir()
+        raise
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _tell(saved: Saved) -> None:
+    for damage in list(saved.damages)[:DAMAGES_SAID]:
+        say(damage)
+    if len(saved.damages) > DAMAGES_SAID:
+        say(f"… and {len(saved.damages) - DAMAGES_SAID:,} more like these")
+    lost = f", {saved.missing:,} are missing" if saved.missing else ""
+    say(f"{_counted(saved.streams, 'stream')}, {_counted(saved.messages, 'message')}{lost}.")
+
+
+def backup(file: Path, to: Path, *, with_keys: bool) -> int:
+    """Copy a journal, with its keys where they are wanted; the exit code."""
+    keys = key_path(file)
+    try:
+        with _shown() as on_progress:
+            back_up(file, to, on_progress)
+        if with_keys:
+            content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
+            write_whole(key_path(to), content, os.link)
+    except FileExistsError:
+        return _complain(f"{key_path(to)} is there already, so the keys were not copied.")
+    except UnsafeFile as error:
+        return _complain(f"{error}.")
+    except (JournalError, OSError) as error:
+        return _complain(error)
+    say(f"{to} has all of {file}" + ("." if with_keys else f", and no keys: keep {keys} apart."))
+    return DONE
+
+
+@contextmanager
+def _shown() -> Iterator[Progress]:
+    """A progress bar, on a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    with bar() as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _complain(why: object) -> int:
+    say(str(why))
+    return USAGE

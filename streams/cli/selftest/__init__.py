@@ -1,0 +1,1 @@
+"""Commands that test this software itself: `demo` and `torture`."""

@@ -1,0 +1,164 @@
+"""The books of a torture run: what was promised, and what has come.
+
+Neither the client nor the server is asked. Each message says whose it is and which, and bears a
+proof; what is durable the tool has noted in a file of its own; what a user has seen is counted
+here.
+"""
+
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streams import messages
+from streams.cli.selftest.torture_server import Entry, entry_of, noted
+from streams.messages import Message
+
+# After so many it is clear what is wrong.
+FAILURES_MAX: Final = 20
+
+
+class Figures(msgspec.Struct):
+    """What came of one transport.
+
+    `acknowledged` messages are those that the journal had confirmed when the tool asked, of calls
+    that a client was given a ticket for; `lost` those among them, and among all that stand ahead of
+    something delivered, that never came. `recovery_…` is seconds from the last message before a
+    connection failed to the first one after it.
+    """
+
+    transport: str
+    calls: int = 0
+    finished: int = 0
+    interrupted: int = 0
+    unannounced: int = 0  # whose connection went before there was a ticket
+    refused: int = 0  # by a server that was about to end
+    unfinished: int = 0
+    acknowledged: int = 0
+    delivered: int = 0
+    lost: int = 0
+    seen_twice: int = 0
+    misordered: int = 0
+    damaged: int = 0
+    kills: int = 0
+    restarts: int = 0  # in good order
+    cuts: int = 0
+    recovery_median_s: float = 0.0
+    recovery_worst_s: float = 0.0
+    failures: list[str] = []
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything came that had to, once, in order and as it was sent."""
+        wrong = self.lost or self.seen_twice or self.misordered or self.damaged
+        return self.delivered > 0 and not (wrong or self.unfinished or self.failures)
+
+
+class Story:
+    """One call, as its user sees it."""
+
+    def __init__(self, name: str, count: int, tool: str = "work") -> None:
+        self.name = name
+        self.count = count
+        self.tool = tool
+        self.is_over = False
+        self.is_finished = False
+        self.seen: set[int] = set()
+        self.last = 0
+        self.twice = self.misordered = self.damaged = 0
+
+    def look(self, message: Message) -> None:
+        """See one message of the call."""
+        number = self._number_of(message)
+        if number is None:
+            self.damaged += 1
+        elif number in self.seen:
+            self.twice += 1
+        else:
+            self.misordered += number < self.last
+            self.last = max(self.last, number)
+            self.seen.add(number)
+
+    def _number_of(self, message: Message) -> int | None:
+        """Which of the call's messages this is; None where it is none of them."""
+        try:
+            params: Any = messages.decode(message.params, dict[str, Any])
+            data = msgspec.convert(params.get("data"), Entry)
+        except ValueError:
+            return None
+        is_ours = data == entry_of(self.name, data["number"])
+        return data["number"] if is_ours and 1 <= data["number"] <= self.count else None
+
+    def finish(self, result: Any) -> None:
+        """See the result."""
+        self.is_over = self.is_finished = True
+        if result.get("structuredContent") != {"messages": self.count}:
+            self.damaged += 1
+
+
+class Ledger:
+    """Adds up the calls of one transport. The tools' notes are in `notes`."""
+
+    def __init__(self, transport: str, notes: Path) -> None:
+        self.figures = Figures(transport)
+        self.notes = notes
+        self.open: set[Story] = set()
+        self._recoveries_s: list[float] = []
+
+    def begin(self, story: Story) -> None:
+        """A call is about to be made."""
+        self.figures.calls += 1
+        self.open.add(story)
+
+    def drop(self, story: Story) -> None:
+        """Nobody was given a ticket for the call: it may or may not have run."""
+        self.open.remove(story)
+        self.figures.unannounced += 1
+
+    def refuse(self, story: Story) -> None:
+        """The call was not begun."""
+        self.open.remove(story)
+        self.figures.refused += 1
+
+    def settle(self, story: Story) -> None:
+        """The call is over: compare what came of it with what was promised."""
+        self.open.remove(story)
+        figures, path = self.figures, self.notes / story.name
+        acknowledged = noted(path)
+        promised = max(acknowledged, story.last, story.count if story.is_finished else 0)
+        lost = promised - len(story.seen)
+        figures.finished += story.is_finished
+        figures.interrupted += story.is_over and not story.is_finished
+        figures.unfinished += not story.is_over
+        figures.acknowledged += acknowledged
+        figures.delivered += len(story.seen)
+        figures.lost += lost
+        figures.seen_twice += story.twice
+        figures.misordered += story.misordered
+        figures.damaged += story.damaged
+        if lost or story.twice or story.misordered or story.damaged:
+            missing = sorted(set(range(1, promised + 1)) - story.seen)
+            self.fail(
+                f"{story.name}: {story.count} to be sent, {acknowledged} acknowledged, "
+                f"{len(story.seen)} seen, {story.twice} twice, {story.misordered} out of order, "
+                f"{story.damaged} damaged; missing: {missing[:10]}"
+            )
+        else:
+            path.unlink(missing_ok=True)
+
+    def settle_all(self) -> None:
+        """The run is over, and nobody comes back any more."""
+        for story in list(self.open):
+            self.settle(story)
+
+    def fail(self, what: str) -> None:
+        """Something went wrong that is more than a number."""
+        if len(self.figures.failures) < FAILURES_MAX:
+            self.figures.failures.append(what)
+
+    def recovered(self, took_s: float) -> None:
+        """A user whose connection had failed sees messages again."""
+        self._recoveries_s.append(took_s)
+        self.figures.recovery_median_s = statistics.median(self._recoveries_s)
+        self.figures.recovery_worst_s = max(self._recoveries_s)

@@ -1,0 +1,263 @@
+"""Servers as real child processes, and the cables to them, which can be cut: for the demo and for
+torture.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol
+
+import trio
+
+from streams.cli.selftest.cables import Cables
+from streams.journal.ownership import log_path, owner_of
+from streams.messages import ClientChannel
+from transports import dial, stdio
+
+APP: Final = f"{Path(__file__).with_name('demo_server.py')}:server"
+
+STOP_S: Final = 10.0  # an owner ends within 4 s
+LOOK_EVERY_S: Final = 0.01
+
+
+class NoServer(Exception):
+    """The server has not started, or not ended; the message says why, or is its log."""
+
+
+class Rig(Protocol):
+    """A server and the cable to it."""
+
+    def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
+        """Open a new connection."""
+
+    async def start(self) -> None:
+        """Start the server, or start it again, if that is not done by who connects."""
+
+    async def spawn(self) -> bool:
+        """Begin to start it; whether that is not done by who connects."""
+
+    async def up(self) -> None:
+        """Wait until it has started. Raises `NoServer`."""
+
+    # The connections that there are fail; each says how many those were.
+
+    def cut(self, after_bytes: int = 0) -> int:
+        """Cut them without a word, or let so many bytes come through before, where that can be."""
+
+    def reset(self) -> int:
+        """End them with an error."""
+
+    def hush(self) -> int:
+        """Let nothing through any more, and leave them open."""
+
+    async def kill(self) -> bool:
+        """Kill the server with SIGKILL; whether there was one."""
+
+    async def stop(self) -> bool:
+        """End the server in good order; whether there was one."""
+
+
+class StdioRig:
+    """Spawns the server as MCP hosts do; the process is a relay to the journal's owner."""
+
+    def __init__(self, app: str, journal: Path, options: Sequence[str] = ()) -> None:
+        self._journal = journal
+        self._relays: set[int] = set()
+        self._stopped: set[int] = set()  # of them
+        self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
+        self._command += ["--journal", str(journal), *options]
+
+    @asynccontextmanager
+    async def dialer(self) -> AsyncIterator[ClientChannel]:
+        """Spawn a server and talk to it."""
+        relay = 0
+        try:
+            async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
+                relay = int(re.findall(r"\d+", channel.principal)[0])
+                self._relays.add(relay)
+                yield channel
+        finally:  # it is reaped; until then it may have to be killed, if it was stopped
+            self._relays.discard(relay)
+            self._stopped.discard(relay)
+
+    async def start(self) -> None:
+        """Nothing: whoever connects starts it."""
+
+    async def spawn(self) -> bool:
+        """Nothing, as above."""
+        return False
+
+    async def up(self) -> None:
+        """Wait until somebody has connected, and the owner has begun."""
+        while owner_of(self._journal) is None:
+            await trio.sleep(LOOK_EVERY_S)
+
+    def cut(self, after_bytes: int = 0) -> int:
+        """Kill the processes that clients have spawned."""
+        # Those that still wait for an owner are no connections: they are let be.
+        has_owner = owner_of(self._journal) is not None
+        return _signal(self._relays if has_owner else self._stopped, signal.SIGKILL)
+
+    def reset(self) -> int:
+        """The same: a pipe has no other way to end."""
+        return self.cut()
+
+    def hush(self) -> int:
+        """Stop the processes that clients have spawned."""
+        if owner_of(self._journal) is None:
+            return 0
+        self._stopped |= self._relays
+        return _signal(self._relays, signal.SIGSTOP)
+
+    async def kill(self) -> bool:
+        """Kill the journal's owner, if there is one."""
+        owner = owner_of(self._journal)
+        if owner is None or not self._signal_owner(signal.SIGKILL):
+            return False
+        while owner_of(self._journal) == owner:
+            await trio.lowlevel.checkpoint()
+        return True
+
+    async def stop(self) -> bool:
+        """End the journal's owner, if there is one."""
+        owner = owner_of(self._journal)
+        if owner is None or not self._signal_owner(signal.SIGTERM):
+            return False
+        with trio.move_on_after(STOP_S):
+            while owner_of(self._journal) == owner:
+                await trio.sleep(LOOK_EVERY_S)
+            return True
+        raise NoServer(f"the owner did not end within {STOP_S:g} s of SIGTERM")
+
+    def _signal_owner(self, number: signal.Signals) -> bool:
+        owner = owner_of(self._journal)
+        if owner is None:
+            return False
+        try:
+            os.kill(owner, number)
+        except ProcessLookupError:
+            return False  # it has just ended
+        return True
+
+
+def _signal(processes: set[int], number: signal.Signals) -> int:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+    return len(processes)
+
+
+class _Log:
+    """What a server says, and what all those before it have said."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start = 0  # of the last server's part
+
+    def begun_anew(self) -> BinaryIO:
+        """The file, to be written to by the next server."""
+        file = self._path.open("ab")
+        self._start = file.seek(0, os.SEEK_END)
+        return file
+
+    def read(self) -> bytes:
+        """What the last server has said up to now."""
+        with self._path.open("rb") as file:
+            file.seek(self._start)
+            return file.read()
+
+
+class ListeningRig:
+    """A server that listens for `ws` or `http`, and cables to it.
+
+    What it says on standard error is kept beside the journal. It has a session of its own, so that
+    the terminal's Ctrl-C is not for it.
+    """
+
+    def __init__(
+        self,
+        scheme: str,
+        app: str,
+        journal: Path,
+        nursery: trio.Nursery,
+        options: Sequence[str] = (),
+    ) -> None:
+        self._scheme = scheme
+        # Each time another port: nobody else can have taken it meanwhile.
+        self._command = [sys.executable, "-m", "streams.cli", "serve", app]
+        self._command += [f"--{scheme}", "127.0.0.1:0", "--journal", str(journal), *options]
+        self._log = _Log(log_path(journal))
+        self._nursery = nursery
+        self._server: trio.Process | None = None
+        self._cables = Cables()
+
+    def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
+        """Connect through a cable."""
+        return dial(f"{self._scheme}://127.0.0.1:{self._cables.port}")()
+
+    async def start(self) -> None:
+        """Start the server, or start it again."""
+        await self.spawn()
+        await self.up()
+
+    async def spawn(self) -> bool:
+        """Begin to start it; the first time, lay the cables."""
+        if not self._cables.port:
+            await self._nursery.start(self._cables.serve)
+        with self._log.begun_anew() as log:
+            self._server = await trio.lowlevel.open_process(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
+        return True
+
+    async def up(self) -> None:
+        """Wait until it listens. Raises `NoServer`."""
+        assert self._server is not None
+        while True:
+            is_over = self._server.poll() is not None
+            said = self._log.read()
+            if found := re.search(rb"://127\.0\.0\.1:(\d+)", said):
+                self._cables.lead_to(int(found[1]))
+                return
+            if is_over:
+                raise NoServer(said.decode(errors="replace"))
+            await trio.sleep(LOOK_EVERY_S)
+
+    def cut(self, after_bytes: int = 0) -> int:
+        """Cut the cables, wherever in a message that may be."""
+        return self._cables.cut(after_bytes)
+
+    def reset(self) -> int:
+        """Reset the connections."""
+        return self._cables.reset()
+
+    def hush(self) -> int:
+        """Let nothing through any more."""
+        return self._cables.hush()
+
+    async def kill(self) -> bool:
+        """Kill the process, if it runs."""
+        if self._server is None or self._server.poll() is not None:
+            return False
+        self._cables.lead_to(None)
+        self._server.kill()
+        await self._server.wait()
+        return True
+
+    async def stop(self) -> bool:
+        """End the server in good order, if it runs. Raises `NoServer` where it does not end."""
+        if self._server is None or self._server.poll() is not None:
+            return False
+        self._cables.lead_to(None)
+        self._server.terminate()
+        with trio.move_on_after(STOP_S):
+            await self._server.wait()
+            return True
+        await self.kill()
+        raise NoServer(f"the server did not end within {STOP_S:g} s of SIGTERM")

@@ -1,0 +1,172 @@
+"""What befalls the servers and the network of a torture run, at random, and how it ends."""
+
+import math
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import trio
+
+from streams.cli.selftest.callers import Caller
+from streams.cli.selftest.ledger import Ledger
+from streams.cli.selftest.rigs import NoServer, Rig
+
+CALLERS: Final = 3  # a transport
+
+LIFE_S: Final = (0.001, 2.0)  # of a server
+EVEN_ONE_IN: Final = 4
+PEACE_S: Final = (0.05, 3.0)  # between two failures of the network
+SILENCE_S: Final = (0.1, 3.0)
+CUT_AFTER_BYTES: Final = 4_000
+GOOD_ORDER_ONE_IN: Final = 8
+WHILE_IT_STARTS_ONE_IN: Final = 4
+RETRY_S: Final = 0.2
+
+# Until every call must be at its end, once nothing fails any more.
+CALM_S: Final = 60.0
+
+
+class Front:
+    """One transport: a server, its users, and what happens to them."""
+
+    def __init__(self, name: str, rig: Rig, folder: Path, dice: Random) -> None:
+        notes = folder / f"{name}.notes"
+        notes.mkdir()
+        self.ledger = Ledger(name, notes)
+        self._rig = rig
+        self._dice = dice
+        self._callers = [
+            Caller(
+                f"{name}-{number}",
+                rig.dialer,
+                self.ledger,
+                Random(dice.random()),  # nosec B311 # who does what, not a secret
+            )
+            for number in range(1, CALLERS + 1)
+        ]
+
+    async def call(self) -> None:
+        """Have the users call, until they stop by themselves."""
+        async with trio.open_nursery() as nursery:
+            for caller in self._callers:
+                nursery.start_soon(caller.go_on)
+
+    async def kill_over_and_over(self) -> None:
+        """Start the server and end it, until cancelled."""
+        while True:
+            is_starting = await self._rig.spawn()
+            try:
+                await self._live(is_starting)
+                if self._dice.randrange(GOOD_ORDER_ONE_IN) == 0:
+                    self._note_fault()
+                    self.ledger.figures.restarts += await self._rig.stop()
+                else:
+                    await self._kill()
+            except NoServer as error:
+                self.ledger.fail(f"the server: {error}")
+                await trio.sleep(RETRY_S)
+
+    async def _live(self, is_starting: bool) -> None:
+        lasts_s = self._lifetime_s()
+        with trio.CancelScope() as life:
+            if is_starting and self._dice.randrange(WHILE_IT_STARTS_ONE_IN) == 0:
+                life.deadline = trio.current_time() + lasts_s
+            await self._rig.up()
+            life.deadline = min(life.deadline, trio.current_time() + lasts_s)
+            await trio.sleep_forever()
+
+    def _lifetime_s(self) -> float:
+        """Mostly as often of the order of 1 ms as of 1 s, else as often any length as another."""
+        if self._dice.randrange(EVEN_ONE_IN) == 0:
+            return self._dice.uniform(*LIFE_S)
+        return math.exp(self._dice.uniform(*map(math.log, LIFE_S)))
+
+    async def _kill(self) -> None:
+        self._note_fault()
+        self.ledger.figures.kills += await self._rig.kill()
+
+    async def cut_over_and_over(self) -> None:
+        """Have the network fail in one way or another, until cancelled."""
+        ways: list[Callable[[], int]] = [
+            self._rig.cut,
+            lambda: self._rig.cut(self._dice.randint(1, CUT_AFTER_BYTES)),
+            self._rig.reset,
+            self._rig.hush,
+        ]
+        while True:
+            await trio.sleep(self._dice.uniform(*PEACE_S))
+            way = self._dice.choice(ways)
+            if not way():
+                continue  # nobody was connected
+            self._note_fault()
+            self.ledger.figures.cuts += 1
+            if way == self._rig.hush:
+                await trio.sleep(self._dice.uniform(*SILENCE_S))
+                self._rig.reset()
+
+    def _note_fault(self) -> None:
+        for caller in self._callers:
+            caller.note_fault()
+
+    async def calm(self) -> None:
+        """Kill it one last time and start it for good; no new calls are made."""
+        for caller in self._callers:
+            caller.is_storming = False
+        self._rig.cut()
+        await self._kill()
+        try:
+            await self._rig.start()
+        except NoServer as error:
+            self.ledger.fail(f"the server: {error}")
+
+    async def end(self) -> None:
+        """Stop the server and count."""
+        try:
+            await self._rig.stop()
+        except NoServer as error:
+            self.ledger.fail(f"the server: {error}")
+        self.ledger.settle_all()
+
+
+class Storm:
+    """The whole run, on all fronts."""
+
+    def __init__(self, fronts: Sequence[Front], lasts_s: float) -> None:
+        self.fronts = fronts
+        self.is_over = False
+        self._lasts_s = lasts_s
+        self._ends_at = 0.0
+        self._rages = trio.CancelScope()
+        self._whole = trio.CancelScope()
+
+    @property
+    def left_s(self) -> float:
+        """How long it rages yet."""
+        return max(0.0, self._ends_at - trio.current_time())
+
+    async def run(self) -> None:
+        """Rage, and then wait until all calls are at their ends, a minute at most."""
+        self._ends_at = self._rages.deadline = trio.current_time() + self._lasts_s
+        with self._whole:
+            async with trio.open_nursery() as callers:
+                for front in self.fronts:
+                    callers.start_soon(front.call)
+                with self._rages:
+                    async with trio.open_nursery() as nursery:
+                        for front in self.fronts:
+                            nursery.start_soon(front.kill_over_and_over)
+                            nursery.start_soon(front.cut_over_and_over)
+                self.is_over = True
+                self._whole.deadline = trio.current_time() + CALM_S
+                for front in self.fronts:
+                    await front.calm()
+
+    async def heed_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The first signal ends the storm, the second the waiting."""
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
+            async for _ in signals:
+                (self._whole if self._rages.cancel_called else self._rages).cancel()
+                self._rages.cancel()

@@ -1,0 +1,174 @@
+"""`mcp-streams torture`: servers are killed and connections fail, at random, for some minutes; then
+it is counted whether anything was lost or came twice.
+
+There is one server a transport, side by side, each with a journal and users of its own. At random
+moments it is killed with SIGKILL, also while it starts, or ended in good order; its connections are
+cut, reset, or fall silent. When the storm is over, every call that was begun is seen to its end.
+"""
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Final
+
+import msgspec
+import trio
+from rich.console import Console
+from rich.table import Column, Table
+
+from streams import console
+from streams.cli.selftest.ledger import Figures
+from streams.cli.selftest.rigs import ListeningRig, Rig, StdioRig
+from streams.cli.selftest.storm import Front, Storm
+from streams.process.options import Durability
+
+APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
+TRANSPORTS: Final = ("stdio", "websocket", "http")
+# How often it is said how it goes, on a terminal and off it.
+SHOW_EVERY_S: Final = 0.25
+TELL_EVERY_S: Final = 30.0
+
+REPORT: Final = "report.json"
+
+# What nobody was given a ticket for is never fetched, and counts.
+LIMITS: Final = ("--limit", "streams_per_principal_max=1000000")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """How to torture. `app` is the server: another one shows that the verdict is earned."""
+
+    minutes: float
+    seed: int
+    durability: Durability = "power"
+    app: str = APP
+    transports: Sequence[str] = TRANSPORTS
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of it; `kept` is where journals and logs are, if they are."""
+
+    settings: Settings
+    is_good: bool
+    kept: str | None
+    figures: list[Figures]
+
+
+def new_seed() -> int:
+    """A seed that nobody has chosen."""
+    return SystemRandom().randrange(2**32)
+
+
+def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
+    """Torture; returns 0 if everything came, once. Journals and logs are left where it did not.
+
+    Raises `OSError` where `keep` cannot be made, or is there already.
+    """
+    console.log_to_stderr(logging.CRITICAL)
+    folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
+    folder.mkdir(parents=True, exist_ok=keep is None)
+    figures = trio.run(_torture, settings, folder.resolve(), as_json)
+    is_good = all(one.is_good for one in figures)
+    is_kept = keep is not None or not is_good
+    report = Report(settings, is_good, str(folder) if is_kept else None, figures)
+    encoded = msgspec.json.encode(report)
+    if is_kept:
+        (folder / REPORT).write_bytes(encoded)
+    else:
+        shutil.rmtree(folder)
+    if as_json:
+        print(encoded.decode())
+    else:
+        _print(report)
+    return 0 if is_good else 1
+
+
+async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Figures]:
+    dice = Random(settings.seed)  # nosec B311 # what fails next, not a secret
+    async with trio.open_nursery() as nursery:
+        fronts = [
+            Front(
+                name,
+                _rig(name, settings, folder, nursery),
+                folder,
+                Random(dice.random()),  # nosec B311 # as above
+            )
+            for name in settings.transports
+        ]
+        storm = Storm(fronts, 60 * settings.minutes)
+        await nursery.start(storm.heed_signals)
+        with _shown(storm, settings, is_quiet) as show:
+            nursery.start_soon(show)
+            try:
+                await storm.run()
+            finally:
+                with trio.CancelScope(shield=True):
+                    for front in fronts:
+                        await front.end()
+        nursery.cancel_scope.cancel()
+    return [front.ledger.figures for front in fronts]
+
+
+def _rig(name: str, settings: Settings, folder: Path, nursery: trio.Nursery) -> Rig:
+    options = ("--durability", settings.durability, *LIMITS)
+    journal = folder / f"{name}.db"
+    if name == "stdio":
+        return StdioRig(settings.app, journal, options)
+    scheme = "ws" if name == "websocket" else name
+    return ListeningRig(scheme, settings.app, journal, nursery, options)
+
+
+@contextmanager
+def _shown(
+    storm: Storm, settings: Settings, is_quiet: bool
+) -> Iterator[Callable[[], Awaitable[None]]]:
+    """A task that shows how it goes: on a terminal in one line, else in one now and then."""
+    out = Console(stderr=True, quiet=is_quiet, highlight=False)
+    out.print(f"{settings.minutes:g} min, {', '.join(settings.transports)}, --seed {settings.seed}")
+
+    async def tell() -> None:
+        while True:
+            await trio.sleep(TELL_EVERY_S)
+            out.print(_line(storm), soft_wrap=True)
+
+    if not out.is_terminal:
+        yield tell
+        return
+    with out.status("starting") as status:
+
+        async def show() -> None:
+            while True:
+                status.update(_line(storm))
+                await trio.sleep(SHOW_EVERY_S)
+
+        yield show
+
+
+def _line(storm: Storm) -> str:
+    figures = [front.ledger.figures for front in storm.fronts]
+    kills, cuts = sum(one.kills for one in figures), sum(one.cuts for one in figures)
+    delivered = sum(one.delivered for one in figures)
+    lost, twice = sum(one.lost for one in figures), sum(one.seen_twice for one in figures)
+    when = "waiting for the last calls" if storm.is_over else f"{storm.left_s:.0f} s left"
+    return (
+        f"{when}: {kills} kills, {cuts} cuts, {delivered:,} messages delivered, "
+        f"{lost} lost, {twice} twice"
+    )
+
+
+def _print(report: Report) -> None:
+    out = Console(highlight=False)
+    table = Table("", *(Column(one.transport, justify="right") for one in report.figures))
+    for name in Figures.__struct_fields__[1:-1]:
+        values = [getattr(one, name) for one in report.figures]
+        shown = [f"{value:.2f}" if name.endswith("_s") else f"{value:,}" for value in values]
+        table.add_row(name.replace("_", " ").removesuffix(" s"), *shown)
+    out.print(table)
+    for one in report.figures:
+        for what in one.failures:
+            out.print(f"{one.transport}: {what}", markup=False, soft_wrap=True)
+    if report.kept is not None:
+        out.print(f"Journals, logs and notes: {report.kept}", markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""The client: connections, calls, and how they are resumed."""

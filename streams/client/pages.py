@@ -1,0 +1,86 @@
+"""The pages of one tool, as its caller iterates over them; `paging` is the other side."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from streams import messages
+from streams.client import wire
+from streams.client.call import RunningCall
+from streams.client.reconnect import RETRY_S
+from streams.errors import ClientError
+from streams.messages import Kind, Message
+from streams.protocol.vocabulary import Lead
+
+
+class Pages:
+    """Results, one a page, made by `Client.pages`. `token` leads to the page behind the last one.
+
+    Keep it to go on from there at another time, from another process. It is None before the first
+    page and after the last one. It is a secret where the server does not know who its clients are.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[], RunningCall],
+        turn: Callable[[Lead], Awaitable[Message]],
+        on_notification: Callable[[Message], None],
+        token: str | None,
+    ) -> None:
+        self._lead = None if token is None else Lead(token)
+        self._begin = begin
+        self._turn = turn
+        self._on_notification = on_notification
+        self._is_over = False
+
+    @property
+    def token(self) -> str | None:
+        """What leads to the page behind the last one."""
+        return None if self._lead is None else self._lead.token
+
+    def __aiter__(self) -> "Pages":
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:
+        """The next page, as the server sent it.
+
+        What says only that there is nothing yet, or nothing more, is passed over. A page that was
+        lost on its way is asked for again.
+        """
+        while not self._is_over:
+            result = await self._next()
+            asked_with, self._lead = self._lead, _lead_in(result)
+            self._is_over = self._lead is None
+            if any(map(result.get, ("content", "structuredContent", "isError"))):
+                return result
+            if self._lead == asked_with:
+                await trio.sleep(RETRY_S)
+        raise StopAsyncIteration
+
+    async def _next(self) -> dict[str, Any]:
+        result = await (self._first() if self._lead is None else self._behind(self._lead))
+        if not isinstance(result, dict):
+            raise ClientError("The server's page is no result of a tool.")
+        return result
+
+    async def _first(self) -> Any:
+        async with self._begin() as call:
+            async for message in call:
+                if message.kind is Kind.NOTIFICATION:
+                    self._on_notification(message)
+            return await call.result()
+
+    async def _behind(self, lead: Lead) -> Any:
+        reply = await self._turn(lead)
+        try:
+            return messages.decode(wire.result_of(reply), Any)
+        except ValueError as error:
+            raise ClientError(f"The server's page cannot be read: {error}.") from None
+
+
+def _lead_in(result: dict[str, Any]) -> Lead | None:
+    try:
+        return wire.next_page(result)
+    except ValueError as error:
+        raise ClientError(f"The server's page does not fit: {error}.") from None

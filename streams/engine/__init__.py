@@ -1,0 +1,1 @@
+"""Streams while they live: numbered, committed, delivered, resumed, evicted, loaded and ended."""

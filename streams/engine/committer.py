@@ -1,0 +1,291 @@
+"""Group commit: what many streams want to be durable goes to the journal in one step.
+
+While one commit is under way the next batch gathers, so the slower the disk, the larger the
+batches.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+import trio
+
+from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
+from streams.exchange import vouched
+from streams.journal.contract import Ack, Append, Change, Forget, Journal, Rest, Shortage
+from streams.limits import MIB
+from streams.logs import log
+
+BATCH_BYTES_MAX: Final = 16 * MIB  # what may wait for one commit
+# What one stream may have waiting. Others wait for the commit that its messages are in, so it is
+# little while there are others, and much, which is faster, while there are none.
+ALONE_BYTES_MAX: Final = 1000 * 1024  # not quite four stored runs: a fifth would be a short one
+SHARED_BYTES_MAX: Final = 32 * 1024
+# For how long another stream's commit is remembered: who sends less often than that waits for one
+# large commit, some milliseconds, and who floods meanwhile is four times as fast.
+SHARED_S: Final = 0.1
+# An ack that is lost costs a repeated delivery, no more, so it may wait for company.
+ACK_DELAY_S: Final = 1.0
+RETRY_FIRST_S: Final = 0.05
+RETRY_LAST_S: Final = 2.0
+FEW_BYTES: Final = 4 * 1024  # of what has its turn even where there is little room
+LOOK_BYTES: Final = MIB  # of lines, before it is looked how much room there is
+LOOK_S: Final = 0.25
+SHORTAGE_S: Final = 0.25  # until those that wait for room are looked at again
+
+
+class Source(Protocol):
+    """What has something to be made durable, such as a stream, or waits for what was added."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether more will come of it, and it is no end of anything."""
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it is a stream of an anonymous caller, of a session or a connection."""
+
+    def take(self) -> Append | Rest | None:
+        """What is new since the last time."""
+
+    def committed(self, seq: int) -> None:
+        """Hear that what was added for it and everything up to `seq` are durable."""
+
+
+class _Waiter:
+    can_wait = False
+    is_anonymous = False
+
+    def __init__(self, on_durable: Callable[[], object]) -> None:
+        self._on_durable = on_durable
+
+    def take(self) -> None:
+        return None
+
+    def committed(self, seq: int) -> None:
+        self._on_durable()
+
+
+class Committer:
+    """Collects changes and commits them; `run` it in a task of its own."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._changes: list[Change] = []
+        self._acks: dict[str, Ack] = {}
+        self._sources: dict[Source, int] = {}  # bytes
+        self._wanted = trio.Event()
+        self._done = trio.Event()
+        self._is_committing = False
+        self._trouble: Unavailable | None = None
+        self._shortage: Shortage | None = None  # of room for anything
+        self._anonymous_shortage: Shortage | None = None
+        self._bytes_since_look = 0
+        self._looked_at = -math.inf
+        self._shared_at = -math.inf
+        self.stream_bytes_max = ALONE_BYTES_MAX
+        self.waiting_bytes = 0  # numbered, and not yet durable
+        self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
+
+    def add(self, change: Change) -> None:
+        """Make a change durable, after all that were added before it."""
+        if isinstance(change, Forget):
+            # An ack goes after the changes of its commit, and would find nothing any more.
+            self._acks.pop(change.stream, None)
+        self._changes.append(change)
+        self._wanted.set()
+
+    def ack(self, change: Ack) -> None:
+        """Make an ack durable, soon."""
+        self._acks[change.stream] = change
+        if len(self._acks) == 1:
+            self._wanted.set()
+
+    def mark(self, source: Source, size: int) -> None:
+        """Commit what `source` has; it has `size` bytes more than when it was last marked."""
+        self._sources[source] = self._sources.get(source, 0) + size
+        self.waiting_bytes += size
+        self._wanted.set()
+        if self.stream_bytes_max != SHARED_BYTES_MAX and len(self._sources) > 1:
+            self._note_sharing(len(self._sources))  # forty that begin together have little each
+
+    async def settled(self, *changes: Change) -> None:
+        """Make changes durable, and wait until they and all that were added before are."""
+        is_durable = trio.Event()
+        self.when_settled(is_durable.set, *changes)
+        await is_durable.wait()
+
+    def when_settled(self, do: Callable[[], object], *changes: Change) -> None:
+        """Make changes durable, and do this when they and all that were added before are."""
+        for change in changes:
+            self.add(change)
+        self.mark(_Waiter(do), 0)
+
+    def check(self, principal: str | None = None) -> None:
+        """Raise `Refusal` while the journal takes nothing new.
+
+        With a principal this is about a call of theirs, else about a session, which takes little
+        and may lead to acks that make room.
+        """
+        shortage = self._journal.shortage
+        if shortage is None and principal is not None and not vouched(principal):
+            shortage = self._journal.anonymous_shortage
+            if shortage is not None:
+                self._look_again_soon()
+                raise refusal("too_many_bytes", limit=shortage.limit).saying(
+                    "Too much waits for all callers without authentication together: resume or "
+                    "cancel some calls, or try again later."
+                )
+        if shortage is not None and shortage.limit is not None:
+            raise refusal("journal_full", limit=shortage.limit)
+        trouble = self._trouble or shortage
+        if trouble is not None:
+            raise Refusal(
+                INTERNAL_ERROR, f"The journal takes nothing new now ({trouble}): try again later."
+            )
+
+    def _look_again_soon(self) -> None:
+        """Commit, if only nothing: the journal counts the share of anonymous callers in a commit,
+        and there may be none to come, since calls are refused.
+        """
+        if trio.current_time() - self._looked_at >= LOOK_S:
+            self._wanted.set()
+
+    def is_full(self, *, is_anonymous: bool) -> bool:
+        """Whether a stream should wait for a commit before it sends more."""
+        held = self._anonymous_bytes if is_anonymous else 0
+        return self.waiting_bytes + held >= BATCH_BYTES_MAX
+
+    async def commit_done(self) -> None:
+        """Wait for the end of the next commit, or of the one that is under way."""
+        await self._done.wait()
+
+    async def settle(self) -> None:
+        """Wait until everything that was added so far is durable."""
+        self._wanted.set()
+        while self._changes or self._sources or self._acks or self._is_committing:
+            await self._done.wait()
+
+    async def run(self) -> None:
+        """Commit for ever. Raises `JournalUnusable` when memory and disk have parted for good."""
+        while True:
+            await self._wanted.wait()
+            if not (self._changes or self._sources):
+                await self._gather_acks()
+            self._wanted = trio.Event()
+            await self._commit_once()
+            if self._sources and (self._shortage or self._anonymous_shortage) is not None:
+                await self._wait_for_room()
+
+    async def _gather_acks(self) -> None:
+        self._wanted = trio.Event()
+        with trio.move_on_after(ACK_DELAY_S):
+            await self._wanted.wait()
+
+    async def _wait_for_room(self) -> None:
+        """Let acks make room, or another program."""
+        with trio.move_on_after(SHORTAGE_S):
+            await self._wanted.wait()
+        self._wanted.set()
+
+    async def _commit_once(self) -> None:
+        self._look_for_room()
+        changes = [*self._changes, *self._acks.values()]
+        self._changes.clear()
+        self._acks.clear()
+        sources = list(self._take_sources())
+        self._note_sharing(len(sources))
+        taken: list[tuple[Source, int]] = []
+        for source in sources:
+            change = source.take()
+            if change is not None:
+                changes.append(change)
+            taken.append((source, change.run.last if isinstance(change, Append) else 0))
+        self._is_committing = True
+        await self._commit(changes)
+        self._is_committing = False
+        for source, seq in taken:
+            source.committed(seq)
+        self._done.set()
+        self._done = trio.Event()
+
+    def _look_for_room(self) -> None:
+        """Not with each commit: the disk is asked, and what is kept for ends is much more."""
+        now = trio.current_time()
+        self._bytes_since_look += self.waiting_bytes
+        is_due = self._bytes_since_look >= LOOK_BYTES or now - self._looked_at >= LOOK_S
+        is_short = (self._shortage or self._anonymous_shortage) is not None
+        if not (is_due or is_short):
+            return
+        self._bytes_since_look, self._looked_at = 0, now
+        self._look_for_anonymous_room()
+        shortage = self._journal.shortage
+        if shortage is not None and self._shortage is None:
+            log.warning("there is no room for new calls, and running ones wait", why=str(shortage))
+        elif shortage is None and self._shortage is not None:
+            log.info("there is room again")
+        self._shortage = shortage
+
+    def _look_for_anonymous_room(self) -> None:
+        shortage, was = self._journal.anonymous_shortage, self._anonymous_shortage
+        if shortage is not None and was is None:
+            log.warning("anonymous callers wait for room, and begin no calls", why=str(shortage))
+        elif shortage is None and was is not None:
+            log.info("there is room for anonymous callers again")
+        self._anonymous_shortage = shortage
+
+    def _take_sources(self) -> Iterable[Source]:
+        """Those to be committed now. Where there is little room, those with many bytes wait."""
+        sources, self._sources = self._sources, {}
+        self.waiting_bytes = self._anonymous_bytes = 0
+        of_all, of_anonymous = _few(self._shortage), _few(self._anonymous_shortage)
+        if of_all == of_anonymous == math.inf:
+            return sources
+        for source, size in sources.items():
+            if not source.can_wait:
+                continue
+            if size > of_all:
+                self._sources[source] = size
+                self.waiting_bytes += size
+            elif source.is_anonymous and size > of_anonymous:
+                self._sources[source] = size
+                self._anonymous_bytes += size
+        return [source for source in sources if source not in self._sources]
+
+    def _note_sharing(self, sources: int) -> None:
+        now = trio.current_time()
+        if sources > 1:
+            self._shared_at = now
+        is_shared = now - self._shared_at < SHARED_S
+        self.stream_bytes_max = SHARED_BYTES_MAX if is_shared else ALONE_BYTES_MAX
+
+    async def _commit(self, changes: list[Change]) -> None:
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                outcomes = await self._journal.commit(changes)
+            except Unavailable as trouble:
+                if self._trouble is None:
+                    log.warning("the journal takes nothing; trying again", why=str(trouble))
+                self._trouble = trouble
+                await trio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_LAST_S)
+                changes += self._acks.values()  # they make room
+                self._acks.clear()
+                continue
+            if self._trouble is not None:
+                log.info("the journal takes messages again")
+                self._trouble = None
+            break
+        for error in outcomes:
+            # One process owns the journal and every change comes from its own memory: a change that
+            # does not fit means that the two have parted, and only a restart can tell the truth.
+            if error is not None:
+                raise error
+
+
+def _few(shortage: Shortage | None) -> float:
+    """How many bytes have their turn at once."""
+    if shortage is None:
+        return math.inf
+    return 0 if shortage.is_severe else FEW_BYTES

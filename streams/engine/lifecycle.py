@@ -1,0 +1,416 @@
+"""One stream, seen from its sender: what may happen to it, and what follows.
+
+There is no input or output here, and no clock: time comes in as `now` (seconds, any origin), and
+what must be made durable goes out as values. A method returns what it caused, or raises and has
+changed nothing.
+
+    lines offered ──► numbered, in a batch ──► durable ──► written ──► delivered
+                      `last`                   `durable`   `written`   `delivered`
+
+These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
+no longer kept.
+
+`reader` is the position of the delivery that is attached now, if there is one. `delivered` never
+passes it, so a reader always finds in the journal what follows its position. A new reader may stand
+far below `written`: the replay of a backlog begins again at `delivered`.
+"""
+
+import enum
+from bisect import bisect_right
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from streams.errors import Ended
+from streams.journal.contract import Append, Close, Outcome, Record
+from streams.limits import Limits
+from streams.messages import RequestId, Run
+
+ProgressToken = RequestId
+
+
+class Event(enum.Enum):
+    """What can happen to a stream."""
+
+    APPEND = "a message"
+    END = "the final response"
+    FAIL = "an error as the final response"
+    ABANDON = "nobody came back in time"
+    CANCEL = "the client cancelled"
+
+    __hash__ = object.__hash__  # as in Outcome
+
+
+LIVE, COMPLETED = Outcome.LIVE, Outcome.COMPLETED
+
+TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
+    LIVE: {
+        Event.APPEND: LIVE,
+        Event.END: COMPLETED,
+        Event.FAIL: Outcome.FAILED,
+        Event.ABANDON: Outcome.ABANDONED,
+        Event.CANCEL: Outcome.CANCELLED,
+    },
+    # A call that is done cannot be cancelled any more: the answer may be on its way already.
+    COMPLETED: {Event.ABANDON: Outcome.ABANDONED},
+    Outcome.FAILED: {Event.ABANDON: Outcome.ABANDONED},
+    Outcome.ABANDONED: {},
+    Outcome.CANCELLED: {},
+}
+
+# Written chunks are remembered no finer than this, so that their number stays small.
+MARK_BYTES: Final = 64 * 1024
+
+
+class Question(msgspec.Struct):
+    """A request to the client that has no answer yet."""
+
+    seq: int
+    line: bytes
+
+
+class Flags(msgspec.Struct, frozen=True):
+    """What a poll tells. "pendingMessages: Whether there are unsent messages"."""
+
+    is_live: bool
+    has_failed: bool
+    pending_messages: bool
+    has_request: bool
+    has_error: bool
+
+
+class StreamState:
+    """Where one stream stands."""
+
+    __slots__ = (
+        "_answered_at",
+        "_batch",
+        "_batch_bytes",
+        "_bytes_delivered",
+        "_bytes_numbered",
+        "_bytes_written",
+        "_held",
+        "_last_error",
+        "_last_request",
+        "_limits",
+        "_marks",
+        "_record",
+        "_restored",
+        "_was_ended_at",
+        "client_confirms",
+        "delivered",
+        "durable",
+        "idle_since",
+        "last",
+        "outcome",
+        "pages",
+        "questions",
+        "reader",
+        "written",
+    )
+
+    def __init__(self, record: Record, limits: Limits) -> None:
+        self._record = record
+        self._limits = limits
+        self.outcome = record.outcome
+        self.pages = list(record.pages or ())  # the seqs of those that are kept
+        self.last = self.durable = record.last
+        self.delivered = record.acked
+        self.written = record.last if record.is_read else record.acked
+        self.reader: int | None = None
+        self._last_request = record.last_request
+        self._last_error = record.last_error
+        self._was_ended_at = record.ended_at
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._held: dict[ProgressToken, bytes] = {}
+        self._restored = record.last  # up to where the bytes of what is numbered are not known
+        self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
+        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
+        self.questions: dict[RequestId, Question] = {}
+        self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
+        self.idle_since: float | None = None  # None while a connection is attached
+        self._answered_at: float | None = None  # when the last page of all had been sent
+
+    # What the handler sends
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more message may be numbered.
+
+        "Servers should limit the number of unsent messages a disconnected stream may retain in
+        order to prevent denial of service attacks".
+        """
+        return self._has_unsent_room and not (self.client_confirms and self._is_undelivered_full)
+
+    @property
+    def _has_unsent_room(self) -> bool:
+        limits = self._limits
+        has_place = self.last - self.written < limits.unsent_entries_max
+        return has_place and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes that are numbered and wait for the next commit."""
+        return self._batch_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that were sent since it came into memory, and are not known to be delivered."""
+        return max(0, self._bytes_numbered - self._bytes_delivered)
+
+    def add(self, line: bytes, *, is_page: bool = False) -> bool:
+        """Number a message; False, and nothing has changed, where there is no room for it.
+
+        A page is a response that is not the last one. What was written leaves room for it, as that
+        goes when what is behind this page is asked for.
+        """
+        self._move(Event.APPEND)
+        if not (self._has_unsent_room if is_page else self.has_room):
+            return False
+        if self._held:
+            self._release_held()
+        self._number(line)
+        if is_page:
+            self.pages.append(self.last)
+        return True
+
+    def add_progress(self, token: ProgressToken, line: bytes) -> bool:
+        """Number a progress notification; without room the latest of its token is held back.
+
+        A held one has no number yet, so dropping the one before it leaves no gap.
+        """
+        self._move(Event.APPEND)
+        if self._held or not self.has_room:
+            self._held[token] = line
+            return False
+        self._number(line)
+        return True
+
+    def add_request(self, request_id: RequestId, line: bytes, *, is_forced: bool = False) -> bool:
+        """Number a request to the client; False where there is no room and it is not forced."""
+        self._move(Event.APPEND)
+        if not (is_forced or self.has_room):
+            return False
+        self._release_held()
+        self._number(line)
+        self._last_request = self.last
+        self.questions[request_id] = Question(self.last, line)
+        return True
+
+    def end(self, line: bytes, event: Event = Event.END, *, is_error: bool, at: float) -> None:
+        """Number the final response; there is always room for it. `at` is wall time."""
+        self.outcome = self._move(event)
+        self._release_held()
+        self._number(line)
+        self._was_ended_at = at
+        self.questions.clear()
+        if is_error:
+            self._last_error = self.last
+
+    def release_held(self, *, is_forced: bool = False) -> bool:
+        """Number what was held back where there is room again; tell whether anything was."""
+        if not (self._held and self.outcome is LIVE and (is_forced or self.has_room)):
+            return False
+        self._release_held()
+        return True
+
+    def _release_held(self) -> None:
+        for line in self._held.values():
+            self._number(line)
+        self._held.clear()
+
+    def _number(self, line: bytes) -> None:
+        self.last += 1
+        self._batch.append(line)
+        self._batch_bytes += len(line)
+        self._bytes_numbered += len(line)
+
+    def _move(self, event: Event) -> Outcome:
+        try:
+            return TRANSITIONS[self.outcome][event]
+        except KeyError:
+            raise Ended(f"{event.value}: the stream is {self.outcome.value} already") from None
+
+    # What becomes of it
+
+    def take(self, fence: int) -> Append | None:
+        """The batch, as the change that makes it durable; None where there is nothing new."""
+        if not self._batch:
+            return None
+        first = self.last + 1 - len(self._batch)
+        run = Run(first, len(self._batch), b"".join(self._batch))
+        self._batch.clear()
+        self._batch_bytes = 0
+        return Append(
+            stream=self._record.stream,
+            fence=fence,
+            run=run,
+            last_request=self._last_request,
+            last_error=self._last_error,
+            outcome=self.outcome,
+            ended_at=self._was_ended_at,
+            pages=tuple(seq for seq in self.pages if seq >= first),
+        )
+
+    def committed(self, seq: int) -> None:
+        """Everything up to `seq` is durable."""
+        if not self.is_tombstone:  # the commit was under way when the stream was closed
+            self.durable = max(self.durable, seq)
+
+    def wrote(self, run: Run) -> bool:
+        """The run was written to a connection; tell whether that alone counts as delivered.
+
+        It does for the oldest of what a client that confirms nothing has been sent too much of.
+        """
+        self.committed(run.last)  # it came from the journal, which may be ahead of its own report
+        self.reader = run.last
+        if run.last <= self.written:
+            return False
+        news = run.after(self.written)
+        self._bytes_written += len(news.body)
+        if self.written < self._restored:
+            self._bytes_numbered += len(news.until(self._restored).body)
+        self.written = run.last
+        marks = self._marks
+        if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:
+            marks.pop()
+        marks.append((self.written, self._bytes_written))
+        is_news = False
+        while len(marks) > 1 and self._is_undelivered_full and not self.client_confirms:
+            is_news |= self.deliver(marks[0][0])
+        return is_news
+
+    def deliver(self, seq: int) -> bool:
+        """The client has everything up to `seq`; tell whether that is news.
+
+        It changes nothing where the attached reader is not there yet: its messages must be kept.
+        """
+        if not self.delivered < seq <= (self.durable if self.reader is None else self.reader):
+            return False
+        self.delivered = seq
+        self.written = max(self.written, seq)
+        while self._marks and self._marks[0][0] <= seq:
+            self._bytes_delivered = self._marks.popleft()[1]
+        del self.pages[: bisect_right(self.pages, seq)]
+        return True
+
+    @property
+    def _is_undelivered_full(self) -> bool:
+        return self._bytes_written - self._bytes_delivered >= self._limits.undelivered_bytes_max
+
+    def close(self, event: Event, fence: int, *, at: float) -> Close:
+        """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
+        self.outcome = self._move(event)
+        self._batch.clear()
+        self._batch_bytes = 0
+        self._held.clear()
+        self.pages.clear()
+        self.questions.clear()
+        self.reader = None  # nothing is kept for it
+        self.delivered = self.written = self.last = self.durable
+        return Close(self._record.stream, fence, self.outcome, at)
+
+    # What can be asked
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the final response is numbered; it may still be on its way to disk or client."""
+        return self.outcome.is_end
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether there may be responses before the final one, which only their tokens confirm."""
+        return self._record.pages is not None
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether all that is left is the memory of how it ended."""
+        return self.outcome.is_tombstone
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the stream has ended and its client is known to have all of it."""
+        return self.is_ended and self.delivered == self.last
+
+    def is_finished(self, position: int) -> bool:
+        """Whether a reader who has everything up to `position` can stop waiting.
+
+        Having ended is not enough: the last entries may still be on their way to disk.
+        """
+        return self.is_ended and position >= self.last
+
+    def answer_after(self, position: int) -> int | None:
+        """The seq of the first response behind `position`, a page or the final one; None where it
+        is not there yet.
+        """
+        if self.is_paged and position < self.delivered:
+            return self.delivered  # it was one: nothing else moves the mark of such a stream
+        page = next((seq for seq in self.pages if seq > position), None)
+        return self.last if page is None and self.is_ended else page
+
+    def flags(self, after: int | None = None) -> Flags:
+        """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
+
+        "hasRequest: Whether any pending messages include a server-to-client request"; one that was
+        delivered and not answered counts as well. "hasError: Whether any pending messages include
+        an error result".
+        """
+        mark = self.delivered if after is None else after
+        return Flags(
+            # A final response that a crash could take back has not been given yet: who is told
+            # "completed" and "nothing pending" takes it that there will be no more.
+            is_live=self.outcome is LIVE or self.durable < self.last,
+            has_failed=self.outcome is Outcome.FAILED,
+            pending_messages=self.durable > mark,
+            has_request=(self.durable > mark and self._last_request > mark) or bool(self.questions),
+            has_error=mark < self._last_error <= self.durable,
+        )
+
+    # Who is there
+
+    def attach(self, position: int, *, confirms: bool) -> None:
+        """A connection follows the stream from `position` on: the clock of `max` stands still."""
+        self.reader = position
+        self.idle_since = None
+        self.client_confirms = confirms
+
+    def detach(self, now: float) -> None:
+        """No connection follows the stream any more."""
+        self.reader = None
+        self.fall_silent(now)
+
+    def fall_silent(self, now: float) -> None:
+        """The attached connection shows no life: the clock of `max` runs again."""
+        self.idle_since = now
+        if self.is_paged and self._answered_at is None and self.is_finished(self.written):
+            self._answered_at = now
+
+    def touch(self, now: float) -> None:
+        """The client was heard of: the clock of `max` starts again."""
+        if self.idle_since is not None:
+            self.idle_since = now
+
+    def is_early(self, now: float) -> float:
+        """For how many seconds more the client should have waited before it came back."""
+        if self.idle_since is None:
+            return 0.0
+        return max(0.0, self.idle_since + self._record.min_s - now)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the stream is given up unless somebody comes; None while a connection is attached.
+
+        "max: Maximum seconds a client may wait before the server considers the stream abandoned".
+        """
+        if self.idle_since is None:
+            return None
+        limits = self._limits
+        if self.is_tombstone:
+            return self.idle_since + limits.tombstone_s
+        if self._answered_at is not None:
+            # "Clients MUST treat resume tokens from completed requests as expired."
+            return min(self.idle_since + self._record.max_s, self._answered_at + limits.last_page_s)
+        max_s = self._record.max_s
+        return self.idle_since + (min(max_s, limits.drained_s) if self.is_drained else max_s)

@@ -1,0 +1,168 @@
+"""A copy of a journal that is in use, and what is readable of one that is damaged."""
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streams.errors import JournalUnusable, Refusal, UnsafeFile
+from streams.files import whole
+from streams.journal.contract import Record
+from streams.journal.sqlite.file import translated
+from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
+from streams.keys import hashed
+from streams.messages import Run, parse
+
+PAGES_AT_ONCE: Final = 256  # then the progress is told: 4 MiB of a new file
+
+Progress = Callable[[int, int], None]  # how much is done, and of how much
+
+
+class Saved(msgspec.Struct):
+    """What came of an export."""
+
+    streams: int = 0
+    messages: int = 0
+    missing: int = 0  # messages that are known to be lost; of unknown records none are known
+    damages: dict[str, None] = msgspec.field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return not (self.missing or self.damages)
+
+
+def back_up(path: Path, to: Path, on_progress: Progress) -> None:
+    """Copy a journal as it is at this moment to a new file; its owner waits for nothing.
+
+    All that was acknowledged before is in it. Raises `JournalUnusable` where the file is no
+    journal, cannot be read, or the copy cannot be made; then there is none.
+    """
+    try:
+        with (
+            whole(to, os.link) as file,  # which takes no other's place
+            opened_to_look(path) as (source, _),
+            translated(file),
+        ):
+            _copy(source, file, on_progress)
+    except FileExistsError:
+        raise JournalUnusable(f"{to} is there already: name a new file.") from None
+    except UnsafeFile as error:
+        raise JournalUnusable(f"{error}.") from error
+    except OSError as error:
+        raise JournalUnusable(f"{to} cannot be written: {error}.") from error
+
+
+def _copy(source: sqlite3.Connection, to: Path, on_progress: Progress) -> None:
+    with closing(sqlite3.connect(to, isolation_level=None)) as copy:
+        source.backup(
+            copy,
+            pages=PAGES_AT_ONCE,
+            progress=lambda _, left, pages: on_progress(pages - left, pages),
+        )
+        # As one file: whoever copies it on need not know of any others.
+        copy.execute("PRAGMA journal_mode = DELETE")
+
+
+def save(
+    path: Path, on_stream: Callable[[int], Callable[[bytes], object]], on_progress: Progress
+) -> Saved:
+    """Hand on what is readable, stream by stream, as lines of JSON: a header, then the messages
+    that are not confirmed, as they were sent, and a line in the place of those that are lost.
+
+    `on_stream` is given a stream's number and returns what takes its lines. Raises
+    `JournalUnusable` where nothing can be read.
+    """
+    saved = Saved()
+    with opened_to_look(path) as (connection, schema):
+        if not is_current(schema):
+            raise JournalUnusable(
+                f"{path} is of an older release (schema {schema}): export it with that one, or "
+                "serve a copy of it once, which brings that up to date."
+            )
+        contents = Contents(connection, lambda number, what: _note(saved, number, what))
+        numbers = contents.numbers()
+        for done, number in enumerate(numbers):
+            on_progress(done, len(numbers))
+            _export_stream(contents, number, on_stream(number), saved)
+        on_progress(len(numbers), len(numbers))
+    return saved
+
+
+def _note(saved: Saved, number: int | None, what: str) -> None:
+    saved.damages[what if number is None else f"stream {number}: {what}"] = None
+
+
+def _export_stream(
+    contents: Contents, number: int, put: Callable[[bytes], object], saved: Saved
+) -> None:
+    record = contents.record(number)
+    if record is None:
+        _note(saved, number, "there is no record of it")
+    saved.streams += 1
+    put(_encoded(_header(number, record, contents.request(number))))
+    after = 0 if record is None else record.trimmed
+    last = None if record is None else record.last
+    for first, until, lines in _pieces(contents.runs(number, after), after, last):
+        if lines:
+            put(lines)
+            saved.messages += until - first + 1
+        elif record is not None or first > 1:
+            put(_encoded({"missing": {"from": first, "to": until}}))
+            saved.missing += until - first + 1
+
+
+def _header(number: int, record: Record | None, request: bytes | None) -> dict[str, Any]:
+    """What is known of a stream. Its id may be all that it takes to resume it, hence the hash."""
+    header: dict[str, Any] = {"stream": number, "request": _readable(request)}
+    if record is not None:
+        header |= {
+            "sha256": hashed(record.stream),
+            "principal": record.principal,
+            "createdAt": record.created_at,
+            "outcome": record.outcome.value,
+            "confirmed": record.acked,
+            "last": record.last,
+        }
+    return header
+
+
+def _readable(request: bytes | None) -> msgspec.Raw | None:
+    try:
+        parse(request or b"")
+    except Refusal:
+        return None
+    return msgspec.Raw(request or b"")
+
+
+def _pieces(runs: Iterator[Run], after: int, last: int | None) -> Iterator[tuple[int, int, bytes]]:
+    """First seq, last seq and lines, without gaps; empty where they are lost."""
+    position = after
+    for run in runs:
+        if run.last <= position:
+            continue
+        if run.seq > position + 1:
+            yield position + 1, run.seq - 1, b""
+        yield from _readable_lines(run, max(position, run.seq - 1))
+        position = run.last
+    if last is not None and position < last:
+        yield position + 1, last, b""
+
+
+def _readable_lines(run: Run, after: int) -> Iterator[tuple[int, int, bytes]]:
+    if is_sound(run):
+        run = run.after(after)
+        yield run.seq, run.last, run.body
+    elif len(run.lines) != run.count:
+        yield after + 1, run.last, b""  # nobody knows which is which
+    else:
+        for seq, line in enumerate(run.lines, run.seq):
+            if seq > after:
+                yield seq, seq, line if is_sound(Run(seq, 1, line)) else b""
+
+
+def _encoded(value: object) -> bytes:
+    return msgspec.json.encode(value) + b"\n"

@@ -1,0 +1,273 @@
+"""A journal that is only looked at: its owner may be at work meanwhile, and parts of it damaged.
+
+What is seen is the journal at one moment. Nothing is written, and the owner waits for nobody; but
+its WAL grows for as long as somebody looks.
+"""
+
+import heapq
+import math
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streams.errors import JournalError, JournalUnusable
+from streams.journal.contract import Record
+from streams.journal.ownership import check_files
+from streams.journal.sqlite.file import SCHEMA_VERSION, recognized, translated
+from streams.journal.sqlite.log import LoggedAppend, LoggedMarks, decode
+from streams.journal.sqlite.records import RECORD, record_of
+from streams.journal.sqlite.tails import Budget, Tail, Tails
+from streams.messages import Run, look_at_lines
+
+BUSY_S: Final = 5.0  # while the owner begins or ends
+# Of ids that cannot be read each is tried; far from where the damage began only each so many.
+_PROBES: Final = 1_000
+_ID_MAX: Final = 2**48  # where it cannot be read either
+
+# What a damaged row may do to who reads it: SQLite, the types of its columns, what is in them.
+_DAMAGES: Final = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError)
+
+_last = attrgetter("last")
+
+
+@contextmanager
+def opened_to_look(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+    """A journal at this moment, and its schema. Raises `JournalUnusable` where it is none."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise JournalUnusable(f"{path}: there is no such file.") from None
+    except OSError as error:
+        raise JournalUnusable(f"{path} cannot be read: {error.strerror}.") from None
+    check_files(path)
+    with translated(path), closing(_connect(path)) as connection:
+        _, version = recognized(connection, path)
+        if version == 0:
+            raise JournalUnusable(f"{path} is empty: it is no journal yet.")
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on
+        yield connection, version
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    address = f"{path.resolve().as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None)
+
+
+def is_current(version: int) -> bool:
+    """Whether this release can read more of it than SQLite can."""
+    return version == SCHEMA_VERSION
+
+
+def is_sound(run: Run) -> bool:
+    """Whether it has as many messages as it says, and nothing else."""
+    body = run.body
+    if body.count(b"\n") != run.count or not body.endswith(b"\n"):
+        return False
+    try:
+        body.decode()
+        return len(look_at_lines(body)) == run.count
+    except (ValueError, RecursionError):
+        return False
+
+
+class Contents:
+    """What a journal has, as far as it can be read; what cannot is told to `on_damage`, in words,
+    with the number of the stream where it is one's.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, on_damage: Callable[[int | None, str], None]
+    ) -> None:
+        self._connection = connection
+        self._on_damage = on_damage
+        self._places: dict[int, list[tuple[int, int, int]]] | None = None
+        self._tails: dict[int, Tail] = {}
+        self._unfit: set[int] = set()  # streams whose record does not say what the log has of them
+        self._logged: dict[int, list[Run]] | None = None
+        self._recover()
+
+    def numbers(self) -> list[int]:
+        """The numbers of all streams that are mentioned anywhere."""
+        found = set(self._tails)
+        for table in ("streams", "progress"):
+            found.update(row[0] for row in self.scanned(table))
+        try:
+            found.update(row[0] for row in self._rows("SELECT DISTINCT stream FROM runs"))
+        except sqlite3.Error:
+            found.update(self._scanned_places())
+        return sorted(number for number in found if isinstance(number, int))
+
+    def record(self, number: int) -> Record | None:
+        """What is known of a stream; None where that cannot be read, or is not there."""
+        tail = self._tails.get(number)
+        try:
+            found = self._loaded(number)
+        except _DAMAGES as error:
+            self._on_damage(number, f"its record cannot be read ({error})")
+            found = None
+        if found is None or tail is None or tail.record is None:
+            return found
+        return msgspec.structs.replace(tail.record, origin=found.origin)
+
+    def request(self, number: int) -> bytes | None:
+        """The originating request, which may be readable where the record is not."""
+        try:
+            rows = self._rows("SELECT origin FROM streams WHERE id = ?", number)
+        except _DAMAGES:
+            return None
+        return bytes(rows[0][0]) if rows and isinstance(rows[0][0], bytes) else None
+
+    def runs(self, number: int, after: int) -> Iterator[Run]:
+        """The stored runs of a stream that reach beyond `after`, in order, as they are."""
+        places = self._indexed_places(number)
+        if not follows(places, after):
+            places = sorted({*places, *self._scanned_places().get(number, [])})
+        in_tables = self._in_tables(number, places, after)
+        if number in self._unfit:
+            yield from heapq.merge(in_tables, self._in_log(number), key=_last)
+            return
+        for run in in_tables:
+            after = run.last
+            yield run
+        tail = self._tails.get(number)
+        yield from (() if tail is None else tail.beyond(after))
+
+    def _in_tables(
+        self, number: int, places: Iterable[tuple[int, int, int]], after: int
+    ) -> Iterator[Run]:
+        for last, count, rowid in places:
+            if last > after and (body := self._body(number, rowid)) is not None:
+                yield Run(last - count + 1, count, body)
+
+    def _in_log(self, number: int) -> Iterable[Run]:
+        """What the log has of a stream, be it in the tables as well or not."""
+        if self._logged is None:
+            self._logged = {}
+            for _, body in self._scanned_log():
+                for entry in decode(body):
+                    if isinstance(entry, LoggedAppend | LoggedMarks):
+                        run = Run(entry.seq, entry.count, entry.body)
+                        self._logged.setdefault(entry.id, []).append(run)
+        return sorted(self._logged.get(number, []), key=_last)
+
+    def scanned(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """All rows of a table that can be read, each behind its rowid, in that order."""
+        named = ", ".join(("rowid", *columns))
+        query = f"SELECT {named} FROM {table} WHERE rowid >= ? ORDER BY rowid"  # nosec B608 # ours
+        start, is_over = 0, False
+        while not is_over:
+            try:
+                for row in self._connection.execute(query, (start,)):
+                    if row[0] >= start:  # else pages lead in a circle
+                        start = row[0] + 1
+                        yield row
+                is_over = True
+            except sqlite3.Error as error:
+                self._on_damage(None, f"a part of the table {table} cannot be read ({error})")
+                found = self._readable_from(table, f"{query} LIMIT 1", start)
+                start, is_over = found or 0, found is None
+
+    def _readable_from(self, table: str, query: str, start: int) -> int | None:
+        try:
+            last = self._rows(f"SELECT max(rowid) FROM {table}")[0][0] or 0  # nosec B608 # ours
+        except sqlite3.Error:
+            last = _ID_MAX
+        candidate = start + 1
+        while candidate <= last:
+            try:
+                self._rows(query, candidate)
+            except sqlite3.Error:
+                candidate += 1 + (candidate - start) // _PROBES
+            else:
+                return candidate
+        return None
+
+    def _recover(self) -> None:
+        """Take up what the log says, as who opens the file does, but for what does not fit."""
+        tails = Tails(Budget(streams_max=_ID_MAX))
+
+        def misfit(tail: Tail, error: JournalError) -> None:
+            tail.undo()
+            if tail.id not in self._unfit:
+                self._unfit.add(tail.id)
+                self._on_damage(tail.id, f"the log does not go on from the tables ({error})")
+
+        def load(number: int) -> Tail | None:
+            try:
+                record = self._loaded(number)
+            except _DAMAGES as error:
+                self._on_damage(number, f"its record cannot be read ({error})")
+                record = None
+            if record is None:
+                self._unfit.add(number)
+            return None if record is None else Tail.of(record)
+
+        tails.recover(self._scanned_log(), load, misfit)
+        self._tails = {tail.id: tail for tail in tails.known.values()}
+
+    def _scanned_log(self) -> Iterator[tuple[int, bytes]]:
+        """The rows of the log that can be read."""
+        for row, body in self.scanned("log", "body"):
+            try:
+                decode(body)
+            except (ValueError, TypeError) as error:
+                self._on_damage(None, f"row {row} of the log cannot be read ({error})")
+            else:
+                yield row, body
+
+    def _loaded(self, number: int) -> Record | None:
+        rows = self._rows(f"{RECORD} WHERE streams.id = ?", number)
+        if not rows:
+            return None
+        record = record_of(rows[0])
+        fields = msgspec.structs.asdict(record)
+        msgspec.convert(fields, Record)  # SQLite would store anything anywhere
+        if not all(math.isfinite(v) and v >= 0 for v in fields.values() if isinstance(v, float)):
+            raise ValueError("a time in it is none")
+        return record
+
+    def _indexed_places(self, number: int) -> list[tuple[int, int, int]]:
+        query = "SELECT last, count, rowid FROM runs WHERE stream = ? ORDER BY last"
+        try:
+            return [row for row in self._rows(query, number) if _is_place(row)]
+        except sqlite3.Error:
+            return []
+
+    def _scanned_places(self) -> dict[int, list[tuple[int, int, int]]]:
+        if self._places is None:
+            self._places = {}
+            for rowid, number, *place in self.scanned("runs", "stream", "last", "count"):
+                if isinstance(number, int) and _is_place(place):
+                    self._places.setdefault(number, []).append((place[0], place[1], rowid))
+        return self._places
+
+    def _body(self, number: int, rowid: int) -> bytes | None:
+        try:
+            rows = self._rows("SELECT body FROM runs WHERE rowid = ?", rowid)
+        except sqlite3.Error as error:
+            self._on_damage(number, f"a part of its messages cannot be read ({error})")
+            return None
+        return rows[0][0] if rows and isinstance(rows[0][0], bytes) else None
+
+    def _rows(self, query: str, *parameters: object) -> list[Any]:
+        return self._connection.execute(query, parameters).fetchall()
+
+
+def follows(places: Iterable[tuple[int, int, int]], after: int) -> bool:
+    """Whether these places of runs (last, count, rowid) go on from `after` without a gap."""
+    for last, count, _ in places:
+        if last - count > after:
+            return False
+        after = max(after, last)
+    return True
+
+
+def _is_place(columns: Sequence[Any]) -> bool:
+    last, count = columns[:2]
+    return isinstance(last, int) and isinstance(count, int) and 0 < count <= last

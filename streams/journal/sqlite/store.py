@@ -1,0 +1,269 @@
+"""Records and lines in tables and in the log, and sessions beside them: the whole of the journal,
+synchronous.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from streams.clock import wall
+from streams.errors import Full, JournalError, JournalUnusable, Unavailable
+from streams.exchange import vouched
+from streams.journal.contract import Append, Change, Create, Record, Shortage
+from streams.journal.ownership import OwnerLock, check_files
+from streams.journal.runs import joined
+from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite.batch import Batch
+from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.journal.sqlite.file import (
+    BUSY_READ_MS,
+    DAMAGED,
+    Durability,
+    configure,
+    configure_copier,
+    connect,
+    connect_to_read,
+    create_file,
+    prepare,
+    translated,
+)
+from streams.journal.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
+from streams.journal.sqlite.presence import Presence
+from streams.journal.sqlite.records import RECORD, record_of
+from streams.journal.sqlite.room import Room, Share
+from streams.journal.sqlite.segments import Segments
+from streams.journal.sqlite.sessions import SessionTables
+from streams.journal.sqlite.tails import Budget, Tail, Tails
+from streams.limits import DAY_S, MIB
+from streams.messages import Run
+
+BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
+AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
+# Who starts looks at each stream at rest within so long, and puts it off where that is right.
+LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
+
+
+class SQLiteStore:
+    """A journal file, opened and owned. Not for two threads at once, `read` and `lookups` apart.
+
+    All may raise `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back.
+    After a `JournalUnusable` from `commit` every later one says the same: memory is ahead of the
+    disk, and only a restart can tell the truth.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability = "power",
+        secure_delete: bool = False,
+        bytes_max: int | None = None,
+        anonymous_bytes_max: int | None = None,
+        file_bytes_max: int | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        """Open the journal at `path`, or make it.
+
+        More than `file_bytes_max` bytes of file are `Full`. `bytes_max` is for the file and its
+        WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
+        be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
+        vouched for. Raises `JournalUnusable`, which says
+        what to do, where the file is owned, foreign, damaged, newer or not writable.
+        """
+        check_files(path)
+        self._path = path = Path(os.path.realpath(path))
+        self._is_synced = durability == "power"
+        self._failure: str | None = None
+        self._is_full = False
+        budget = budget or Budget()
+        if bytes_max is not None:
+            budget = budget.within(bytes_max)
+            file_bytes_max = bytes_max - budget.wal_bytes
+        self._room = Room(path, file_bytes_max, bytes_max)
+        self._is_short = False
+        self._tails = Tails(budget)
+        with ExitStack() as opened:
+            lock = OwnerLock(path)
+            lock.acquire()
+            opened.callback(lock.release)
+            create_file(path)
+            index = opened.enter_context(closing(WalIndex(path)))
+            with translated(path):
+                self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
+                prepare(self._writer, path)
+                configure(self._writer, path, durability, secure_delete, file_bytes_max)
+                check_files(path)  # SQLite opens -wal and -shm, which others may have made since
+                index.open()
+                self._reader = opened.enter_context(closing(connect_to_read(path)))
+                self._recover()
+                copier = opened.enter_context(closing(connect(path, BUSY_READ_MS)))
+                configure_copier(copier, durability)
+                self._presence = Presence(path)
+                self._segments = opened.enter_context(closing(Segments(path, self._presence.check)))
+            self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
+            opened.callback(self._checkpoints.close)
+            self._share = Share(anonymous_bytes_max, self._writer)
+            self.lookups = SQLiteLookups(self._reader, path, self._tails)
+            self._opened = opened.pop_all()
+
+    def _recover(self) -> None:
+        def load(id: int) -> Tail | None:
+            row = self._writer.execute(f"{RECORD} WHERE streams.id = ?", (id,)).fetchone()
+            return None if row is None else Tail.of(record_of(row))
+
+        try:
+            self._tails.recover(self._writer.execute("SELECT id, body FROM log ORDER BY id"), load)
+        except (JournalError, ValueError) as error:
+            raise JournalUnusable(
+                f"{self._path}: its log does not fit its tables ({error}): {DAMAGED}."
+            ) from error
+
+    def claim(self) -> Sequence[Record]:
+        """See `Journal.claim`."""
+        with self._transaction():
+            self._writer.execute("UPDATE ownership SET claims = claims + 1")
+            # A clock that was years ahead must not keep them for years.
+            LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
+            awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
+            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
+        self._tails.claim()
+        known = self._tails.known
+        return [overlaid(record, known.get(record.stream)) for record in records]
+
+    def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """See `Journal.commit`."""
+        if self._failure is not None:
+            raise JournalUnusable(self._failure)
+        is_tight = self._is_full or self._is_short
+        try:
+            answers = self._commit(changes, is_without_log=is_tight)
+        except JournalUnusable as error:
+            self._failure = str(error)
+            raise
+        except Full:
+            self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
+            raise
+        finally:
+            if is_tight or self._is_full:
+                self._checkpoints.empty()
+        self._is_full = False
+        return answers
+
+    def look_for_room(self) -> Shortage | None:
+        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        with translated(self._path):
+            shortage = self._room.shortage(self._reader)
+        self._is_short = shortage is not None
+        return shortage
+
+    def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
+        """As `commit`, where that waits neither for a disk nor for another program; else None, and
+        nothing has changed.
+        """
+        if (
+            self._is_synced
+            or self._is_short
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due
+            or self._share.is_due
+        ):
+            return None
+        self._writer.execute("PRAGMA busy_timeout = 0")
+        try:
+            return self.commit(changes)
+        except Full:
+            raise
+        except Unavailable:
+            return None
+        finally:
+            self._writer.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def _commit(
+        self, changes: Sequence[Change], *, is_without_log: bool
+    ) -> Sequence[JournalError | None]:
+        with translated(self._path):
+            self._checkpoints.make_room(lambda: _bytes_needed(changes))
+        self._tails.evict()
+        batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
+        try:
+            with self._transaction():
+                answers = [batch.apply(change) for change in changes]
+                batch.write()
+        except BaseException:
+            batch.undo()
+            raise
+        self._presence.check()
+        batch.publish()
+        self._checkpoints.committed()
+        with translated(self._path):
+            added = sum(map(self._anonymous_bytes, changes))
+            self._share.commit(added, self._anonymous_unwritten)
+        return answers
+
+    def _anonymous_bytes(self, change: Change) -> int:
+        """The bytes that a change adds to the streams of anonymous callers."""
+        if type(change) is Append:
+            tail = self._tails.known.get(change.stream)
+            return len(change.run.body) if tail is not None and tail.is_anonymous else 0
+        if type(change) is Create and not vouched(change.record.principal):
+            return len(change.record.origin)
+        return 0
+
+    def _anonymous_unwritten(self) -> int:
+        return sum(tail.size for tail in self._tails.known.values() if tail.is_anonymous)
+
+    @property
+    def anonymous_shortage(self) -> Shortage | None:
+        """See `Journal.anonymous_shortage`. May be asked for while another thread commits."""
+        return self._share.shortage
+
+    def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        """See `Journal.sessions`."""
+        with translated(self._path):
+            return SessionTables(self._writer).read()
+
+    def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
+        """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
+        # First: what becomes a segment meanwhile is in both.
+        tail = self._tails.known.get(stream)
+        beyond = () if tail is None else tail.beyond(after)
+        if beyond and beyond[0].seq <= after + 1:
+            return joined(beyond, after, bytes_max)
+        with translated(self._path):
+            return self._segments.read(stream, after, bytes_max, beyond)
+
+    def close(self) -> None:
+        """Empty the log into the tables and the WAL into the file, and let go. Twice is as good as
+        once.
+        """
+        # Both are as durable as the file: what a full or busy disk leaves in them is found there.
+        if self._failure is None and not self._tails.is_empty:
+            with suppress(JournalError):
+                self._commit((), is_without_log=True)
+        with suppress(sqlite3.Error):
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._opened.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with translated(self._path):
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:  # after some errors SQLite has rolled back itself
+                    self._writer.execute("ROLLBACK")
+                raise
+
+
+def _bytes_needed(changes: Sequence[Change]) -> int:
+    """What a commit adds to the WAL at most: to the log, and twice of that to the tables."""
+    return MIB + 3 * _bytes_of(changes)
+
+
+def _bytes_of(changes: Sequence[Change]) -> int:
+    return sum(len(change.run.body) for change in changes if type(change) is Append)

@@ -1,0 +1,164 @@
+"""Whether a journal is sound: by SQLite's own check, and by the rules of what it holds."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from streams.errors import Refusal
+from streams.journal.contract import Outcome, Record
+from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
+from streams.keys import hashed
+from streams.messages import parse
+
+PROBLEMS_MAX: Final = 100  # of SQLite's, and of ours; who has more of them knows enough
+
+_STREAMS: Final = "(SELECT id FROM streams)"
+# What must be nowhere: rows of a table, and what is wrong with them.
+_LOOSE: Final = (
+    (f"runs WHERE stream NOT IN {_STREAMS}", "runs of messages are of no stream"),
+    (f"progress WHERE id NOT IN {_STREAMS}", "states are of no stream"),
+    (f"awake WHERE id NOT IN {_STREAMS}", "streams are awake that are not there"),
+    (f"rests WHERE id NOT IN {_STREAMS}", "streams are at rest that are not there"),
+    ("rests WHERE id IN (SELECT id FROM awake)", "streams are both awake and at rest"),
+    (
+        "streams WHERE id NOT IN (SELECT id FROM awake UNION ALL SELECT id FROM rests)",
+        "streams are neither awake nor at rest",
+    ),
+    (f"names WHERE stream NOT IN {_STREAMS}", "names lead to no stream"),
+    ("grants WHERE stream NOT IN (SELECT stream FROM streams)", "grants are for no stream"),
+    ("grants WHERE session NOT IN (SELECT key FROM sessions)", "grants are of no session"),
+)
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """What is wrong, and with which stream: its number, and a hash of its id, which is a secret."""
+
+    what: str
+    number: int | None = None
+    stream_sha256: str | None = None
+
+    def __str__(self) -> str:
+        if self.number is None:
+            return self.what
+        named = f" ({self.stream_sha256[:8]}…)" if self.stream_sha256 else ""
+        return f"stream {self.number}{named}: {self.what}"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What is in a journal, and what is wrong with it."""
+
+    schema: int
+    is_read: bool  # or only SQLite's own check was made, since the schema is an older one
+    streams: int
+    messages: int
+    problems: tuple[Problem, ...]
+
+
+def inspect(path: Path) -> Report:
+    """Look at all of a journal, which may be in use.
+
+    Of an older schema only SQLite's own check is made. Raises `JournalUnusable` where the file is
+    no journal, or cannot be read at all.
+    """
+    with opened_to_look(path) as (connection, schema):
+        inspection = _Inspection(connection)
+        inspection.check_file()
+        if is_current(schema):
+            inspection.check_streams()
+            inspection.check_links()
+        return inspection.report(schema)
+
+
+class _Inspection:
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._problems: dict[Problem, None] = {}
+        self._hashes: dict[int, str] = {}
+        self._streams = self._messages = 0
+
+    def report(self, schema: int) -> Report:
+        problems = tuple(
+            msgspec.structs.replace(problem, stream_sha256=self._hashes.get(problem.number or 0))
+            for problem in self._problems
+        )
+        return Report(schema, is_current(schema), self._streams, self._messages, problems)
+
+    def _complain(self, number: int | None, what: str) -> None:
+        if len(self._problems) < 2 * PROBLEMS_MAX:
+            self._problems[Problem(what, number)] = None
+
+    def check_file(self) -> None:
+        try:
+            for (said,) in self._connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
+                for line in () if said == "ok" else said.splitlines():
+                    self._complain(None, f"the file: {line}")
+        except sqlite3.Error as error:
+            self._complain(None, f"the file: {error}")
+
+    def check_streams(self) -> None:
+        contents = Contents(self._connection, self._complain)
+        for number in contents.numbers():
+            self._streams += 1
+            record = contents.record(number)
+            if record is None:
+                self._complain(number, "there is no record of it")
+                continue
+            self._hashes[number] = hashed(record.stream)
+            for what in wrong_in(record):
+                self._complain(number, what)
+            self._check_runs(contents, record)
+
+    def _check_runs(self, contents: Contents, record: Record) -> None:
+        number, position = record.number, record.trimmed
+        for run in contents.runs(number, record.trimmed):
+            if run.seq > position + 1:
+                self._complain(number, f"{_lines(position + 1, run.seq - 1)} missing")
+            elif run.seq <= position and position > record.trimmed:
+                self._complain(number, f"{_lines(run.seq, position)} there twice")
+            if not is_sound(run):
+                self._complain(number, f"{_lines(run.seq, run.last)} damaged")
+            self._messages += max(0, run.last - max(position, run.seq - 1))
+            position = max(position, run.last)
+        if position < record.last:
+            self._complain(number, f"{_lines(position + 1, record.last)} missing")
+        elif position > record.last:
+            self._complain(number, f"{_lines(record.last + 1, position)} beyond its end")
+
+    def check_links(self) -> None:
+        """That every row belongs to something."""
+        for rows, what in _LOOSE:
+            try:
+                query = f"SELECT count(*) FROM {rows}"  # nosec B608 # all of it is our own
+                [(count,)] = self._connection.execute(query)
+            except sqlite3.Error as error:
+                self._complain(None, f"not all tables can be read ({error})")
+            else:
+                if count:
+                    self._complain(None, f"{count} {what}")
+
+
+def wrong_in(record: Record) -> Iterator[str]:
+    """What cannot be so, of a record."""
+    if not 0 <= record.acked <= record.last:
+        yield f"it ends at {record.last} and is confirmed up to {record.acked}"
+    if max(record.last_request, record.last_error) > record.last:
+        yield "it refers to messages beyond its end"
+    if record.restart is not None and record.restart.seq > record.last:
+        yield f"it ends at {record.last} and would be run again from {record.restart.seq}"
+    if record.outcome.is_tombstone and record.acked != record.last:
+        yield "it is over, and has messages"
+    if record.outcome is Outcome.LIVE and record.due_at is not None:
+        yield "it is at rest, and not over"
+    if not all(record.acked < seq <= record.last for seq in record.pages or ()):
+        yield "it has pages that are no messages of it"
+    try:
+        parse(record.origin)
+    except Refusal as refused:
+        yield f"its request cannot be read ({refused})"
+
+
+def _lines(first: int, last: int) -> str:
+    return f"message {first} is" if first == last else f"messages {first} to {last} are"

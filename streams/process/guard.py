@@ -1,0 +1,251 @@
+"""What stands before the listeners: TLS, who may come in, and where they may listen at all."""
+
+import os
+import re
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from streams.auth import Door, Verifier
+from streams.auth.metadata import Metadata
+from streams.errors import UnsafeFile
+from streams.exchange import Admit, Endpoint, Head, Screen
+from streams.logs import log
+from streams.permissions import open_safe, real_path
+from streams.process.options import Auth, CannotServe, Options
+from transports.net.origins import names_loopback
+
+if TYPE_CHECKING:
+    from streams.auth.jwks import KeySet
+
+_URL: Final = re.compile(r"https?://[!#-~]+")  # fit to stand between quotes
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """What every connection has to pass. `run` it before the first one comes."""
+
+    tls: "Certificate | None" = None
+    admit_http: Admit | None = None
+    admit_ws: Admit | None = None
+    metadata: Metadata | None = None
+    keys: "KeySet | None" = None
+    verifiers: Sequence[Verifier] = ()
+
+    @property
+    def s(self) -> str:
+        """What is behind the scheme of a URL that is spoken over TLS."""
+        return "" if self.tls is None else "s"
+
+    def metadata_url(self, head: Head) -> str | None:
+        """The URL at which the client that sent this request reads how to get a token."""
+        return None if self.metadata is None else self.metadata.url(head)
+
+    def beside(self, endpoint: Endpoint) -> Endpoint:
+        """The endpoint, with what there is to read for who may not come in."""
+        return endpoint if self.metadata is None else self.metadata.before(endpoint)
+
+    def screening(self, screen: Screen) -> Screen:
+        """The endpoint's screen, and that of what there is to read beside it."""
+        return screen if self.metadata is None else self.metadata.screening(screen)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Know the issuer's keys, for ever."""
+        if self.keys is None:
+            task_status.started()
+        else:
+            await self.keys.run(task_status=task_status)
+
+    async def reload(self) -> None:
+        """Read certificate, tokens and keys again; the log tells which of them cannot be used."""
+        if self.tls is not None:
+            try:
+                await trio.to_thread.run_sync(self.tls.reload)
+            except CannotServe as error:
+                log.error("the certificate in use stays", why=str(error))
+            else:
+                log.info("the certificate was read again")
+        for verifier in self.verifiers:
+            await verifier.reload()
+
+
+def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> Guard:
+    """The guard that the options ask for. Raises `CannotServe` where it is impossible or unsafe.
+
+    `scopes` are those that the server's tools need, once they are known.
+    """
+    auth = options.auth
+    tls = None if options.tls_cert is None else Certificate(options.tls_cert, options.tls_key)
+    _check_settings(options)
+    for address in filter(None, (options.ws, options.http)):
+        _check_address(address, options, is_tls=tls is not None)
+    if not auth.is_asked_for:
+        return Guard(tls)
+    keys = _keys(auth)
+    verifiers = _verifiers(auth, keys)
+    metadata = _metadata(options, scopes, is_tls=tls is not None)
+    if metadata is None:
+        admit = Door(verifiers, scopes=scopes).admit
+        return Guard(tls, admit, admit, None, keys, verifiers)
+    known_url = metadata.known_url
+    at_http = Door(
+        verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url, scopes=scopes
+    )
+    # --http alone has the document.
+    at_ws = Door(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
+    return Guard(tls, at_http.admit, at_ws.admit, metadata, keys, verifiers)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[HOST]:PORT` as a pair. Raises `CannotServe`."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise CannotServe(f"{address}: write HOST:PORT, such as 127.0.0.1:8765.")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _check_address(address: str, options: Options, *, is_tls: bool) -> None:
+    host, _ = parse_address(address)
+    if names_loopback(host):
+        return
+    if not options.auth.is_asked_for:
+        if not options.insecure_anonymous:
+            raise CannotServe(
+                f"{address} can be reached from elsewhere and nobody is asked who they are: bind "
+                "to 127.0.0.1, ask with --auth-tokens or --auth-jwks, or say --insecure-anonymous."
+            )
+    elif not (is_tls or options.auth.behind_proxy):
+        raise CannotServe(
+            f"{address} can be reached from elsewhere and tokens would be sent there in the clear: "
+            "serve with --tls-cert, or say --behind-proxy where a proxy ends TLS."
+        )
+
+
+def _check_settings(options: Options) -> None:
+    auth = options.auth
+    if auth.is_asked_for and options.insecure_anonymous:
+        raise CannotServe("--insecure-anonymous: everybody is asked who they are; leave it out.")
+    if auth.is_asked_for and not options.is_listening:
+        raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: say one of them.")
+    if auth.auth_jwks is None and (auth.auth_issuer or auth.auth_audience):
+        raise CannotServe("--auth-issuer and --auth-audience: say where the keys are: --auth-jwks.")
+    if auth.behind_proxy and auth.auth_resource is None:
+        raise CannotServe(
+            "--behind-proxy: clients know the server by the proxy's name: write the URL that they "
+            "use, with --auth-resource."
+        )
+    urls = (auth.auth_resource, *auth.auth_server)
+    if wrong := [url for url in urls if url is not None and not _URL.fullmatch(url)]:
+        raise CannotServe(f"{wrong[0]}: write a URL, such as https://mcp.example.com/mcp.")
+
+
+class Certificate:
+    """The certificate of the listeners with its key: called, it gives the context of the next
+    handshake. Connections that exist keep theirs.
+    """
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        """The key may be in the file of the certificate. Raises `CannotServe`."""
+        self._certificate = certificate
+        self._key = key
+        self._context = self._load(None)
+
+    def __call__(self) -> ssl.SSLContext:
+        return self._context
+
+    def reload(self) -> None:
+        """Take what is in the files now. Raises `CannotServe` and keeps what it has."""
+        self._context = self._load(_no_passphrase)
+
+    def _load(self, passphrase: Callable[[], str] | None) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            with ExitStack() as opened:
+                certificate = _opened(opened, self._certificate, is_secret=self._key is None)
+                key = _opened(opened, self._key or self._certificate, is_secret=True)
+                context.load_cert_chain(certificate, key, passphrase)
+        except UnsafeFile as error:
+            raise CannotServe(f"{error}.") from error
+        except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
+            files = f"{self._certificate} and {self._key}" if self._key else self._certificate
+            raise CannotServe(f"{files} cannot be used for TLS: {error}.") from error
+        return context
+
+
+def _opened(opened: ExitStack, path: Path, *, is_secret: bool) -> str:
+    """A path to a checked file, which cannot be replaced any more, until `opened` is closed."""
+    descriptor = open_safe(real_path(path), is_secret=is_secret)
+    opened.callback(os.close, descriptor)
+    return f"/dev/fd/{descriptor}"
+
+
+def _no_passphrase() -> str:
+    """To ask for it on a terminal would hold up the server."""
+    raise ValueError("a key with a passphrase is read at the start alone")
+
+
+# Each kind of token is imported where it is asked for (PLC0415): libraries for signatures, and for
+# asking for keys, take as long to load as all the rest.
+
+
+def _verifiers(auth: Auth, keys: "KeySet | None") -> Sequence[Verifier]:
+    verifiers: list[Verifier] = []
+    if auth.auth_tokens is not None:
+        from streams.auth.tokens import TokenFile, TokensUnusable  # noqa: PLC0415
+
+        try:
+            verifiers.append(TokenFile(auth.auth_tokens))
+        except TokensUnusable as error:
+            raise CannotServe(str(error)) from error
+    if keys is not None:
+        from streams.auth.jwt import JwtVerifier  # noqa: PLC0415
+
+        issuer, audience = auth.auth_issuer, auth.auth_audience or auth.auth_resource
+        if not issuer or not audience:
+            raise CannotServe(
+                "--auth-jwks: say whose keys they are, with --auth-issuer, and what tokens must be "
+                "made for, with --auth-audience."
+            )
+        if not issuer.isprintable() or " " in issuer:
+            raise CannotServe("--auth-issuer: write it as the tokens do, without blanks.")
+        algorithms = [name.strip() for name in auth.auth_algorithms.split(",")]
+        try:
+            verifiers.append(
+                JwtVerifier(keys, issuer=issuer, audience=audience, algorithms=algorithms)
+            )
+        except ValueError as error:
+            raise CannotServe(f"--auth-algorithms: {error}.") from error
+    return verifiers
+
+
+def _keys(auth: Auth) -> "KeySet | None":
+    if auth.auth_jwks is None:
+        return None
+    from streams.auth.jwks import KeySet, fetcher  # noqa: PLC0415
+
+    parts = urlsplit(auth.auth_jwks)
+    is_near = parts.scheme == "http" and names_loopback(parts.hostname or "")
+    if "://" in auth.auth_jwks and parts.scheme != "https" and not is_near:
+        raise CannotServe(f"--auth-jwks: {auth.auth_jwks} could be anybody's: use https.")
+    try:
+        return KeySet(fetcher(auth.auth_jwks))
+    except UnsafeFile as error:
+        raise CannotServe(f"{error}.") from error
+
+
+def _metadata(
+    options: Options, scopes: Callable[[], Sequence[str]], *, is_tls: bool
+) -> Metadata | None:
+    """None where there is nobody to get tokens from but who runs the server."""
+    auth = options.auth
+    issuers = [auth.auth_issuer] if auth.auth_issuer and _URL.fullmatch(auth.auth_issuer) else []
+    servers = list(auth.auth_server) or issuers
+    if not servers:
+        return None
+    scheme = "https" if is_tls or auth.behind_proxy else "http"
+    return Metadata(options.http_path, servers, scheme, auth.auth_resource, scopes)

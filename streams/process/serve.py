@@ -1,0 +1,370 @@
+"""Running a server as a process: in the foreground, or as the owner of a journal."""
+
+import gc
+import importlib
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams.errors import Full, JournalError, first_of
+from streams.journal.contract import Journal
+from streams.journal.memory import MemoryJournal
+from streams.journal.ownership import key_path, socket_path
+from streams.journal.sqlite import open_sqlite_journal
+from streams.keys import Keyring
+from streams.limits import Limits
+from streams.logs import log
+from streams.process.exit import END_OF_FAILURE, END_OF_SIGNAL, END_SIGNALS, Exit, let_children_end
+from streams.process.guard import Guard, guard_for, parse_address
+from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
+from streams.process.watchdog import watched
+from streams.server.handlers import tool_at
+from streams.server.http.endpoint import HttpEndpoint
+from streams.server.server import RunningServer, Server
+from transports import http, stdio, websocket
+from transports.relay import owner
+
+# Threads of the journal and of tools come and go in less than the interpreter's 5 ms, for which
+# everybody else would wait.
+SWITCH_S: Final = 0.0005
+# A server that holds much makes little garbage in cycles: collect it a tenth as often.
+GARBAGE_MAX: Final = (10_000, 20, 20)
+
+# For all that is no connection. Over HTTP and over WebSocket there may be `connections_max` each.
+DESCRIPTORS_BESIDES: Final = 256
+
+# Else an owner could end before the relay that has started it gets through.
+LINGER_MIN_S: Final = 0.5
+
+
+def load(app: str) -> Server:
+    """The server that `file.py:name` or `package.module:name` stands for. Raises `CannotServe`.
+
+    Whatever goes wrong inside is the author's, who is told where.
+    """
+    place, _, name = app.rpartition(":")
+    if not place or not name:
+        raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = _import(place)
+    except CannotServe:
+        raise
+    except Exception as error:
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
+    server = getattr(module, name, None)
+    if not isinstance(server, Server):
+        raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
+    return server
+
+
+def _described(error: Exception) -> str:
+    if isinstance(error, SyntaxError):  # says itself where it is
+        return f"{type(error).__name__}: {error}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
+    return f"{type(error).__name__}: {error}{where}"
+
+
+def _import(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    if not path.is_file():
+        raise CannotServe(f"{path}: there is no such file.")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(options: Options) -> None:
+    """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, _go_on)
+    guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
+    fds = stdio.claim_standard_streams() if options.stdio else None
+    server = load(options.app)
+    if options.limits:
+        server.limits = msgspec.structs.replace(server.limits, **options.limits)
+    server.require_resume_token |= options.require_resume_token
+    _tune()
+    let_children_end()
+    _raise_descriptors(server.limits.connections_max)
+    failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
+    try:
+        trio.run(_serve_watched, server, options, fds, guard, Exit())
+    except* (CannotServe, JournalError, OSError) as errors:
+        failure = first_of(errors)
+    if failure is not None:
+        # While it runs a full disk ends nothing: this one was full when it started.
+        advice = " Make room, or name another journal." if isinstance(failure, Full) else ""
+        raise CannotServe(f"{failure}{advice}") from failure
+
+
+def _go_on(*_: object) -> None:
+    """Ignore a SIGHUP while the server starts: all that it would read again was read just now."""
+
+
+def _tune() -> None:
+    """Settings for a process that is a server and nothing else."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.freeze()  # what was imported stays
+    gc.set_threshold(*GARBAGE_MAX)
+
+
+def _raise_descriptors(connections_max: int) -> None:
+    """Let the process have as many file descriptors as its connections need, if it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * connections_max + DESCRIPTORS_BESIDES
+    if soft < wanted:
+        raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+        if raised < wanted:
+            log.debug("fewer file descriptors than connections_max needs", limit=raised)
+
+
+# The process that does the work
+
+
+async def _serve_watched(server: Server, options: Options, *how: Any) -> None:
+    with watched(options.watchdog_s, tool_at):
+        await _serve(server, options, *how)
+
+
+async def _serve(
+    server: Server,
+    options: Options,
+    fds: tuple[int, int] | None,
+    guard: Guard,
+    exit: Exit,
+) -> None:
+    async with (
+        _open_journal(options, server.limits) as (journal, keyring),
+        server.open(journal, keyring) as running,
+        _ending(exit, running),
+        trio.open_nursery() as nursery,
+    ):
+        if server.tools.scopes and options.is_listening and not options.auth.is_asked_for:
+            log.warning(
+                "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
+                "or --auth-jwks",
+                scopes=" ".join(server.tools.scopes),
+            )
+        nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            await nursery.start(_reload_on_hangup, running, guard, exit, nursery.cancel_scope)
+        await nursery.start(guard.run)
+        if options.journal is not None:
+            await nursery.start(_serve_relays, running, options)
+        if options.ws is not None:
+            await nursery.start(_serve_websocket, running, options, guard)
+        if options.http is not None:
+            await nursery.start(_serve_http, running, options, guard)
+        if fds is not None:
+            await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
+        if not options.is_listening:
+            tell_starter(READY)
+            await running.engine.rest(_linger_s(options))
+            nursery.cancel_scope.cancel()
+
+
+def _linger_s(options: Options) -> float:
+    """For how long nothing to do is no reason to end; a client's own process ends with it."""
+    return 0.0 if options.stdio else max(options.linger_s, LINGER_MIN_S)
+
+
+@asynccontextmanager
+async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple[Journal, Keyring]]:
+    if options.journal is None:
+        log.info("no --journal: streams live as long as this process")
+        yield MemoryJournal(), Keyring.load(None)
+        return
+    async with open_sqlite_journal(
+        options.journal,
+        durability=options.durability,
+        bytes_max=limits.journal_bytes_max or None,
+        anonymous_bytes_max=limits.anonymous_bytes_max or None,
+    ) as journal:
+        yield journal, Keyring.load(key_path(options.journal))
+
+
+@asynccontextmanager
+async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
+    """A block that, once it fails or is cancelled, leaves the process no more than its deadline."""
+    exit.tools = lambda: running.tools_at_work
+    exit.failure = lambda: running.engine.failure
+    try:
+        yield
+    except BaseException:
+        exit.begin(END_OF_FAILURE)
+        raise
+
+
+async def _stop_on_signal(running: RunningServer, exit: Exit, scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
+        async for number in signals:
+            await _shut_down(running, scope, signal.Signals(number))
+
+
+async def _shut_down(
+    running: RunningServer, scope: trio.CancelScope, number: signal.Signals
+) -> None:
+    log.info("shutting down", signal=number.name)
+    await running.engine.shut_down()
+    scope.cancel()
+
+
+async def _reload_on_hangup(
+    running: RunningServer,
+    guard: Guard,
+    exit: Exit,
+    scope: trio.CancelScope,
+    *,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    """Read certificate, tokens and keys again at each SIGHUP; but end where the terminal is gone,
+    whose end sends a SIGHUP as well.
+    """
+    had_terminal = _has_terminal()
+    shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        task_status.started()
+        async for _ in signals:
+            if had_terminal and not _has_terminal():
+                exit.begin(END_OF_SIGNAL)
+                _leave_terminal(shown)
+                await _shut_down(running, scope, signal.SIGHUP)
+                return
+            log.info("reloading", signal=signal.SIGHUP.name)
+            await guard.reload()
+
+
+def _leave_terminal(fds: Sequence[int]) -> None:
+    """Lead these to /dev/null: to write to a terminal that is gone fails, for the log as well."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in fds:
+        os.dup2(nowhere, fd)
+    os.close(nowhere)
+
+
+def _has_terminal() -> bool:
+    """Whether there is a terminal whose end sends a SIGHUP to this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+async def _serve_websocket(
+    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
+) -> None:
+    assert options.ws is not None
+    listen = partial(
+        websocket.serve,
+        running.serve,
+        message_bytes_max=running.server.limits.message_bytes_max,
+        ssl_context=guard.tls,
+        admit=guard.admit_ws,
+    )
+    await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, task_status)
+
+
+async def _serve_http(
+    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
+) -> None:
+    assert options.http is not None
+    path = options.http_path
+    endpoint = HttpEndpoint(running, path, metadata_url=guard.metadata_url)
+    listen = partial(
+        http.serve,
+        guard.beside(endpoint),
+        screen=guard.screening(endpoint.screen),
+        body_bytes_max=running.server.limits.message_bytes_max,
+        ssl_context=guard.tls,
+        admit=guard.admit_http,
+    )
+    await _listen(listen, f"http{guard.s}", options.http, path, running, options, task_status)
+
+
+async def _listen(
+    serve: Callable[..., Awaitable[None]],
+    scheme: str,
+    address: str,
+    path: str,
+    running: RunningServer,
+    options: Options,
+    task_status: trio.TaskStatus[None],
+) -> None:
+    host, port = parse_address(address)
+    serve_all = partial(
+        serve,
+        connections_max=running.server.limits.connections_max,
+        per_principal_max=running.server.limits.connections_per_principal_max,
+        allowed_hosts=options.allowed_hosts,
+        allowed_origins=options.allowed_origins,
+    )
+    async with trio.open_nursery() as nursery:
+        try:
+            port = await nursery.start(serve_all, host, port)
+        except OSError as error:
+            raise CannotServe(f"{address} cannot be listened at: {error}.") from error
+        shown = f"[{host}]" if ":" in host else host
+        log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
+        task_status.started()
+
+
+async def _serve_relays(
+    running: RunningServer, options: Options, *, task_status: trio.TaskStatus[None]
+) -> None:
+    assert options.journal is not None
+    ours = options.hello()
+
+    def check(hello: dict[str, Any]) -> str | None:
+        for what in ("app", "version"):
+            if hello.get(what) != ours[what]:
+                return (
+                    f"The owner of this journal serves {what} {ours[what]}, not {hello.get(what)}: "
+                    "wait until it ends, stop it, or use another journal."
+                )
+        return None
+
+    path = socket_path(options.journal)
+    async with trio.open_nursery() as nursery:
+        serve = partial(
+            owner.serve,
+            running.serve,
+            path,
+            hello_check=check,
+            message_bytes_max=running.server.limits.message_bytes_max,
+        )
+        try:
+            await nursery.start(serve)
+        except OSError as error:
+            raise CannotServe(f"{path} cannot be listened at: {error}.") from error
+        task_status.started()
+
+
+def tell_starter(what: str) -> None:
+    """Tell the relay that started this owner, if one did, that it listens, or why it does not."""
+    fd = os.environ.pop(STARTER_VARIABLE, None)
+    if fd is not None:
+        # That relay may have been killed; others wait for this owner as well.
+        with suppress(BrokenPipeError), open(int(fd), "w", errors="backslashreplace") as starter:
+            starter.write(what)

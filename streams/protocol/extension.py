@@ -1,0 +1,188 @@
+"""Our own extension: what a client opts in to, numbers, acks, why a delivery is over, and keys of
+calls that may be made again.
+"""
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from streams import messages
+from streams.errors import INVALID_PARAMS, Refusal
+from streams.messages import Message, RequestId, Run
+from streams.protocol.dialects import DIALECTS, STREAMS
+from streams.protocol.vocabulary import Ack, Dialect, read_params
+
+EXTENSION: Final = "mcp-streams/v1"
+POSITION: Final = "notifications/stream/position"
+ACK: Final = "notifications/stream/ack"
+KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
+KEY_LETTERS_MAX: Final = 200
+EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's listing
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What a client opted in to. A plain MCP client opted in to nothing.
+
+    With `replay_response` a resume over HTTP brings the stream's response as a message of its own,
+    and not inside the reply.
+    """
+
+    dialects: tuple[Dialect, ...] = ()
+    positions: bool = False
+    replay_response: bool = False
+
+
+class _Extension(msgspec.Struct, rename="camel"):
+    dialects: tuple[str, ...] = ("streams",)
+    positions: bool = False
+    replay_response: bool = False
+
+
+class _Acked(msgspec.Struct, rename="camel"):
+    stream_id: str
+    seq: int
+
+
+class Mark(msgspec.Struct, frozen=True, rename="camel"):
+    """What is kept of a call's idempotency key, and stands in its place."""
+
+    name: str  # in hexadecimal digits: what the key leads to
+    is_own: bool  # and only the principal that made the call
+
+
+class _Marks(msgspec.Struct):
+    mark: Mark | None = msgspec.field(name=KEY, default=None)
+
+
+class _Marked(msgspec.Struct):
+    meta: _Marks | None = msgspec.field(name="_meta", default=None)
+
+
+def settings_of(capabilities: Mapping[str, Any]) -> Settings:
+    """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
+    names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
+    chosen: list[_Extension] = []
+    for place in ("experimental", "extensions"):
+        extensions = capabilities.get(place)
+        if isinstance(extensions, dict) and EXTENSION in extensions:
+            try:
+                chosen.append(msgspec.convert(extensions[EXTENSION], _Extension))
+            except msgspec.ValidationError as error:
+                where = f"capabilities.{place}[{EXTENSION!r}]"
+                raise Refusal(INVALID_PARAMS, f"Bad settings in {where}: {error}.") from None
+    names += itertools.chain.from_iterable(each.dialects for each in chosen)
+    # A dialect that this server does not speak is not an error: the client sees what is announced.
+    known = tuple(each for name, each in DIALECTS.items() if name in names and each.announcing)
+    if not chosen:
+        # A stock client that takes any response on its event stream for its own cannot declare the
+        # bare capability.
+        return Settings(known, replay_response=STREAMS.capability in capabilities)
+    return Settings(
+        known,
+        positions=any(each.positions for each in chosen),
+        replay_response=any(each.replay_response for each in chosen),
+    )
+
+
+def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    """The names of all capabilities, and our own settings in them. No more is decoded: what else a
+    client sends may be 4 MiB of empty objects.
+    """
+    known: dict[str, Any] = {name: {} for name in capabilities}
+    for place in ("experimental", "extensions"):
+        try:
+            given = messages.decode(capabilities.get(place, b"{}"), dict[str, msgspec.Raw])
+            if EXTENSION in given:
+                known[place] = {EXTENSION: messages.decode(given[EXTENSION], Any)}
+        except ValueError:
+            continue  # no object, or none that can be read: there are no settings in it
+    return known
+
+
+def understood(capabilities: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of client capabilities that `settings_of` reads, which it reads in the same way.
+
+    It is kept for as long as the session, so nothing else is: at most some hundred bytes, of
+    whatever a client sends.
+    """
+    names = [dialect.capability for dialect in DIALECTS.values()]
+    kept: dict[str, Any] = {name: {} for name in names if name and name in capabilities}
+    for place in ("experimental", "extensions"):
+        extensions = capabilities.get(place)
+        if isinstance(extensions, dict) and EXTENSION in extensions:
+            given = extensions[EXTENSION]
+            chosen = {
+                name: given[name] for name in _Extension.__struct_encode_fields__ if name in given
+            }
+            if "dialects" in chosen:
+                chosen["dialects"] = [name for name in DIALECTS if name in chosen["dialects"]]
+            kept[place] = {EXTENSION: chosen}
+    return kept
+
+
+def advertisement(memory: str) -> dict[str, Any]:
+    """What the server says of itself, under `extensions` and `experimental`.
+
+    `memory` tells the memory in which it looks up idempotency keys from any other server's.
+    """
+    return {
+        EXTENSION: {"dialects": list(DIALECTS), "positions": True, "idempotencyKeys": memory},
+    }
+
+
+def key_in(given: Any) -> str | None:
+    """An idempotency key as a client sent it, if it did. Raises `Refusal` for what is none."""
+    if given is msgspec.UNSET:
+        return None
+    if isinstance(given, str) and 1 <= len(given) <= KEY_LETTERS_MAX:
+        return given
+    raise Refusal(
+        INVALID_PARAMS,
+        f"Bad params: _meta[{KEY!r}] must be a string of 1 to {KEY_LETTERS_MAX} characters.",
+    )
+
+
+def marked(request: Message, mark: Mark) -> bytes:
+    """A call with an idempotency key as it is to be kept: without the key, which may open the call
+    to anybody.
+    """
+    assert isinstance(request.id, int | str)
+    params: dict[str, Any] = dict(messages.decode(request.params, dict[str, msgspec.Raw]))
+    meta: dict[str, Any] = dict(messages.decode(params["_meta"], dict[str, msgspec.Raw]))
+    kept = params | {"_meta": meta | {KEY: mark}}
+    return messages.request(request.id, str(request.method), kept).rstrip(b"\n")
+
+
+def mark_of(params: msgspec.Raw) -> Mark | None:
+    """What a call was `marked` with; None where it had no key."""
+    if KEY.encode() not in bytes(params):
+        return None
+    try:
+        meta = messages.decode(params, _Marked).meta
+    except ValueError:
+        return None  # it was kept before there were keys
+    return meta.mark if meta else None
+
+
+def resumed(request_id: RequestId, ended: str, response: bytes | None = None) -> bytes:
+    """The reply to a resume, which says why this delivery is over.
+
+    `response` is the stream's final response, where that is not sent on its own.
+    """
+    meta: dict[str, Any] = {"mcp-streams/ended": ended}
+    if response is not None:
+        meta["mcp-streams/response"] = msgspec.Raw(response.rstrip(b"\n"))
+    return messages.result(request_id, {"_meta": meta})
+
+
+def position(stream: str, run: Run) -> bytes:
+    """The header that goes ahead of a run."""
+    return messages.notification(POSITION, {"streamId": stream, "seq": run.seq, "count": run.count})
+
+
+def ack(params: msgspec.Raw) -> Ack:
+    """What a client confirms."""
+    acked = read_params(params, _Acked)
+    return Ack(acked.stream_id, acked.seq)

@@ -1,0 +1,1 @@
+"""The server: what the author of a tool and an MCP client see of it."""

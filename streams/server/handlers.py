@@ -1,0 +1,173 @@
+"""What a call becomes: the handler of a stream, which runs a tool and makes its result a response.
+
+The tool is found again where its server has died: the originating request is all that is needed.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import FrameType
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.engine.engine import Handler
+from streams.engine.lifecycle import ProgressToken
+from streams.engine.stream import Stream
+from streams.errors import StreamsError
+from streams.faults import (
+    is_failure,
+    is_kind,
+    let_pass,
+    log_failure,
+    run_in_thread,
+    text_of,
+)
+from streams.forks import Confined
+from streams.logs import log
+from streams.protocol.extension import KEY
+from streams.server.call import Call, SyncCall
+from streams.server.pages import Paging
+from streams.server.tools import Tool, Tools, error_result, to_result
+from streams.server.workers import Workers
+from streams.turns import LARGE_BYTES, large_work
+
+# Sync tools run in threads: what they may have at once, apart from everything else's threads.
+THREADS_MAX: Final = 40
+# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
+PAGING_THREADS_MAX: Final = 1_000
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    progress_token: ProgressToken | None = None
+    key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
+
+
+class CallTool(msgspec.Struct):
+    """The params of `tools/call`."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    meta: Meta = msgspec.field(default_factory=Meta, name="_meta")
+
+    @property
+    def given(self) -> bytes:
+        """The arguments, as a JSON object. Raises `ValueError` where they are none."""
+        given = bytes(self.arguments).strip()
+        if given == b"null":
+            return b"{}"
+        if not given.startswith(b"{"):
+            raise ValueError("arguments must be an object")
+        return given
+
+
+class Handlers:
+    """Makes the handlers of a server."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._limiter = trio.CapacityLimiter(THREADS_MAX)
+        self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
+        self._confined = Confined()
+        self._workers = Workers()
+        self._at_work: dict[Stream, str] = {}
+
+    @property
+    def at_work(self) -> list[str]:
+        """The names of the tools that have not ended, each once."""
+        return sorted(set(self._at_work.values()))
+
+    async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
+        """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
+        schema = tool.input_given
+        if schema is not None and schema.is_costly(len(given)):
+            await self._workers.check(schema.encoded, given, "arguments", principal)
+        if len(given) < LARGE_BYTES:
+            return tool.bind(given)
+        return await large_work().do(principal, partial(tool.bind, given))
+
+    async def aclose(self) -> None:
+        """End the processes that check arguments and results."""
+        await self._workers.aclose()
+
+    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
+        """What runs the tool for one stream."""
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            result = await self._result(tool, arguments, stream)
+            return messages.result(stream.request_id, result), bool(result.get("isError"))
+
+        return handle
+
+    def again(self, stream: Stream) -> Handler | None:
+        """The handler of a stream that had one in another process; None where that cannot be."""
+        try:
+            params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
+            tool = self._tools.get(params.name)
+            if tool is None or not tool.restart:
+                return None
+            arguments = tool.bind(params.given)  # which were checked when the call began
+        except ValueError as error:
+            log.warning("a call cannot be run again", stream=stream.id[:8], why=str(error))
+            return None
+        stream.progress_token = params.meta.progress_token
+        stream.overflow = tool.overflow
+        return self.handler(tool, arguments)
+
+    async def _result(
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
+    ) -> dict[str, Any]:
+        """The tool's result; its exception becomes one too, and its traceback goes to the log."""
+        call = Call(stream, tool)
+        first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
+        work = partial(tool.function, *first, **arguments)
+        self._at_work[stream] = tool.name
+        try:
+            with self._confined:
+                return await self._run(tool, work, stream)
+        except BaseException as error:
+            if is_kind(error, StreamsError):
+                log.warning("a tool gave up", tool=tool.name, why=text_of(error))
+            elif is_failure(error):
+                log_failure("a tool failed", error, tool=tool.name)
+            await let_pass(error)
+            return error_result(text_of(error))
+        finally:
+            del self._at_work[stream]
+
+    async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
+        if tool.paged is not None:
+            paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+            return await paging.run(work(), self._paging_limiter)
+        if tool.is_async:
+            return await self._promised(to_result(await work(), tool), tool, stream)
+
+        def work_in_thread() -> Any:
+            with self._confined:
+                return work()
+
+        value = await run_in_thread(work_in_thread, self._limiter)
+        return await self._promised(to_result(value, tool), tool, stream)
+
+    async def _promised(self, result: dict[str, Any], tool: Tool, stream: Stream) -> dict[str, Any]:
+        """The result, once it is checked against an output schema where that is costly."""
+        schema = tool.output_given
+        if schema is None:
+            return result
+        encoded = str(result["content"][0]["text"]).encode()
+        if schema.is_costly(len(encoded)):
+            principal = stream.record.principal
+            try:
+                await self._workers.check(schema.encoded, encoded, "result", principal)
+            except ValueError as error:
+                raise ValueError(f"tool {tool.name} broke its output schema: {error}") from None
+        return result
+
+
+def tool_at(frame: FrameType) -> str | None:
+    """The tool that runs in this frame, if it is the one that knows."""
+    if frame.f_code is not Handlers._result.__code__:
+        return None
+    tool = frame.f_locals["tool"]
+    return tool.name if isinstance(tool, Tool) else None

@@ -1,0 +1,373 @@
+"""MCP's Streamable HTTP (2025-11-25 and the two revisions before it): one endpoint, any client.
+
+A POST brings one message; the response to a request is a connection of its own, which ends with
+that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from streams import messages
+from streams.auth import challenge
+from streams.engine.connection import CursorOf
+from streams.engine.framing import Events, Framing, Lone, Numbered, Plain
+from streams.engine.sessions import END, HttpSession, new_session
+from streams.errors import (
+    INVALID_REQUEST,
+    InsufficientScope,
+    JournalUnusable,
+    Refusal,
+    Unavailable,
+    first_of,
+)
+from streams.exchange import Denied, Endpoint, Head, Headers, Request, Responder
+from streams.messages import Kind, Message
+from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
+from streams.server.peer import (
+    REVISIONS,
+    Peer,
+    check_revision,
+    id_of,
+    refused_line,
+    revision_in,
+    unreadable,
+)
+from streams.turns import LARGE_BYTES, large_work
+
+if TYPE_CHECKING:
+    from streams.server.server import RunningServer
+
+SESSION: Final = "mcp-session-id"
+REVISION: Final = "mcp-protocol-version"
+LAST_EVENT: Final = "last-event-id"
+PRIMING_SINCE: Final = "2025-11-25"
+
+# Of a GET or a DELETE, whose body says nothing; some clients send a short one.
+IGNORED_BYTES_MAX: Final = 1024
+
+_ALLOW: Final = (("allow", "POST, GET, DELETE"),)
+
+
+class Rejected(Exception):
+    """A request that is answered with an HTTP error, whose body is a JSON-RPC error.
+
+    It carries the id of the request in the body, wherever that can be read.
+    """
+
+    def __init__(self, status: int, refused: Refusal | str, headers: Headers = ()) -> None:
+        super().__init__(status)
+        self.status = status
+        self.refused = Refusal(INVALID_REQUEST, refused) if isinstance(refused, str) else refused
+        self.headers = headers
+
+
+class HttpEndpoint:
+    """Serves one server at one path: an `Endpoint` for a listener."""
+
+    def __init__(
+        self,
+        running: "RunningServer",
+        path: str = "/mcp",
+        *,
+        metadata_url: Callable[[Head], str | None] = lambda head: None,
+    ) -> None:
+        """`metadata_url` is where a client may read how to get a token with more scopes."""
+        self._running = running
+        self._metadata_url = metadata_url
+        self._engine = running.engine
+        self._path = path
+        self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
+
+    async def __call__(self, request: Request, responder: Responder) -> None:
+        """Serve one request. `trio.BrokenResourceError` where the peer did not wait."""
+        try:
+            await self._answer(request, responder)
+        except* JournalUnusable as errors:
+            self._engine.fail(first_of(errors))
+
+    def screen(self, request: Request) -> int | None:
+        """The `Screen` of this endpoint: whatever needs no body to be refused is refused here."""
+        try:
+            self._route(request)
+            if request.method == "POST":
+                _check_media(request)
+                _accepted(request)
+            elif request.method == "GET":
+                _check_events(request)
+            if request.method != "POST" or _may_have_session(request):
+                self._session(request)
+        except Rejected as rejected:
+            raise Denied(rejected.status, rejected.refused, rejected.headers) from None
+        return None if request.method == "POST" else IGNORED_BYTES_MAX
+
+    async def _answer(self, request: Request, responder: Responder) -> None:
+        try:
+            await self._route(request)(request, responder)
+        except Rejected as rejected:
+            body = refused_line(messages.salvage_id(request.body), rejected.refused)
+            await responder.respond(rejected.status, (*content(JSON), *rejected.headers), body)
+
+    def _route(self, request: Request) -> Endpoint:
+        if request.path != self._path:
+            raise Rejected(404, f"Nothing is served here: use {self._path}.")
+        method = self._methods.get(request.method)
+        if method is None:
+            raise Rejected(405, "Use POST, GET or DELETE.", _ALLOW)
+        return method
+
+    # POST
+
+    async def _post(self, request: Request, responder: Responder) -> None:
+        _check_media(request)
+        accepted = _accepted(request)
+        message = await self._parse(request)
+        is_request = message.kind is Kind.REQUEST
+        if is_request and message.method == "initialize" and SESSION not in request.headers:
+            await self._initialize(message, request, responder, accepted)
+            return
+        self._check_revision(revision_in(message, request.body))
+        session = self._session(request)
+        if len(request.body) < LARGE_BYTES:
+            large_work().note(session.principal)
+        if is_request:
+            self._check_rate(session.principal)
+        peer = self._running.peer(session)
+        if is_request and peer.delivers(str(message.method)):
+            await self._deliver(message, request, responder, peer, session, accepted)
+            return
+        line = await peer.take(message, request.body, cursor_of=self._cursor_of(request))
+        if is_request:
+            assert line is not None
+            await self._engine.sessions.save_level(session)
+            await responder.respond(200, _content_of_one(accepted), line)
+        elif line is None:
+            await responder.respond(202)
+        else:  # a request without an id
+            await responder.respond(400, content(JSON), line)
+
+    async def _parse(self, request: Request) -> Message:
+        body = request.body
+        if len(body) < LARGE_BYTES:
+            return _parse(body)
+        principal = _principal(request) or ""
+        if _may_have_session(request):
+            principal = self._session(request).principal
+        return await large_work().do(principal, partial(_parse, body))
+
+    async def _initialize(
+        self, message: Message, request: Request, responder: Responder, accepted: str
+    ) -> None:
+        session_id, session = new_session(_principal(request))
+        self._check_rate(session.principal)
+        line = await self._running.peer(session).take(message, request.body)
+        assert line is not None
+        headers = _content_of_one(accepted)
+        if session.revision is not None:
+            try:
+                await self._engine.sessions.add(session)
+            except Refusal as refused:
+                raise Rejected(503, refused) from None
+            headers = (*headers, (SESSION, session_id))
+        await responder.respond(200, headers, line)
+
+    async def _deliver(
+        self,
+        message: Message,
+        request: Request,
+        responder: Responder,
+        peer: Peer,
+        session: HttpSession,
+        accepted: str,
+    ) -> None:
+        framing = self._framing(session, accepted)
+        channel = ResponseChannel(
+            responder,
+            session.principal,
+            accepted,
+            framing,
+            caller=request.caller,
+            request_id=id_of(message),
+        )
+        async with self._engine.response(
+            channel,
+            session,
+            framing,
+            cursor_of=self._cursor_of(request),
+        ) as connection:
+            try:
+                reply = await peer.take(message, request.body, connection)
+            except InsufficientScope as refused:
+                line = refused_line(id_of(message), refused)
+                await channel.refuse(403, (self._step_up(request, refused),), line)
+                connection.hang_up()
+                return
+            if reply is not None:
+                connection.reply(reply)
+
+    def _cursor_of(self, request: Request) -> CursorOf:
+        """What Last-Event-ID says of a stream."""
+        return partial(self._engine.sessions.cursor, event_id=request.headers.get(LAST_EVENT))
+
+    def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
+        """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
+        for what it had and these, and sends its request again.
+        """
+        return challenge(
+            "insufficient_scope",
+            refused.message,
+            scopes=refused.needed,
+            metadata_url=self._metadata_url(request),
+        )
+
+    def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
+        if accepted == EVENTS:
+            return Events(
+                partial(self._engine.sessions.name, session),
+                is_priming=(session.revision or "") >= PRIMING_SINCE,
+                may_be_json=may_be_json,
+            )
+        if accepted == JSON:
+            return Lone()
+        return Numbered(b"\n") if session.settings.positions else Plain(b"\n")
+
+    # GET
+
+    async def _get(self, request: Request, responder: Responder) -> None:
+        _check_events(request)
+        session = self._session(request)
+        self._check_rate(session.principal)
+        last_event = request.headers.get(LAST_EVENT)
+        if last_event is None:
+            await self._stand(session, request, responder)
+            return
+        try:
+            await self._engine.access.recall(session, last_event)
+            told = self._engine.sessions.parse(session, last_event)
+            has_more = self._engine.access.has_more(session, told)
+        except Refusal as refused:
+            raise Rejected(400, refused) from None
+        except Unavailable as trouble:
+            raise Rejected(503, unreadable(trouble)) from None
+        if not has_more:
+            raise Rejected(
+                405, "All of this response was sent: there is nothing to go on with.", _ALLOW
+            )
+        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
+        framing = self._framing(session, EVENTS, may_be_json=False)
+        async with self._engine.response(channel, session, framing) as connection:
+            try:
+                self._engine.access.go_on(connection, told)
+            except Refusal as refused:
+                waiting = self._engine.access.request_id(told)
+                line = refused_line(waiting, refused)
+                await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
+
+    async def _stand(self, session: HttpSession, request: Request, responder: Responder) -> None:
+        """The stream for what belongs to no request: nothing does, but clients like to have it."""
+        if session.standing is not None:
+            session.standing.cancel()
+        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
+        with trio.CancelScope() as scope:
+            session.standing = scope
+            await channel.send(b":\n\n")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(channel.keep_alive)
+                with suppress(trio.EndOfChannel):
+                    await channel.receive()
+                nursery.cancel_scope.cancel()
+        if session.standing is scope:
+            session.standing = None
+        await channel.aclose()
+
+    # DELETE
+
+    async def _delete(self, request: Request, responder: Responder) -> None:
+        await self._engine.sessions.close(self._session(request))
+        await responder.respond(200)
+
+    # What they share
+
+    def _check_rate(self, principal: str) -> None:
+        try:
+            self._engine.rates.check(principal)
+        except Refusal as refused:
+            wait = ("retry-after", f"{(refused.data or {})['retryAfter']}")
+            raise Rejected(429, refused, (wait,)) from None
+
+    def _check_revision(self, named: str | None) -> None:
+        try:
+            check_revision(named)
+        except Refusal as refused:
+            raise Rejected(400, refused) from None
+
+    def _session(self, request: Request) -> HttpSession:
+        # Before all else: a client of another revision has no session.
+        self._check_revision(request.headers.get(REVISION))
+        session_id = request.headers.get(SESSION)
+        if session_id is None:
+            raise Rejected(400, "Send Mcp-Session-Id, which the answer to initialize has.")
+        session = self._engine.sessions.find(session_id, _principal(request))
+        if session is None:
+            raise Rejected(404, "There is no such session: initialize again.")
+        return session
+
+
+def _principal(request: Request) -> str | None:
+    return None if request.caller is None else request.caller.principal
+
+
+def _may_have_session(request: Request) -> bool:
+    """Whether a POST shows a session that may be looked up before its body is read.
+
+    Not with a revision that is not spoken: the refusal of that carries the id of the request, which
+    is in the body.
+    """
+    revision = request.headers.get(REVISION)
+    return SESSION in request.headers and (revision is None or revision in REVISIONS)
+
+
+def _check_media(request: Request) -> None:
+    if _media_type(request.headers.get("content-type", "")) != JSON:
+        raise Rejected(415, f"Send the message as {JSON}.")
+
+
+def _check_events(request: Request) -> None:
+    if EVENTS not in _acceptable(request):
+        raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        return messages.parse(body)
+    except Refusal as refused:
+        raise Rejected(400, refused) from None
+
+
+def _media_type(value: str) -> str:
+    return value.partition(";")[0].strip().lower()
+
+
+def _acceptable(request: Request) -> set[str]:
+    """What the client can read. Who says nothing, or "anything", reads what MCP has."""
+    named = {_media_type(each) for each in request.headers.get("accept", "*/*").split(",")}
+    if "*/*" in named:
+        named |= {JSON, EVENTS}
+    return named & {JSON, EVENTS, LINES}
+
+
+def _accepted(request: Request) -> str:
+    """In which form the client wants a delivery most, of those that it can read."""
+    acceptable = _acceptable(request)
+    for media_type in (LINES, EVENTS, JSON):
+        if media_type in acceptable:
+            return media_type
+    raise Rejected(406, f"Accept {JSON} and {EVENTS}.")
+
+
+def _content_of_one(accepted: str) -> Headers:
+    """The headers of a single message."""
+    return content(LINES if accepted == LINES else JSON)

@@ -1,0 +1,135 @@
+"""The response to one HTTP request, as a `Channel` that only goes one way."""
+
+import math
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+import trio
+
+from streams import messages
+from streams.engine.framing import Framing
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.exchange import Caller, Headers, Responder
+from streams.messages import Incoming, RequestId, Scopes
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
+
+KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
+FAREWELL_S: Final = 1.0
+# For a call that was cancelled before there was anything to say, or a server that shuts down.
+_NOTHING: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
+_KEEP_ALIVE: Final = {EVENTS: b":\n\n", LINES: b"\n"}
+
+
+class ResponseChannel:
+    """What is sent becomes the response's body, which is JSON instead where `framing` finds so."""
+
+    def __init__(
+        self,
+        responder: Responder,
+        principal: str,
+        media_type: str,
+        framing: Framing | None = None,
+        *,
+        caller: Caller | None = None,
+        request_id: RequestId | None = None,
+    ) -> None:
+        """Over as soon as it holds no longer that `caller` is who it was. `request_id` is that of
+        the request which is answered.
+        """
+        self._request_id = request_id
+        self._media_type = media_type
+        self._framing = framing
+        self._responder = responder
+        self._principal = principal
+        self._caller = caller
+        self._has_begun = self._is_open = False
+        self._is_sending = False
+        self._wrote_at = trio.current_time()
+
+    @property
+    def principal(self) -> str:
+        return self._principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return frozenset() if self._caller is None else self._caller.scopes
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Nothing comes: the request was all."""
+        while (holds_for_s := self._holds_for_s()) > 0:
+            with trio.move_on_after(holds_for_s):
+                await self._responder.gone()
+                break
+        raise trio.EndOfChannel
+
+    def _holds_for_s(self) -> float:
+        return math.inf if self._caller is None else self._caller.holds_for_s()
+
+    def is_writable(self) -> bool:
+        return self._responder.is_open()
+
+    async def send(self, *lines: bytes) -> None:
+        self._is_sending = True
+        if self._is_open:
+            await self._responder.write(*lines)
+        elif self._framing is not None and self._framing.is_json:
+            self._has_begun = True
+            await self._responder.respond(200, content(JSON), b"".join(lines))
+        else:
+            self._has_begun = self._is_open = True
+            await self._responder.start(200, content(self._media_type), *lines)
+        self._is_sending = False
+        self._wrote_at = trio.current_time()
+
+    async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
+        """Answer with an HTTP error, before anything was sent; nothing may be sent after it."""
+        self._has_begun = True
+        await self._responder.respond(status, (*content(JSON), *headers), line)
+
+    async def ping(self) -> bool:
+        """Write a sign of life of our own where none was written for a while; nobody answers."""
+        is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
+        if self._is_open and is_quiet and not self._is_sending:
+            await self.send(_KEEP_ALIVE[self._media_type])
+        else:
+            await trio.lowlevel.checkpoint()
+        return False
+
+    async def keep_alive(self) -> NoReturn:
+        """Write signs of life, for a response that nobody else writes to."""
+        while True:
+            await trio.sleep(KEEP_ALIVE_S)
+            await self.ping()
+
+    def unsent_bytes(self) -> int | None:
+        return self._responder.unsent_bytes()
+
+    async def aclose(self) -> None:
+        if not self._responder.is_open():
+            return
+        with trio.move_on_after(FAREWELL_S):
+            try:
+                if self._is_open:
+                    await self._responder.finish()
+                elif not self._has_begun:
+                    nothing = messages.error(self._request_id, _NOTHING)
+                    await self._responder.respond(503, content(JSON), nothing)
+            except trio.BrokenResourceError:
+                return  # the client has gone
+
+
+def content(media_type: str) -> Headers:
+    """The headers of a body of this type."""
+    if media_type == JSON:
+        return (("content-type", JSON),)
+    headers = (
+        ("content-type", media_type),
+        ("cache-control", "no-cache, no-transform"),
+        ("x-accel-buffering", "no"),  # nginx would wait for more
+    )
+    # A stock client that is cut off in the middle of a chunk goes back to where it began; where
+    # there are no chunks it takes a cut for the end, and goes on from the last event.
+    return (*headers, ("connection", "close")) if media_type == EVENTS else headers

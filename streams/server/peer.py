@@ -1,0 +1,480 @@
+"""What an MCP peer sees of a server: one session's conversation.
+
+Nothing here waits for a handler, which runs in the engine. A message waits for the journal, which
+finds its stream, or for a worker, which checks its arguments; the next one of the same connection
+waits for both.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.engine.checks import check_free
+from streams.engine.connection import Connection, CursorOf, no_cursor
+from streams.engine.engine import Engine
+from streams.engine.lifecycle import ProgressToken
+from streams.engine.session import LEVELS, Session
+from streams.engine.stream import Stream
+from streams.errors import (
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    InsufficientScope,
+    Refusal,
+    Unavailable,
+    refusal,
+)
+from streams.logs import log
+from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.protocol import dialects, extension
+from streams.protocol.extension import Mark
+from streams.protocol.vocabulary import Polling
+from streams.server.handlers import CallTool, Handlers
+from streams.server.tools import error_result
+from streams.turns import LARGE_BYTES, UNIT_BYTES, Budget, Turns, large_work
+
+if TYPE_CHECKING:
+    from streams.server.server import Server
+
+# Newest first: it is offered to a client that initializes with one that is not spoken.
+REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+
+# Revision 2026-07-28 has no handshake: each request names its revision, here and over HTTP in a
+# header as well.
+_REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+
+# The ids of calls and resumes, and progress tokens, are kept with a stream, and the latter stand in
+# each message about progress.
+NAME_LETTERS_MAX: Final = 1024
+
+# How many refusals are logged at once, and per second in the long run: a line takes longer than the
+# rest of a refusal, and a log has no end.
+REFUSALS_TOLD: Final = 100
+REFUSALS_TOLD_PER_S: Final = 10.0
+
+_told: Final = trio.lowlevel.RunVar[Budget]("what may be logged of refusals")
+
+
+class _Initialize(msgspec.Struct, rename="camel"):
+    protocol_version: str
+    capabilities: dict[str, msgspec.Raw] = {}
+
+
+class _Envelope(msgspec.Struct):
+    revision: Any = msgspec.field(name=_REVISION_KEY, default=None)
+
+
+class _Enveloped(msgspec.Struct):
+    meta: _Envelope = msgspec.field(name="_meta", default_factory=_Envelope)
+
+
+class _List(msgspec.Struct):
+    cursor: str | None = None
+
+
+class _SetLevel(msgspec.Struct):
+    level: str
+
+
+class _Cancelled(msgspec.Struct, rename="camel"):
+    request_id: RequestId
+
+
+class Peer:
+    """The conversation with one client, over one connection or one after another."""
+
+    def __init__(
+        self, server: "Server", engine: Engine, session: Session, handlers: Handlers
+    ) -> None:
+        self.session = session
+        self._server = server
+        self._engine = engine
+        self._handlers = handlers
+        self._large = large_work()
+        self._questions = dialects.questions()
+        self._resumings = dialects.resumings()
+        self._requests: dict[str, Callable[[Message], Any]] = {
+            "initialize": self._initialize,
+            "ping": lambda _: {},
+            "tools/list": self._list_tools,
+            "logging/setLevel": self._set_level,
+        }
+        # These answer when they are done, and need the message as it came.
+        self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
+            "tools/call": self._call_tool,
+            **dict.fromkeys(self._resumings, self._resume),
+        }
+        self._notifications: dict[str, Callable[[Message], None]] = {
+            "notifications/cancelled": self._cancelled,
+            extension.ACK: self._ack,
+        }
+
+    def delivers(self, method: str) -> bool:
+        """Whether the answer to a request is a delivery: messages, and the response last."""
+        return method in self._deliveries
+
+    async def run(self, connection: Connection) -> None:
+        """Listen until the client will send no more over this connection."""
+        turns = Turns()
+        while True:
+            try:
+                received = await connection.channel.receive()
+            except (trio.EndOfChannel, trio.ClosedResourceError):
+                return
+            connection.heard()
+            for incoming in received:
+                await self._hear(incoming, connection)
+                if turns.spend(_units(incoming)):
+                    await turns.wait()
+            await connection.has_room()
+
+    async def _hear(self, incoming: Incoming, connection: Connection) -> None:
+        reply = await self._answer(incoming, connection)
+        if reply is not None:
+            connection.reply(reply)
+
+    async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
+        if isinstance(incoming, TooLarge):
+            return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
+        try:
+            message = await self._parse(incoming)
+        except Refusal as refused:
+            return refused_line(messages.salvage_id(incoming), refused)
+        if message.kind is Kind.REQUEST:
+            try:
+                self._engine.rates.check(self.session.principal)
+            except Refusal as refused:
+                return refused_line(id_of(message), refused)
+        try:
+            return await self.take(message, incoming, connection)
+        except InsufficientScope as refused:
+            return refused_line(id_of(message), refused)
+
+    async def _parse(self, line: bytes) -> Message:
+        principal = self.session.principal
+        if len(line) < LARGE_BYTES:
+            self._large.note(principal)
+            return messages.parse(line)
+        return await self._large.do(principal, partial(messages.parse, line))
+
+    async def take(
+        self,
+        message: Message,
+        line: bytes,
+        connection: Connection | None = None,
+        *,
+        cursor_of: CursorOf = no_cursor,
+    ) -> bytes | None:
+        """Deal with a message; the reply to it, where that is here at once.
+
+        `line` is the message as it came. A request that `delivers` needs a connection for it; for a
+        poll `cursor_of` is what the request's headers say of a stream. Raises `InsufficientScope`,
+        before anything was begun or sent.
+        """
+        try:
+            match message.kind:
+                case Kind.REQUEST:
+                    return await self._request(message, line, connection, cursor_of)
+                case Kind.NOTIFICATION:
+                    self._notification(message)
+                case Kind.RESULT | Kind.ERROR:
+                    self._engine.access.answer(self.session, message)
+        except InsufficientScope:
+            raise
+        except Refusal as refused:
+            return refused_line(id_of(message), refused)
+        except Unavailable as trouble:
+            return refused_line(id_of(message), unreadable(trouble))
+        return None
+
+    async def _request(
+        self, message: Message, line: bytes, connection: Connection | None, cursor_of: CursorOf
+    ) -> bytes | None:
+        request_id, method = message.id, str(message.method)
+        assert isinstance(request_id, int | str)
+        check_revision(revision_in(message, line))
+        if method in self._deliveries:  # they check the id: a resume may displace its holder
+            _check_name(request_id, "id")
+            assert connection is not None
+            await self._deliveries[method](message, line, connection)
+            return None
+        check_free(self.session, request_id)
+        if method in self._questions:
+            return messages.result(request_id, await self._poll(message, cursor_of))
+        if method in self._requests:
+            return messages.result(request_id, self._requests[method](message))
+        known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
+        raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
+
+    def _notification(self, message: Message) -> None:
+        method = str(message.method)
+        if any(method in known for known in (self._deliveries, self._questions, self._requests)):
+            raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
+        if method in self._notifications:
+            try:
+                self._notifications[method](message)
+            except Refusal as refused:  # a notification has no answer
+                log.info("a notification was dropped", method=method, why=refused.message[:200])
+
+    # Plain MCP
+
+    def _initialize(self, message: Message) -> dict[str, Any]:
+        session = self.session
+        if session.revision is not None:
+            raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
+        params = _params(message, _Initialize)
+        capabilities = extension.known_of(params.capabilities)
+        session.settings = extension.settings_of(capabilities)
+        session.capabilities = extension.understood(capabilities)
+        is_known = params.protocol_version in REVISIONS
+        session.revision = params.protocol_version if is_known else REVISIONS[0]
+        ours = extension.advertisement(self._engine.keyed.memory)
+        server = self._server
+        answer = {
+            "protocolVersion": session.revision,
+            "capabilities": {
+                "tools": {"listChanged": False},
+                "logging": {},
+                "extensions": ours,
+                "experimental": ours,
+            },
+            "serverInfo": {"name": server.name, "version": server.version},
+        }
+        if server.instructions is not None:
+            answer["instructions"] = server.instructions
+        return answer
+
+    def _list_tools(self, message: Message) -> dict[str, Any]:
+        try:
+            tools, cursor = self._server.tools.page(
+                _params(message, _List).cursor, self._server.page_size
+            )
+        except ValueError as error:
+            raise Refusal(INVALID_PARAMS, f"{error}.") from None
+        return {"tools": tools} if cursor is None else {"tools": tools, "nextCursor": cursor}
+
+    def _set_level(self, message: Message) -> dict[str, Any]:
+        level = _params(message, _SetLevel).level
+        if level not in LEVELS:
+            raise Refusal(
+                INVALID_PARAMS, f"No level {level[:40]!r}: there are {', '.join(LEVELS)}."
+            )
+        self.session.level = level
+        return {}
+
+    async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
+        params = _params(message, CallTool)
+        _check_name(params.meta.progress_token, "_meta.progressToken")
+        tool = self._server.tools.get(params.name)
+        token = dialects.page_token(message.params)
+        if tool is not None:
+            tool.check_scopes(connection.channel.scopes)
+            argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
+            token = argued if token is None else token
+            if arguments is not params.arguments:
+                params = msgspec.structs.replace(params, arguments=arguments)
+                message, line = _calling_with(message, arguments)
+        key = extension.key_in(params.meta.key)
+        if token is not None:
+            self._turn(message, token, params.meta.progress_token, connection)
+        elif key is not None:
+            await self._call_once(message, params, key, connection)
+        else:
+            await self._begin(message, params, line, connection)
+
+    async def _call_once(
+        self, message: Message, params: CallTool, key: str, connection: Connection
+    ) -> None:
+        """Begin a call, or deliver the one that was begun with the same key."""
+        assert isinstance(message.id, int | str)
+        async with self._engine.keyed.looked_up(key, self.session.principal) as called:
+            if called.stream is None:
+                marked = extension.marked(message, called.mark)
+                await self._begin(message, params, marked, connection, called.mark)
+                return
+            access, stream = self._engine.access, called.stream
+            access.repeat(connection, stream, message.params, reply_id=message.id)
+            stream.progress_token = params.meta.progress_token
+
+    async def _begin(
+        self,
+        message: Message,
+        params: CallTool,
+        line: bytes,
+        connection: Connection,
+        mark: Mark | None = None,
+    ) -> None:
+        """Begin a call whose request is kept as `line`, with this mark in it."""
+        assert isinstance(message.id, int | str)
+        check_free(self.session, message.id)
+        tool = self._server.tools.get(params.name)
+        if tool is None:
+            raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
+        try:
+            given = params.given
+        except ValueError as error:
+            raise Refusal(INVALID_PARAMS, f"Bad params: {error}.") from None
+        try:
+            arguments = await self._handlers.arguments(tool, given, self.session.principal)
+        except ValueError as error:
+            # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
+            result = error_result(f"Bad arguments for {tool.name}: {error}")
+            connection.reply(messages.result(message.id, result))
+            return
+        server = self._server
+        min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
+        max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
+        await self._engine.make_room(self.session.principal)
+        check_free(self.session, message.id)  # it may have been taken meanwhile
+        stream = self._engine.begin(
+            connection,
+            line,
+            self._handlers.handler(tool, arguments),
+            min_s=min_s,
+            max_s=max_s,
+            overflow=tool.overflow,
+            is_paged=tool.paged is not None,
+            is_rerun=tool.restart,
+            mark=mark,
+            origin=message if mark is None else None,  # a marked line is another one
+        )
+        stream.progress_token = params.meta.progress_token
+
+    def _turn(
+        self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
+    ) -> None:
+        assert isinstance(message.id, int | str)
+        stream = self._engine.access.turn(connection, token, message.params, reply_id=message.id)
+        stream.progress_token = progress
+
+    def _cancelled(self, message: Message) -> None:
+        self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
+
+    # The proposals
+
+    async def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
+        method, request_id = str(message.method), message.id
+        assert isinstance(request_id, int | str)
+        word = self._resumings[method]
+        intent = word.read(message.params)
+        stream = await self._engine.access.find(self.session, intent)
+        if intent.token is None:
+            self._check_scopes(stream, connection)
+        self._engine.access.resume(
+            connection,
+            stream,
+            intent,
+            reply_id=request_id,
+            speaks=self.session.settings.dialects or dialects.speakers_of(method),
+            takes_over=word.takes_over,
+        )
+
+    def _check_scopes(self, stream: Stream, connection: Connection) -> None:
+        """Check the scopes of a caller that reads its own stream by the id alone.
+
+        It needs the scopes that the call needed: the same bearer may have other tokens with fewer.
+        A resume token is the authority itself.
+        """
+        if self._server.tools.scopes:
+            origin = messages.parse(stream.record.origin)
+            if tool := self._server.tools.get(_params(origin, CallTool).name):
+                tool.check_scopes(connection.channel.scopes)
+
+    async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
+        word = self._questions[str(message.method)]
+        access = self._engine.access
+        if isinstance(word, Polling):
+            intent = word.read(message.params)
+            return word.tell(await access.poll(self.session, intent, cursor_of))
+        return word.tell(*await access.poll_all(self.session, word.read(message.params)))
+
+    def _ack(self, message: Message) -> None:
+        acked = extension.ack(message.params)
+        self._engine.access.ack(self.session, acked.stream, acked.seq)
+
+
+def _units(incoming: Incoming) -> int:
+    """How much work a message is, as `Turns` counts it."""
+    if isinstance(incoming, TooLarge):
+        return 1  # its bytes were counted when they were read
+    return 1 + len(incoming) // UNIT_BYTES
+
+
+def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
+    """Refuse a name that would be kept, and repeated, at a length that no client needs."""
+    if isinstance(name, str) and len(name) > NAME_LETTERS_MAX:
+        raise Refusal(
+            INVALID_REQUEST,
+            f"{what}: {len(name)} characters: send at most {NAME_LETTERS_MAX}.",
+        )
+
+
+def unreadable(trouble: Unavailable) -> Refusal:
+    """What to say where the journal cannot be asked."""
+    message = f"The journal cannot be read now ({trouble}): try again later."
+    return refusal("unavailable").saying(message)
+
+
+def revision_in(message: Message, line: bytes) -> Any:
+    """The revision that a message names for itself; None where it names none, or asks for one.
+
+    `line` is the message as it came, which is searched faster than decoded.
+    """
+    if message.method == "initialize" or b"protocolVersion" not in line:
+        return None
+    try:
+        return messages.decode(message.params, _Enveloped).meta.revision
+    except ValueError:
+        return None  # params of another shape are for their method to refuse
+
+
+def check_revision(named: Any) -> None:
+    """Refuse a request that names a revision which is not spoken. Raises `Refusal`.
+
+    Clients that try 2026-07-28 first take this for the refusal of an older server, and initialize.
+    Three others would stop them: code -32022 (Rust), the words Mcp-Session-Id (C#), and any refusal
+    without the request's id (Rust).
+    """
+    if named is None or named in REVISIONS:
+        return
+    requested = str(named)[:100]
+    raise refusal("unsupported_revision", supported=REVISIONS, requested=requested).saying(
+        f"Unsupported protocol version {requested!r}: initialize with {', '.join(REVISIONS)}."
+    )
+
+
+def id_of(message: Message) -> RequestId | None:
+    """The id under which a message is answered; None where it has none."""
+    return message.id if isinstance(message.id, int | str) else None
+
+
+def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
+    """The error that answers a request. A flood of them is not logged one by one."""
+    try:
+        budget = _told.get()
+    except LookupError:
+        budget = Budget(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
+        _told.set(budget)
+    if budget.spend():
+        log.info("refused", code=refused.code, why=refused.message[:200])
+    return messages.error(request_id, refused)
+
+
+def _calling_with(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
+    """The same call with other arguments, and as a line."""
+    assert isinstance(message.id, int | str)
+    params = messages.decode(message.params, dict[str, msgspec.Raw]) | {"arguments": arguments}
+    changed = msgspec.structs.replace(message, params=msgspec.Raw(messages.encode(params)))
+    line = messages.request(message.id, str(message.method), changed.params)
+    return changed, line.rstrip(b"\n")
+
+
+def _params(message: Message, shape: type[Any]) -> Any:
+    try:
+        return messages.decode(message.params, shape)
+    except ValueError as error:
+        raise Refusal(INVALID_PARAMS, f"Bad params for {message.method}: {error}.") from None

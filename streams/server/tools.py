@@ -1,0 +1,439 @@
+"""Tools: a Python function seen as MCP sees it, from its signature to its result.
+
+A parameter is an argument; its annotation becomes the input schema and checks what arrives; the
+docstring becomes the description. What a function must look like is in `signatures`, what its
+schema looks like in `schemas`.
+
+What a tool returns, and what the peer gets (`to_result`):
+
+    None                                        no content
+    str, a content block, a list with blocks    these blocks; a str beside a block is a text block
+    what is an object in JSON                   structuredContent, and its JSON as a text block
+    any other JSON (a list of str, a number)    its JSON as a text block
+
+NaN and the infinities become null, as in JavaScript: JSON has none, and hours of work should not
+end for one (an output schema that wants a number there is broken by it, and that is told). Bytes
+inside a value become base64, as their schema says; bytes alone are refused, for nobody could tell
+what they are: an `Image`, `Audio` or `EmbeddedResource` says it.
+"""
+
+import base64
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal, TypedDict, get_args
+
+import msgspec
+
+from streams.errors import InsufficientScope
+from streams.exchange import checked_scopes
+from streams.faults import is_failure, log_failure, text_of
+from streams.messages import Scopes, uncollected
+from streams.protocol.extension import EXPECTED
+from streams.server.content import Block
+from streams.server.schemas import (
+    Binder,
+    GivenSchema,
+    OutputCheck,
+    annotation_binder,
+    annotation_check,
+    given_binder,
+    given_check,
+    object_schema,
+    parameters_schema,
+    patterned,
+)
+from streams.server.signatures import Signature, innermost, is_async
+from streams.server.validator import Schema
+
+Overflow = Literal["block", "fail"]
+
+# SEP-986: "1 to 128 characters … A-Z, a-z, 0-9, underscore, dash, and dot".
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class ToolAnnotations(TypedDict, total=False):
+    """MCP's hints about a tool, in the wire's spelling."""
+
+    title: str
+    readOnlyHint: bool
+    destructiveHint: bool
+    idempotentHint: bool
+    openWorldHint: bool
+
+
+class Paged(msgspec.Struct, frozen=True):
+    """How a tool gives pages: how many ahead of those asked for, and how long one is waited for."""
+
+    ahead: int
+    wait_s: float
+
+
+class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """One tool. `resume_min_s` and `resume_max_s` are None where the server's own hold."""
+
+    name: str
+    function: Callable[..., Any]
+    is_async: bool
+    takes_call: bool
+    parameters: frozenset[str]
+    is_variadic: bool  # and takes what its input schema allows besides
+    input_schema: Schema
+    output_schema: Schema | None
+    title: str | None
+    description: str | None
+    annotations: ToolAnnotations | None
+    resume_min_s: float | None
+    resume_max_s: float | None
+    overflow: Overflow
+    paged: Paged | None
+    expected_s: float | None
+    restart: bool
+    scopes: tuple[str, ...]
+    binder: Binder
+    input_given: GivenSchema | None  # what arguments have to fit besides
+    output_check: OutputCheck | None
+    output_given: GivenSchema | None
+
+    def check_scopes(self, granted: Scopes) -> None:
+        """Raises `InsufficientScope` where not all that the tool needs were granted."""
+        if granted is not None and (
+            missing := [each for each in self.scopes if each not in granted]
+        ):
+            raise InsufficientScope(self.name, self.scopes, missing)
+
+    def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:
+        """The keyword arguments for `function`, defaults filled in.
+
+        They are not checked against `input_given` where that is costly.
+
+        Raises `ValueError` with a sentence that names the argument: `rows: expected int, got str`.
+        What else the author's types raise (a `__post_init__`, a default factory) is logged.
+        """
+        try:
+            return self.binder(arguments_raw)
+        except ValueError:
+            raise
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            log_failure("the arguments of a tool cannot be made", error, tool=self.name)
+            raise ValueError(text_of(error)) from error
+
+    def takes(self, name: str) -> bool:
+        """Whether the tool may have an argument of this name."""
+        if not self.is_variadic:
+            return name in self.parameters
+        allows_more = self.input_schema.get("additionalProperties", True) is not False
+        return allows_more or name in self.input_schema.get("properties", {})
+
+
+def make_tool(
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    title: str | None = None,
+    description: str | None = None,
+    input_schema: Mapping[str, Any] | None = None,
+    output_schema: Mapping[str, Any] | None = None,
+    annotations: ToolAnnotations | None = None,
+    resume_min_s: float | None = None,
+    resume_max_s: float | None = None,
+    overflow: Overflow = "block",
+    pages: bool = False,
+    pages_ahead: int = 1,
+    page_wait_s: float = 10.0,
+    expected_s: float | None = None,
+    restart: bool = False,
+    scopes: Iterable[str] = (),
+) -> Tool:
+    """Look at a function once; everything that can be wrong with it is told here.
+
+    With `input_schema` the arguments are checked by it alone and come as plain JSON; annotations
+    are not looked at. With `pages` it is a generator, and each of what it yields is a result.
+    Raises `TypeError` for a function that cannot be a tool, `ValueError` for a name, a schema, a
+    scope or a setting that cannot be.
+    """
+    core = innermost(function)
+    tool_name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
+    what = f"tool {tool_name}"
+    _require_settings(resume_min_s, resume_max_s, overflow, what)
+    _require_page_settings(pages_ahead, page_wait_s, expected_s, what)
+    if restart:
+        _require_repeatable(resume_max_s, pages, what)
+    if pages:
+        _require_pageable(resume_max_s, output_schema, what)
+    accepted = Signature.of(function, what, pages=pages)
+    in_schema, binder, input_given = _input(accepted, input_schema, what)
+    returns = inspect.Signature.empty if pages else accepted.returns
+    out_schema, output_check, output_given = _output(returns, output_schema, what)
+    return Tool(
+        name=tool_name,
+        function=function,
+        is_async=is_async(function),
+        takes_call=accepted.call_name is not None,
+        parameters=frozenset(parameter.name for parameter in accepted.parameters),
+        is_variadic=accepted.variadic is not None,
+        input_schema=in_schema,
+        output_schema=out_schema,
+        title=title,
+        description=description if description is not None else inspect.getdoc(core),
+        annotations=_checked_annotations(annotations, what),
+        resume_min_s=resume_min_s,
+        resume_max_s=resume_max_s,
+        overflow=overflow,
+        paged=Paged(pages_ahead, page_wait_s) if pages else None,
+        expected_s=expected_s,
+        restart=restart,
+        scopes=_checked_scopes(scopes, what),
+        binder=binder,
+        input_given=input_given,
+        output_check=output_check,
+        output_given=output_given,
+    )
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"tool name {name!r}: expected 1 to 128 characters of A-Z a-z 0-9 _ . - (give name=…)"
+        )
+    return name
+
+
+def _require_settings(
+    min_s: float | None, max_s: float | None, overflow: Overflow, what: str
+) -> None:
+    for name, seconds in (("resume_min_s", min_s), ("resume_max_s", max_s)):
+        if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError(f"{what}: {name}: expected seconds from 0, got {seconds}")
+    # A max of 0 means "not resumable", whatever the min.
+    if min_s is not None and max_s and min_s > max_s:
+        raise ValueError(f"{what}: resume_min_s ({min_s}) is above resume_max_s ({max_s})")
+    if overflow not in get_args(Overflow):
+        raise ValueError(f"{what}: overflow: expected 'block' or 'fail', got {overflow!r}")
+
+
+def _require_page_settings(ahead: int, wait_s: float, expected_s: float | None, what: str) -> None:
+    if ahead < 1:
+        raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
+    for name, seconds in (("page_wait_s", wait_s), ("expected_s", expected_s)):
+        if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
+
+
+def _require_pageable(
+    max_s: float | None, output_schema: Mapping[str, Any] | None, what: str
+) -> None:
+    if max_s == 0:
+        raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
+    if output_schema is not None:
+        raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
+
+
+def _require_repeatable(max_s: float | None, pages: bool, what: str) -> None:
+    if max_s == 0:
+        raise ValueError(
+            f"{what}: nobody could come back after a restart: resume_max_s must be > 0"
+        )
+    if pages:
+        raise ValueError(f"{what}: a tool that gives pages cannot be run again: drop restart")
+
+
+def _checked_scopes(given: Iterable[str], what: str) -> tuple[str, ...]:
+    try:
+        return checked_scopes(given)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{what}: {error}") from None
+
+
+def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnotations | None:
+    if given is None:
+        return None
+    try:
+        msgspec.convert(given, ToolAnnotations)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{what}: annotations: {error}") from error
+    return given
+
+
+def _input(
+    accepted: Signature, given: Mapping[str, Any] | None, what: str
+) -> tuple[Schema, Binder, GivenSchema | None]:
+    parameters = accepted.parameters
+    if given is not None:
+        schema = GivenSchema(given, f"{what}: input_schema")
+        _require_accepted(schema.schema, accepted, what)
+        has_variadic = accepted.variadic is not None
+        binder = given_binder(
+            schema, parameters, more_allowed=has_variadic, taken=accepted.call_name
+        )
+        return schema.schema, binder, schema
+    if accepted.variadic is not None:
+        raise TypeError(f"{what}: **{accepted.variadic}: say what it takes with input_schema")
+    try:
+        made = parameters_schema(parameters)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}") from error
+    checked = patterned(made, f"{what}: parameters")
+    return made, annotation_binder(parameters, checked), checked
+
+
+def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
+    known = {parameter.name for parameter in accepted.parameters}
+    for name in schema.get("properties", {}):
+        if name == accepted.call_name or (name not in known and accepted.variadic is None):
+            raise ValueError(f"{what}: input_schema: the function cannot take {name!r}")
+
+
+def _output(
+    returns: Any, given: Mapping[str, Any] | None, what: str
+) -> tuple[Schema | None, OutputCheck | None, GivenSchema | None]:
+    if given is not None:
+        schema = GivenSchema(given, f"{what}: output_schema")
+        return schema.schema, given_check(schema), schema
+    if isinstance(returns, type) and issubclass(returns, Block):
+        return None, None, None
+    try:
+        derived = object_schema(returns)
+    except (TypeError, ValueError, NameError) as error:
+        raise TypeError(f"{what}: return annotation: {str(error).splitlines()[-1]}") from error
+    if derived is None:
+        return None, None, None
+    checked = patterned(derived, f"{what}: return annotation")
+    return derived, annotation_check(returns, checked), checked
+
+
+def listing(tool: Tool) -> dict[str, Any]:
+    """The tool's entry in the result of `tools/list`."""
+    entry = {
+        "name": tool.name,
+        "title": tool.title,
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+        "outputSchema": tool.output_schema,
+        "annotations": tool.annotations,
+        "_meta": None if tool.expected_s is None else {EXPECTED: tool.expected_s},
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def to_result(value: Any, tool: Tool) -> dict[str, Any]:
+    """The CallToolResult for what the tool returned; the table is at the head of this module.
+
+    Raises `TypeError` for what is no JSON, or no object where an output schema promises one;
+    `ValueError` for an object that does not fit that schema.
+    """
+    if tool.output_check is not None:
+        return _promised(value, tool, tool.output_check)
+    content = _content(value, tool)
+    if content is not None:
+        return {"content": content}
+    encoded, plain = _as_json(value, tool)
+    is_object = isinstance(plain, dict)
+    return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
+
+
+def _promised(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
+    encoded, plain = _as_json(value, tool)
+    if isinstance(value, Block) or not isinstance(plain, dict):
+        raise TypeError(f"{_returned(value, tool)}, but its output schema promises an object")
+    try:
+        check(encoded, plain)
+    except ValueError as error:
+        raise ValueError(f"tool {tool.name} broke its output schema: {error}") from error
+    return _with_text(encoded) | {"structuredContent": plain}
+
+
+def _with_text(encoded: bytes) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": encoded.decode()}]}
+
+
+def error_result(message: str) -> dict[str, Any]:
+    """The CallToolResult of a tool that failed. Never fails itself, whatever is in `message`."""
+    # Names of files may hold lone surrogates, which UTF-8 cannot.
+    text = message.encode(errors="backslashreplace").decode()
+    return {"content": [{"type": "text", "text": text}], "isError": True}
+
+
+def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
+    """The blocks of a value that is content; None for one that is data."""
+    if value is None:
+        return []
+    if isinstance(value, str | Block):
+        return [_block(value, tool)]
+    if isinstance(value, list | tuple) and any(isinstance(item, Block) for item in value):
+        return [_block(item, tool) for item in value]
+    return None
+
+
+def _block(item: Any, tool: Tool) -> dict[str, Any]:
+    if not isinstance(item, str | Block):
+        raise TypeError(
+            f"{_returned(item, tool)} in a list of content blocks; beside them only str"
+        )
+    _, plain = _as_json(item, tool)
+    return plain if isinstance(plain, dict) else {"type": "text", "text": plain}
+
+
+def _as_json(value: Any, tool: Tool) -> tuple[bytes, Any]:
+    """`value` as JSON, and as plain data that was read back from it."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(
+            f"{_returned(value, tool)}; return an Image, Audio or EmbeddedResource, or decode them"
+        )
+    try:
+        encoded = msgspec.json.encode(value)
+        with uncollected(len(encoded)):
+            return encoded, msgspec.json.decode(encoded)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{_returned(value, tool)}, which is not JSON: {error}") from error
+
+
+def _returned(value: Any, tool: Tool) -> str:
+    return f"tool {tool.name} returned {type(value).__name__}"
+
+
+class Tools:
+    """The tools of a server, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, Tool] = {}
+        self._positions: dict[str, int] = {}  # cursor → how many tools come before it
+        self.scopes: tuple[str, ...] = ()  # that any of them needs
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def add(self, tool: Tool) -> None:
+        """Raises `ValueError` where a tool of this name is there already."""
+        if tool.name in self._tools:
+            raise ValueError(f"there is a tool {tool.name} already; give this one another name")
+        self._tools[tool.name] = tool
+        self.scopes = tuple(dict.fromkeys((*self.scopes, *tool.scopes)))
+        self._positions[_cursor_after(tool)] = len(self._tools)
+
+    def get(self, name: str) -> Tool | None:
+        """The tool of this name, or None."""
+        return self._tools.get(name)
+
+    def page(self, cursor: str | None, size: int) -> tuple[list[dict[str, Any]], str | None]:
+        """Up to `size` listings from `cursor` on (None: from the first), and the next cursor.
+
+        A cursor stays good when tools are added. Raises `ValueError` for one that is not ours.
+        """
+        if size < 1:
+            raise ValueError(f"size: expected at least 1, got {size}")
+        start = 0 if cursor is None else self._positions.get(cursor)
+        if start is None:
+            raise ValueError("cursor: unknown; send a nextCursor as it came, or none to begin anew")
+        found = list(itertools.islice(self._tools.values(), start, start + size))
+        is_last = start + size >= len(self._tools)
+        return [listing(tool) for tool in found], None if is_last else _cursor_after(found[-1])
+
+
+def _cursor_after(tool: Tool) -> str:
+    """Opaque to clients. It survives a restart, since it holds the name and not the position."""
+    return base64.urlsafe_b64encode(tool.name.encode()).decode()

@@ -1,0 +1,293 @@
+"""Checks values against JSON Schemas, in bounded time; and the worker process that does the same.
+
+jsonschema-rs does the work: it compares items by hash, and matches patterns in linear time with
+Rust's `regex`. It holds the GIL, and a schema that refers to itself can still take exponential time
+for a hundred bytes. So `Validator.takes` estimates the work of a check: little of it is done where
+it comes up, the rest in a worker (`streams.server.workers`), which the kernel ends after `CPU_S`.
+
+A worker runs this file by its path. So nothing of `streams` is imported here, and it starts fast.
+"""
+
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import jsonschema_rs
+import msgspec
+
+Schema = dict[str, Any]
+
+# The longest sentence about a mismatch: place and reason quote the peer, which may send megabytes.
+SENTENCE_MAX: Final = 400
+
+# CPU seconds of one check in a worker. 4 MiB against a schema of a hundred words takes a tenth.
+CPU_S: Final = 2.0
+# CPU seconds to find what does not fit, once it is clear that something does not. That takes longer
+# than the check: each branch of an `anyOf` is gone through for its errors.
+EXPLAIN_CPU_S: Final = 0.5
+# Memory of a worker. 4 MiB of empty lists take 300.
+WORKER_BYTES_MAX: Final = 1024 * 1024 * 1024
+# Below the server, above nothing: checks take what the server leaves of the processors.
+WORKER_NICE: Final = 10
+
+# What a request to a worker begins with: the bytes of the schema, of the value, and of its name.
+REQUEST: Final = struct.Struct("!III")
+# Verdicts of a worker. After `UNFIT` comes the sentence, the length first, if it is found in time.
+FIT: Final = b"+"
+UNFIT: Final = b"-"
+LENGTH: Final = struct.Struct("!I")
+
+# The work of a pattern, in words of a schema: for each byte, its automaton has so many states.
+_PATTERN_WORDS: Final = 20
+_COUNTED_WORDS: Final = 500  # of one with a count, such as {1,64}, which repeats its states
+# These look once more at what their neighbours have looked at.
+_UNEVALUATED: Final = ("unevaluatedProperties", "unevaluatedItems")
+_DYNAMIC: Final = ("$dynamicRef", "$recursiveRef")
+# In a schema that refers to itself these, or a `$ref` among others, may go through the same value
+# once more at each level: that is exponential in the depth.
+_MULTIPLYING: Final = frozenset(
+    {"allOf", "anyOf", "oneOf", "not", "if", "contains", "patternProperties", "propertyNames"}
+    | {"dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", *_UNEVALUATED}
+)
+_ANNOTATING: Final = frozenset({"$ref", "title", "description", "default", "examples", "$comment"})
+# What jsonschema-rs raises for values that are nested more deeply than it compares.
+_UNREADABLE: Final = (RecursionError, OverflowError, ValueError)
+# Their values are data, not schemas.
+_DATA: Final = ("const", "enum", "default", "examples")
+
+_UNUSABLE_PATTERN: Final = (
+    'is not a "regex": patterns are matched in linear time, without look-around, without '
+    "backreferences, and with small repeat counts; write another one"
+)
+
+
+class Validator:
+    """A schema, ready to check values."""
+
+    def __init__(self, schema: Schema) -> None:
+        """Raises `ValueError` with what is wrong with the schema, place first."""
+        try:
+            self._validator = jsonschema_rs.validator_for(
+                schema,
+                validate_formats=False,
+                pattern_options=jsonschema_rs.RegexOptions(),
+                offline=True,
+            )
+        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
+            raise ValueError(_explain_schema(error, schema)) from None
+        self._words = _words(schema)
+
+    def takes(self, value_bytes: int) -> float:
+        """The most work of checking a value of so many bytes, 15 ns each; infinite where that
+        is exponential.
+        """
+        return self._words * (value_bytes + 1)
+
+    def fits(self, value: Any) -> bool:
+        """Whether the value fits. What is nested too deeply to be looked at does not."""
+        try:
+            return self._validator.is_valid(value)
+        except _UNREADABLE:
+            return False
+
+    def mismatch(self, value: Any, whole: str) -> str | None:
+        """What does not fit, place first, in at most `SENTENCE_MAX` letters; None where all fits.
+
+        `whole` names the value. Takes longer than `fits`.
+        """
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return _explain(_deepest(error), whole)
+        except _UNREADABLE:
+            return f"{whole}: nested too deeply or a number too large"
+        return None
+
+
+def _deepest(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
+    """Of several alternatives that all fail, the mismatch in the one that got furthest."""
+    while branches := getattr(error.kind, "context", None):
+        nested = [max(branch, key=_depth) for branch in branches if branch]
+        furthest = max(nested, key=_depth, default=error)
+        if _depth(furthest) <= _depth(error):
+            break
+        error = furthest
+    return error
+
+
+def _depth(error: jsonschema_rs.ValidationError) -> int:
+    return len(error.instance_path)
+
+
+def _explain(error: jsonschema_rs.ValidationError, whole: str) -> str:
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path]
+    path = "".join(steps).lstrip(".")
+    if error.kind.name == "required":
+        missing = error.kind.as_dict()["property"]
+        return shortened(f"{path}.{missing}: missing".lstrip("."))
+    return shortened(f"{path or whole}: {error.message}")
+
+
+def _explain_schema(error: Exception, schema: Schema) -> str:
+    if not isinstance(error, jsonschema_rs.ValidationError):
+        return shortened(f"a $ref leads nowhere in this schema: {error}")
+    if error.kind.name == "$ref":
+        if error.message.startswith("Unknown meta-schema"):
+            return shortened(f"unknown $schema {schema.get('$schema')}")
+        return shortened(f"a $ref leads nowhere in this schema: {error.message}")
+    told = _explain(error, "#")
+    return told.replace('is not a "regex"', _UNUSABLE_PATTERN)
+
+
+def shortened(sentence: str) -> str:
+    """The sentence, cut where it is longer than `SENTENCE_MAX`."""
+    return sentence if len(sentence) <= SENTENCE_MAX else sentence[: SENTENCE_MAX - 1] + "…"
+
+
+# -- how much work a schema is
+
+
+def _words(schema: Schema) -> float:
+    """Against how many words of the schema, at most, a value is held, each `$ref` followed.
+
+    Raises `ValueError` for a `$ref` that leads nowhere.
+    """
+    return _Counting(schema).words(schema)
+
+
+class _Counting:
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._behind: dict[str, float] = {}  # each `$ref`; while that is counted, 0
+        self._is_recursive: set[str] = set()
+
+    def words(self, node: Any) -> float:
+        if isinstance(node, list):
+            return 1 + sum(map(self.words, node))
+        if not isinstance(node, dict):
+            return 1
+        found = 1.0
+        for name, inner in node.items():
+            if name in _DATA:
+                found += _size(inner)
+            elif name == "$ref" and isinstance(inner, str):
+                found += self._referred(inner)
+            elif name in _DYNAMIC:
+                found = float("inf")
+            else:
+                found += self.words(inner) + _pattern_words(name, inner)
+        return found * (4 if any(name in node for name in _UNEVALUATED) else 1)
+
+    def _referred(self, ref: str) -> float:
+        if ref in self._behind:
+            if not self._behind[ref]:
+                self._is_recursive.add(ref)
+            return self._behind[ref]
+        self._behind[ref] = 0.0
+        target = self._find(ref)
+        found = self.words(target)
+        if ref in self._is_recursive and self._multiplies(target, {ref}):
+            found = float("inf")
+        self._behind[ref] = found
+        return found
+
+    def _multiplies(self, node: Any, seen: set[str]) -> bool:
+        if isinstance(node, list):
+            return any(self._multiplies(inner, seen) for inner in node)
+        if not isinstance(node, dict):
+            return False
+        if not _MULTIPLYING.isdisjoint(node):
+            return True
+        ref = node.get("$ref")
+        if isinstance(ref, str):
+            if not _ANNOTATING.issuperset(node):
+                return True
+            if ref not in seen:
+                seen.add(ref)
+                return self._multiplies(self._find(ref), seen)
+        return any(self._multiplies(inner, seen) for inner in node.values())
+
+    def _find(self, ref: str) -> Any:
+        if ref != "#" and not ref.startswith("#/"):
+            return {_DYNAMIC[0]: ref}  # an anchor, or a URL: jsonschema-rs knows where to
+        node: Any = self._root
+        for step in ref[1:].split("/")[1:]:
+            key = step.replace("~1", "/").replace("~0", "~")
+            try:
+                node = node[int(key)] if isinstance(node, list) else node[key]
+            except (LookupError, ValueError, TypeError):
+                if "$id" in str(self._root) or "%" in ref:
+                    return {_DYNAMIC[0]: ref}  # it may be relative to another one
+                raise ValueError(f"$ref {ref} leads nowhere in this schema") from None
+        return node
+
+
+def _size(data: Any) -> int:
+    if isinstance(data, dict):
+        return 1 + sum(map(_size, data.values()))
+    return 1 + sum(map(_size, data)) if isinstance(data, list) else 1
+
+
+def _pattern_words(name: str, inner: Any) -> int:
+    if name == "pattern" and isinstance(inner, str):
+        patterns = [inner]
+    elif name == "patternProperties" and isinstance(inner, dict):
+        patterns = list(inner)
+    else:
+        return 0
+    return sum(_COUNTED_WORDS if "{" in each else _PATTERN_WORDS for each in patterns)
+
+
+# -- the worker
+
+
+def _work() -> None:
+    """Answer requests, one after the other, until there are no more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the server alone
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, wherever it is
+    os.nice(WORKER_NICE)
+    resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES_MAX, WORKER_BYTES_MAX))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    known: dict[bytes, Validator] = {}
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    while header := source.read(REQUEST.size):
+        parts = [source.read(length) for length in REQUEST.unpack(header)]
+        schema, encoded, whole = parts[0], parts[1], parts[2].decode()
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        if schema not in known:
+            known[schema] = Validator(msgspec.json.decode(schema))
+        for part in _verdict(known[schema], encoded, whole):
+            sink.write(part)
+            sink.flush()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _verdict(validator: Validator, encoded: bytes, whole: str) -> Iterator[bytes]:
+    try:
+        value = msgspec.json.decode(encoded)
+    except msgspec.DecodeError as error:
+        yield UNFIT + _told(f"{whole}: not JSON: {error}")
+        return
+    except RecursionError:
+        yield UNFIT + _told(f"{whole}: nested too deeply")
+        return
+    if validator.fits(value):
+        yield FIT
+        return
+    yield UNFIT
+    signal.setitimer(signal.ITIMER_PROF, EXPLAIN_CPU_S)
+    yield _told(validator.mismatch(value, whole) or f"{whole}: does not fit the schema")
+
+
+def _told(sentence: str) -> bytes:
+    encoded = sentence.encode(errors="backslashreplace")
+    return LENGTH.pack(len(encoded)) + encoded
+
+
+if __name__ == "__main__":
+    _work()

@@ -1,0 +1,177 @@
+"""Worker processes in which values are checked against schemas where that may take long.
+
+`streams.server.validator` is what a worker runs. It has `CPU_S` for a check; one that needs more is
+ended by the kernel, and the value counts as not fitting. Workers are started when they are first
+needed, serve one check at a time, and end with the server, also where that is killed: their input
+ends.
+"""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from streams.forks import withhold
+from streams.logs import log
+from streams.server import validator
+from streams.server.validator import FIT, LENGTH, REQUEST, shortened
+
+# Two callers can be served at a time. More would only share the same processors.
+WORKERS_MAX: Final = 2
+# How long a check may wait for a worker, and then for its verdict. Beyond `CPU_S` in case the
+# machine is busy.
+WAIT_S: Final = 20.0
+VERDICT_S: Final = 20.0
+# After so many bytes a worker is replaced: what it has allocated is not all given back.
+WORKER_BYTES_MAX: Final = 1024 * 1024
+
+
+class Workers:
+    """The worker processes of one server."""
+
+    def __init__(self) -> None:
+        self._idle: list[trio.Process] = []
+        self._limiter = trio.CapacityLimiter(WORKERS_MAX)
+        self._turns: dict[str, trio.CapacityLimiter] = {}
+        self._is_closed = False
+
+    async def check(self, schema: bytes, encoded: bytes, whole: str, principal: str) -> None:
+        """Check a JSON text against a schema, which is JSON as well.
+
+        Raises `ValueError` with the mismatch, or why none could be found.
+
+        Each principal has one check at a time: the others' do not wait behind its own.
+        """
+        turn = self._turns.setdefault(principal, trio.CapacityLimiter(1))
+        try:
+            with trio.move_on_after(WAIT_S) as waiting:
+                await turn.acquire_on_behalf_of(waiting)
+                try:
+                    async with self._limiter:
+                        waiting.deadline = float("inf")
+                        await self._check(schema, encoded, whole)
+                finally:
+                    turn.release_on_behalf_of(waiting)
+            if waiting.cancelled_caught:
+                raise ValueError(f"{whole}: too many checks are waiting: try again later")
+        finally:
+            if not turn.borrowed_tokens and not turn.statistics().tasks_waiting:
+                self._turns.pop(principal, None)
+
+    async def _check(self, schema: bytes, encoded: bytes, whole: str) -> None:
+        try:
+            async with self._worker(len(encoded)) as worker:
+                with trio.fail_after(VERDICT_S):
+                    await self._ask(worker, schema, encoded, whole)
+        except (_Lost, trio.TooSlowError):
+            log.warning("a check against a schema was given up", bytes=len(encoded))
+            raise ValueError(
+                f"{whole}: checking this takes too long: send less, or nest it less deeply"
+            ) from None
+        except OSError as error:
+            log.error("no process can be started to check values", why=str(error))
+            raise ValueError(f"{whole}: cannot be checked now: try again later") from None
+
+    async def _ask(self, worker: trio.Process, schema: bytes, encoded: bytes, whole: str) -> None:
+        assert worker.stdin is not None
+        name = whole.encode()
+        header = REQUEST.pack(len(schema), len(encoded), len(name))
+        try:
+            await worker.stdin.send_all(header + schema + encoded + name)
+            if await _read(worker, 1) == FIT:
+                return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            raise _Lost from None
+        try:
+            (length,) = LENGTH.unpack(await _read(worker, LENGTH.size))
+            told = (await _read(worker, length)).decode()
+        except _Lost:
+            # It does not fit; what exactly is wrong was not found in time.
+            raise _Unexplained(f"{whole}: does not fit the schema (see tools/list)") from None
+        raise _Mismatch(shortened(told))
+
+    @asynccontextmanager
+    async def _worker(self, size: int) -> AsyncIterator[trio.Process]:
+        """A worker for one check. It is ended unless the check has come to its verdict."""
+        worker = await self._take()
+        is_ready = False
+        try:
+            try:
+                yield worker
+                is_ready = True
+            except _Mismatch:
+                is_ready = True
+                raise
+        finally:
+            if is_ready and size <= WORKER_BYTES_MAX and not self._is_closed:
+                self._idle.append(worker)
+            else:
+                await _end(worker)
+
+    async def _take(self) -> trio.Process:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.poll() is None:
+                return worker
+            await _end(worker)  # something else has ended it meanwhile
+        return await _start()
+
+    async def aclose(self) -> None:
+        """End all workers; to be called once no check is under way."""
+        self._is_closed = True
+        while self._idle:
+            await _end(self._idle.pop())
+
+
+class _Lost(Exception):
+    """The worker ended without a verdict."""
+
+
+class _Mismatch(ValueError):
+    """The verdict of a worker that can go on."""
+
+
+class _Unexplained(ValueError):
+    """The verdict of a worker that ended then."""
+
+
+async def _start() -> trio.Process:
+    worker = await trio.lowlevel.open_process(
+        # -P: the folder of the file holds modules that must not hide those of the library.
+        [sys.executable, "-P", str(Path(validator.__file__))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    # A child of a tool that held these would keep the worker alive when the server is gone.
+    withhold(worker.stdin)
+    withhold(worker.stdout)
+    return worker
+
+
+async def _end(worker: trio.Process) -> None:
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with trio.CancelScope(shield=True):  # SIGKILL takes no time, and leaves nothing to wait for
+        worker.kill()
+        await worker.wait()
+        await worker.stdin.aclose()
+        await worker.stdout.aclose()
+
+
+async def _read(worker: trio.Process, count: int) -> bytes:
+    assert worker.stdout is not None
+    found = b""
+    while len(found) < count:
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            data = await worker.stdout.receive_some(count - len(found))
+            if data:
+                found += data
+                continue
+        raise _Lost
+    return found

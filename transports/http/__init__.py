@@ -1,0 +1,20 @@
+"""Streamable HTTP: `serve` and `connect`. Each is loaded with its first use, since a client is to
+start fast and needs nothing of the server.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transports.http.client import connect as connect
+    from transports.http.server import serve as serve
+
+_HOME_OF = {"connect": "transports.http.client", "serve": "transports.http.server"}
+
+__all__ = ["connect", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -1,0 +1,419 @@
+"""What the bodies of HTTP responses say: bytes to lines, whatever the server answers with.
+
+Each body is read by a task of its own, and all of their lines go into one channel. There the lines
+that a position header announces must follow it with nothing in between, so a body gives away only
+what is whole: single lines, and headers together with all of their lines.
+"""
+
+import enum
+import re
+import shlex
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import ClassVar, Final, Protocol
+from urllib.parse import urljoin
+
+import msgspec
+
+from streams import messages
+from streams.blocks import Block
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.messages import Incoming, Message, RequestId, TooLarge, look
+from transports.http.connections import Head
+from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
+from transports.net.dialing import HTTP, Address
+
+
+class Media(enum.StrEnum):
+    """What a body may be."""
+
+    NDJSON = "application/x-ndjson"
+    JSON = "application/json"
+    EVENTS = "text/event-stream"
+
+
+ACCEPT: Final = ", ".join(Media)
+
+# A server writes no longer runs; one message above that may be a run of its own.
+RUN_BYTES_MAX: Final = 256 * 1024
+
+# Of one event, most of which was thrown away as it came: a server that ends none is not listened to
+# for ever.
+EVENT_BYTES_MAX: Final = 32 * 1024 * 1024
+
+# Longer ids are not sent back, in a header: such an event stream cannot be continued. Ours have 60.
+EVENT_ID_BYTES_MAX: Final = 1024
+
+# Event ids that are remembered of each event stream, to recognize what comes twice.
+EVENT_IDS_MAX: Final = 1_000
+
+# A server may ask for a longer pause than this before a client comes back; it is given this.
+RETRY_MAX_S: Final = 300.0
+
+# Characters of a server's own words in an error.
+SAID_MAX: Final = 200
+
+_EVENT_ID: Final = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
+_RETRY: Final = re.compile(rb"[0-9]{1,15}")
+_POSITION: Final = b"notifications/stream/position"
+_HEADER_BYTES: Final = 128  # in which the method of a header stands
+
+
+class Malformed(Exception):
+    """A body that breaks the rules; the message says which."""
+
+
+class Body(Protocol):
+    """One response's body on its way in."""
+
+    tail_lines: ClassVar[int]
+    """How many of the last lines of what `feed` returns can be the response to the request."""
+
+    is_useless: bool
+    """Whether the rest of the body can hold no message: it need not be read."""
+
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        """The lines that are whole now and may be given away. Raises `Malformed`."""
+
+    def end(self) -> list[Block | TooLarge]:
+        """The last lines, of a body that ended as it should. Raises `Malformed`."""
+
+    def held(self) -> list[Block | TooLarge]:
+        """Whole lines of a run that is not: they may be given away if nothing follows them."""
+
+
+def body_of(head: Head, limit: int, trail: "EventTrail | None" = None) -> Body | None:
+    """What reads the body after `head`, or None for what no MCP server says.
+
+    `limit` are the bytes that a message may have. `trail` is told how far an event stream comes.
+    """
+    match head.content_type:
+        case Media.NDJSON:
+            return LineBody(limit)
+        case Media.JSON:
+            return JsonBody(limit)
+        case Media.EVENTS:
+            return EventBody(limit, trail)
+    return None
+
+
+class LineBody:
+    """Our own framing: a line for each message, blank lines to keep the connection awake."""
+
+    # The response, what ends the stream, and the reply to a resume come last.
+    tail_lines: ClassVar[int] = 4
+    is_useless = False
+
+    def __init__(self, limit: int) -> None:
+        self._splitter = LineSplitter(limit)
+        self._held: list[Block | TooLarge] = []  # the beginning of a run
+        self._held_bytes = 0  # or a little more
+        self._held_bytes_max = RUN_BYTES_MAX + limit + READ_BYTES
+        self._run_left = 0  # lines of it that have not come
+
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        found = self._whole(self._splitter.blocks(data, 0, len(data)))
+        # What is held is one run that is not whole; it begins after whatever was found.
+        self._held_bytes = len(data) if found else self._held_bytes + len(data)
+        if self._held and self._held_bytes > self._held_bytes_max:
+            raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
+        return found
+
+    def end(self) -> list[Block | TooLarge]:
+        found = self._whole(in_blocks(self._splitter.flush()))
+        if self._held:
+            raise Malformed("the server's response ended inside a run")
+        return found
+
+    def held(self) -> list[Block | TooLarge]:
+        return self._held
+
+    def _whole(self, blocks: list[Block | TooLarge]) -> list[Block | TooLarge]:
+        """What was held and has come, up to where a run begins that is not whole."""
+        found: list[Block | TooLarge] = []
+        for block in blocks:
+            if isinstance(block, TooLarge):
+                self._run_left = max(0, self._run_left - 1)
+                self._held.append(block)
+                if not self._run_left:
+                    found += self._give_away()
+                continue
+            end = self._walk(block)
+            if end > block.start:
+                found += [*self._give_away(), Block(block.data, block.start, end)]
+            if end < block.end:
+                self._held.append(Block(block.data, end, block.end))
+        return found
+
+    def _give_away(self) -> list[Block | TooLarge]:
+        held, self._held = self._held, []
+        return held
+
+    def _walk(self, block: Block) -> int:
+        """Go through a block; where that ends which may be given away."""
+        at = end = block.start
+        while at < block.end:
+            if self._run_left:
+                at, count, _ = block.measure(at, self._run_left)
+                self._run_left -= count
+            else:
+                start, at = at, block.data.index(b"\n", at) + 1
+                self._run_left = _run_length(block.data[start:at])
+            if not self._run_left:
+                end = at
+        return end
+
+
+class _Params(msgspec.Struct):
+    count: int
+
+
+def _run_length(line: bytes) -> int:
+    """How many lines belong to this one: none, but for a position header."""
+    if _POSITION not in line[:_HEADER_BYTES]:
+        return 0
+    try:
+        message = look(line)
+        if message.method != _POSITION.decode():
+            return 0
+        return max(0, messages.decode(message.params, _Params).count)
+    except (ValueError, RecursionError):
+        return 0  # whoever receives it will say what is wrong with it
+
+
+class JsonBody:
+    """One message, which may be printed prettily."""
+
+    tail_lines: ClassVar[int] = sys.maxsize
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._text = bytearray()
+        self.is_useless = False
+
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        # Before it is compacted, a message may have twice the limit. What is longer is refused at
+        # once: its end may never come.
+        if self.is_useless:
+            return []
+        if len(self._text) + len(data) > 2 * self._limit:
+            self.is_useless = True
+            self._text.clear()
+            return [TooLarge(self._limit)]
+        self._text += data
+        return []
+
+    def end(self) -> list[Block | TooLarge]:
+        return in_blocks(_message(bytes(self._text), self._limit))
+
+    def held(self) -> list[Block | TooLarge]:
+        return []
+
+
+class EventTrail:
+    """How far an event stream has come, over all the responses that carry it."""
+
+    def __init__(self) -> None:
+        self.last_id = b""  # what `Last-Event-ID` says; empty where the stream cannot be continued
+        self.retry_s: float | None = None  # the pause that the server asks for, before a reconnect
+        self.events = 0
+        self.responses = 0  # that went on with it
+        self._ids: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of this response
+        self._earlier: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of those before it
+
+    def continues(self) -> None:
+        """Another response carries the stream from here on."""
+        self.responses += 1
+        self._earlier += self._ids
+        self._ids.clear()
+
+    def passes(self, event_id: bytes | None) -> bool:
+        """An event has come whole, with the id that it brought; False where it came before."""
+        if event_id and event_id in self._earlier:
+            return False
+        self.events += 1
+        if event_id is None:
+            return True
+        is_usable = len(event_id) <= EVENT_ID_BYTES_MAX and _EVENT_ID.fullmatch(event_id)
+        self.last_id = event_id if is_usable else b""
+        if is_usable:
+            self._ids.append(event_id)
+        return True
+
+    def pause(self, value: bytes) -> None:
+        """The server has said how many milliseconds to wait before a reconnect."""
+        if _RETRY.fullmatch(value):
+            self.retry_s = min(int(value) / 1000, RETRY_MAX_S)
+
+
+class EventBody:
+    """Server-sent events (WHATWG HTML, 9.2), as other servers speak them.
+
+    "Lines must be separated by either a U+000D CARRIAGE RETURN U+000A LINE FEED (CRLF) character
+    pair, a single U+000A LINE FEED (LF) character, or a single U+000D CARRIAGE RETURN (CR)", and by
+    nothing else: `bytes.splitlines` does just that, `str.splitlines` does more.
+    """
+
+    tail_lines: ClassVar[int] = sys.maxsize
+
+    is_useless = False
+
+    def __init__(self, limit: int, trail: EventTrail | None = None) -> None:
+        self._limit = limit
+        self._trail = trail or EventTrail()
+        self._rest = bytearray()  # of a line whose end has not come
+        self._id: bytes | None = None  # of the event that is being read, where it has one
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+        self._event_bytes = 0  # that have come of it; some may count twice
+        self._type = b""
+        self._is_too_large = False  # the event that is being read
+        self._is_start = True
+        self._ended_with_cr = False
+
+    def feed(self, data: bytes) -> list[Block | TooLarge]:
+        return in_blocks(self._read(data))
+
+    def end(self) -> list[Block | TooLarge]:
+        # "Once the end of the file is reached, any pending data must be discarded."
+        return []
+
+    def held(self) -> list[Block | TooLarge]:
+        return []
+
+    def _read(self, data: bytes) -> list[Incoming]:
+        if self._ended_with_cr and data:
+            data = data.removeprefix(b"\n")
+            self._ended_with_cr = False
+        if b"\n" not in data and b"\r" not in data:
+            self._keep(data)
+            return []
+        found: list[Incoming] = []
+        lines = (bytes(self._rest) + data).splitlines(keepends=True)
+        self._rest.clear()
+        self._ended_with_cr = lines[-1].endswith(b"\r")
+        if not lines[-1].endswith((b"\n", b"\r")):
+            self._keep(lines.pop())
+        for line in lines:
+            found += self._take_line(line.rstrip(b"\r\n"))
+        return found
+
+    def _keep(self, data: bytes) -> None:
+        self._count(len(data))
+        if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
+            self._is_too_large |= not (self._rest or data).startswith(b":")
+            self._rest[:] = b":"  # the rest of the line may be read like a comment
+        else:
+            self._rest += data
+
+    def _take_line(self, line: bytes) -> list[Incoming]:
+        if self._is_start:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+            self._is_start = False
+        if not line:
+            return self._dispatch()
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"event":
+            self._type = value
+        elif field == b"data":
+            self._data_bytes += len(value) + 1  # with the newline that joins it to the next
+            self._count(len(line) + 1)
+            if self._data_bytes > 2 * self._limit:
+                self._is_too_large = True
+                self._data.clear()
+            else:
+                self._data.append(value)
+        elif field == b"id" and b"\0" not in value:
+            self._id = value
+        elif field == b"retry":
+            self._trail.pause(value)
+        return []
+
+    def _count(self, size: int) -> None:
+        self._event_bytes += size
+        if self._event_bytes > EVENT_BYTES_MAX:
+            raise Malformed(f"the server sent an event above {EVENT_BYTES_MAX} bytes")
+
+    def _dispatch(self) -> list[Incoming]:
+        data, kind, is_too_large = b"\n".join(self._data), self._type, self._is_too_large
+        event_id, self._id = self._id, None
+        has_event = bool(data or kind or is_too_large) or event_id is not None
+        self._data, self._data_bytes, self._type, self._is_too_large = [], 0, b"", False
+        self._event_bytes = 0
+        if not has_event or not self._trail.passes(event_id) or kind not in (b"", b"message"):
+            return []
+        return [TooLarge(self._limit)] if is_too_large else _message(data, self._limit)
+
+
+def _message(text: bytes, limit: int) -> list[Incoming]:
+    """A message as a line, if there is one in `text`."""
+    line = one_line(text.strip())
+    if not line:
+        return []
+    return [line if len(line) <= limit else TooLarge(limit)]
+
+
+def answer_in(
+    blocks: Sequence[Block | TooLarge], request_id: RequestId, most: int
+) -> Message | TooLarge | None:
+    """The response to a request, or what may have been it, if it is among the last `most` lines."""
+    needle = msgspec.json.encode(request_id)
+    for line in last_lines(blocks, most):
+        if isinstance(line, TooLarge):
+            return line
+        if needle not in line:
+            continue
+        try:
+            message = look(line)
+        except (ValueError, RecursionError):
+            continue
+        if message.method is msgspec.UNSET and message.id == request_id:
+            return message
+    return None
+
+
+def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str = "") -> bytes:
+    """An answer that is no success, as the error response to the request that it answers.
+
+    `url` is where the request was sent.
+    """
+    try:
+        said = msgspec.json.decode(text)
+        error = said["error"]
+        refused = Refusal(int(error["code"]), str(error["message"]), error.get("data"))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        refused = Refusal(INTERNAL_ERROR, _sentence(head, text, url))
+    if head.status == 401:  # whoever has answered so
+        refused.data = {"reason": "unauthorized"}
+    elif head.status >= 500 and refused.data is None:  # perhaps a proxy's, ahead of the server
+        refused.data = {"reason": "unavailable"}
+    return messages.error(request_id, refused).rstrip(b"\n")
+
+
+def _sentence(head: Head, text: bytes, url: str) -> str:
+    if head.status < 300:
+        return f"The server answered with {head}, and with nothing that MCP knows."
+    if location := head.fields.get("location"):
+        return f"The server answered with {head}: {_redirected(url, location)}"
+    said = " ".join(text.decode(errors="replace").split())
+    is_text = said and head.content_type != "text/html"
+    return f"The server answered with {head}{f': {said[:SAID_MAX]}' if is_text else '.'}"
+
+
+def _redirected(url: str, location: str) -> str:
+    """The advice on a redirect, which is not followed: a token must not follow it.
+
+    The URL is the server's word: it is advised only where it is one, and quoted for a shell.
+    """
+    try:
+        to = urljoin(url, location)
+        is_tls = Address(to, HTTP).is_tls
+    except ValueError:
+        return "it redirects to no URL that can be dialed."
+    if url.startswith("https:") and not is_tls:
+        return "it redirects to an address without TLS, which is not safe to dial."
+    if len(to) > SAID_MAX:
+        return f"it redirects to a URL above {SAID_MAX} characters."
+    return f"dial {shlex.quote(to)} instead."

@@ -1,0 +1,707 @@
+"""MCP's Streamable HTTP, from the client's side: a `Channel` whose lines are POSTs.
+
+Each line goes out as a request of its own; the lines that are received are those of all the
+responses, and of the standing GET stream, on which a server says what belongs to no request.
+
+HTTP has no connection that both sides could lose. What stands for it depends on the server:
+
+- One that answers in our own framing gives tokens to resume by. The channel is over when a response
+  breaks off or ends too early; its user connects again, and resumes. The same holds for a response
+  whose stream is resumed by a token (`leave_to_token`).
+- Of any other, the channel lasts as long as the session. A response whose event stream breaks off
+  or ends early is continued by a GET with `Last-Event-ID`, as often as that takes. One that cannot
+  be continued is lost: its request is answered by an error with the reason `lost` where others are
+  waiting for responses, which must not be lost with it; else the channel is over.
+
+In any case it is over when the server fails (5xx) or is not to be reached, and nothing can be
+continued; and when it has forgotten the session (404).
+
+This file is longer than others: all of it is about one request, from its line to its response.
+"""
+
+import random
+import re
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import h11
+import msgspec
+import trio
+
+from streams import messages
+from streams.blocks import Block
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.logs import log
+from streams.messages import (
+    MESSAGE_BYTES_MAX,
+    Incoming,
+    Message,
+    RequestId,
+    Scopes,
+    TooLarge,
+    look,
+)
+from transports.http.bodies import (
+    ACCEPT,
+    Body,
+    EventBody,
+    EventTrail,
+    LineBody,
+    Malformed,
+    Media,
+    answer_in,
+    body_of,
+    refusal_line,
+)
+from transports.http.connections import Connection, Connections, Head
+from transports.http.inbox import Inbox
+from transports.lines import CLOSE_S, in_blocks, last_lines, lines_of
+from transports.net.bearer import Token, authorization, bearer_for
+from transports.net.dialing import HTTP, Address
+from transports.net.tasks import begin_or_leave, tasks_until
+
+# The next line waits for the response to this one to begin, so that they arrive in order. A server
+# that begins its response when it has all of it may take long: after this time the line has arrived
+# for certain.
+ORDER_S: Final = 5.0
+UNANSWERED_MAX: Final = 1_000  # requests whose response has not begun, beyond which none is sent
+
+# No response comes to what was cancelled; how long its body may take to end by itself.
+CANCELLED_S: Final = 1.0
+
+# Of a body that is no message, and how long it may take.
+REFUSAL_BYTES_MAX: Final = 64 * 1024
+REFUSAL_S: Final = 10.0
+
+# A call waits so long for the standing stream to be there: a server may ask something of the client
+# while it works, and does not say it again.
+STANDING_S: Final = 1.0
+
+# The pause before an event stream is continued, where the server does not say (`retry`), and the
+# shortest one, whatever it says.
+RETRY_S: Final = 1.0
+RETRY_MIN_S: Final = 0.1
+
+# Where a server is not to be reached, pauses double up to these: the first while a response is
+# waited for, so that it comes soon after an outage, the second for a standing stream alone.
+WAITED_PAUSE_MAX_S: Final = 2.0
+IDLE_PAUSE_MAX_S: Final = 30.0
+
+# How long a response is tried to be continued without any success. As patient as `Client` is.
+CONTINUE_S: Final = 300.0
+
+# Status codes of a server that cannot serve now: it is asked again.
+_BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+
+_INITIALIZE: Final = "initialize"
+_INITIALIZED: Final = "notifications/initialized"
+_CANCELLED: Final = "notifications/cancelled"
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]+")
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ssl_context: ssl.SSLContext | None = None,
+    token: Token = None,
+) -> AsyncIterator["HttpChannel"]:
+    """Connect to an MCP endpoint; leaving the block ends the session and closes, within a second.
+
+    Whether the server takes the `token` shows when the first message is answered. Raises `OSError`
+    when nobody answers within 10 seconds; `ValueError` when `url` is none, or no place for a token.
+    """
+    address = Address(url, HTTP)
+    bearer = bearer_for(address, token)
+    connections = Connections(address, ssl_context)
+    await connections.open()
+    channel = HttpChannel(connections, message_bytes_max, bearer)
+    async with tasks_until(channel.aclose) as nursery:
+        await nursery.start(channel.run)
+        yield channel
+
+
+class HttpChannel:
+    """The requests to one endpoint, in one session."""
+
+    def __init__(self, connections: Connections, message_bytes_max: int, token: str | None) -> None:
+        self._connections = connections
+        self._limit = message_bytes_max
+        self._authorization = authorization(token)
+        self._inbox = Inbox()
+        self._session = ""
+        self._version = ""
+        self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
+        self._prepared: dict[RequestId, tuple[bytes, bool, bool]] = {}  # for what comes next
+        self._is_ours = False  # the server answers in our framing
+        self._is_listening = False  # to the standing stream
+        self._has_asked = trio.Event()  # a request was sent
+        self._unanswered = trio.Semaphore(UNANSWERED_MAX)
+        self._is_closed = False
+        self._nursery: trio.Nursery
+        self._tasks = trio.CancelScope(shield=True)
+
+    async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """Hold the tasks that read responses, until the channel is over.
+
+        Shielded, since to be cancelled is no reason to be impolite; `aclose` is their end in any
+        case.
+        """
+        await begin_or_leave()
+        with self._tasks:
+            async with trio.open_nursery() as self._nursery:
+                task_status.started()
+                await trio.sleep_forever()
+
+    # The channel
+
+    @property
+    def principal(self) -> str:
+        address = self._connections.address
+        return f"server({address.host}:{address.port})"
+
+    @property
+    def scopes(self) -> Scopes:
+        return None  # the peer is the server
+
+    async def receive(self) -> Sequence[Incoming]:
+        return lines_of(await self._inbox.take())
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        return await self._inbox.take()
+
+    def is_writable(self) -> bool:
+        return self._inbox.ended is None
+
+    async def send(self, *lines: bytes) -> None:
+        try:
+            for line in b"".join(lines).split(b"\n"):
+                if line:
+                    await self._post(line)
+        except trio.BrokenResourceError:
+            raise
+        except BaseException:
+            self._end("interrupted")  # perhaps the server has some of the lines
+            raise
+
+    async def ping(self) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def unsent_bytes(self) -> int | None:
+        return None
+
+    async def aclose(self) -> None:
+        if self._is_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._is_closed = True
+        has_session = bool(self._session) and self._inbox.ended is None
+        self._end("closed")
+        self._inbox.drop()
+        try:
+            if has_session:
+                with trio.move_on_after(CLOSE_S):
+                    await self._delete_session()
+        finally:
+            with trio.CancelScope(shield=True):  # takes no time
+                await self._connections.aclose()
+
+    async def _delete_session(self) -> None:
+        try:
+            connection = await self._connections.take()
+        except OSError:
+            return  # the session's own time limit will do
+        try:
+            await connection.write(self._request("DELETE"), b"")
+            await connection.read_head()
+        except trio.BrokenResourceError:
+            return  # as above
+        finally:
+            await connection.aclose()
+
+    def _end(self, why: str, last: Sequence[Block | TooLarge] = ()) -> None:
+        """The channel is over; `last` is received before its end, and nothing after that."""
+        self._inbox.end(why, last)
+        self._tasks.cancel()
+
+    # One line, one request
+
+    async def _post(self, line: bytes) -> None:
+        await self._unanswered.acquire()
+        self._check()
+        exchange = _Exchange(line)
+        if exchange.request_id in self._prepared:
+            prepared = self._prepared.pop(exchange.request_id)
+            exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
+        cancelled = self._give_up(exchange)
+        self._nursery.start_soon(self._carry, exchange)
+        await exchange.is_written.wait()
+        with trio.move_on_after(ORDER_S):
+            await exchange.is_ready.wait()
+        if cancelled is not None:
+            # Who has cancelled and then asks something else expects to have heard the last of it
+            # when the answer to that is here.
+            await cancelled.is_over.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._inbox.ended is not None:
+            raise trio.BrokenResourceError(self._inbox.ended)
+
+    def _give_up(self, exchange: "_Exchange") -> "_Exchange | None":
+        """What `exchange` cancels, if it is here: it need not be answered any more."""
+        cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
+        if cancelled is not None:
+            cancelled.is_answered = True
+            cancelled.scope.deadline = trio.current_time() + CANCELLED_S
+        return cancelled
+
+    async def _carry(self, exchange: "_Exchange") -> None:
+        if exchange.request_id is not None:
+            self._exchanges[exchange.request_id] = exchange
+            self._has_asked.set()
+        try:
+            with exchange.scope:
+                await self._see_through(exchange)
+        finally:
+            if exchange.request_id is not None:
+                self._exchanges.pop(exchange.request_id, None)
+            exchange.is_over.set()
+            self._begun(exchange)
+
+    async def _see_through(self, exchange: "_Exchange") -> None:
+        """Send a line and read the response, over as many connections as that takes."""
+        act: Callable[[_Exchange], Awaitable[None]] = self._ask
+        pauses = _Pauses(exchange.trail)
+        while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
+            if failure and exchange.is_answered and not self._is_ours:
+                return  # what broke is of no use any more
+            if not failure and exchange.ends_with_body:
+                self._answer_lost(exchange, "the server ended a delivery without a reply")
+                return
+            if exchange.is_awaited and exchange.trail.last_id and not exchange.has_token:
+                act = self._continue
+            elif not (failure and self._may_send_again(exchange)):
+                self._lose(exchange, failure or "the server let go of a request")
+                return
+            pause_s = pauses.next(WAITED_PAUSE_MAX_S)
+            if pauses.failing_s > CONTINUE_S:
+                self._lose(exchange, failure or "the server does not continue a response")
+                return
+            await trio.sleep(pause_s)
+
+    def _may_send_again(self, exchange: "_Exchange") -> bool:
+        """Whether a line whose sending failed is sent again: it does no harm and others wait."""
+        is_harmless = exchange.request_id is None or not exchange.is_sent
+        return is_harmless and not self._is_ours and self._has_others(exchange)
+
+    def _has_others(self, exchange: "_Exchange") -> bool:
+        return any(each.is_awaited for each in self._exchanges.values() if each is not exchange)
+
+    def _lose(self, exchange: "_Exchange", why: str) -> None:
+        """A line, or the response to it, is lost: end the channel, unless others need it."""
+        if self._is_ours or exchange.has_token or not self._has_others(exchange):
+            self._end(why)
+            return
+        self._answer_lost(exchange, why)
+
+    def _answer_lost(self, exchange: "_Exchange", why: str) -> None:
+        log.info("a response was lost", why=why, method=exchange.method)
+        if exchange.request_id is not None:
+            exchange.is_answered = True
+            refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
+            line = messages.error(exchange.request_id, refused).rstrip(b"\n")
+            self._inbox.add(in_blocks([line]), len(line))
+
+    async def _ask(self, exchange: "_Exchange") -> None:
+        async with self._connection() as connection:
+            exchange.has_session = bool(self._session)
+            exchange.is_sent = True
+            request = self._request("POST", exchange.line, exchange.follows)
+            await connection.write(request, exchange.line)
+            exchange.is_written.set()
+            head = await connection.read_head()
+            await self._answered(exchange, head, connection)
+
+    async def _continue(self, exchange: "_Exchange") -> None:
+        """Read on, behind the last event that has come of a response."""
+        trail = exchange.trail
+        async with self._connection() as connection:
+            await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
+            head = await connection.read_head()
+            if _is_event_stream(head):
+                trail.continues()
+                await self._read(exchange, EventBody(self._limit, trail), connection)
+                return
+            await _read_some(connection)
+            if head.status in _BUSY:
+                raise trio.BrokenResourceError(f"the server answered with {head}")
+            if not self._is_gone(head, has_session=exchange.has_session):
+                trail.last_id = b""  # so it is lost
+                raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        """A connection for one request, closed unless the response was read to its end."""
+        connection = await self._connections.take()
+        try:
+            yield connection
+        except BaseException:
+            await connection.aclose()
+            raise
+        await self._connections.put(connection)
+
+    def _begun(self, exchange: "_Exchange") -> None:
+        """The next line may be sent."""
+        exchange.is_written.set()
+        if not exchange.is_ready.is_set():
+            exchange.is_ready.set()
+            self._unanswered.release()
+
+    def _request(
+        self, method: str, body: bytes | None = None, last_event_id: bytes = b""
+    ) -> h11.Request:
+        fields: list[Any] = [
+            ("Host", self._connections.address.host_header),
+            ("User-Agent", "mcp-streams"),
+            ("Accept", Media.EVENTS if method == "GET" else ACCEPT),
+            ("Accept-Encoding", "identity"),  # to be read as it comes
+            *self._authorization,
+        ]
+        if body is not None:
+            fields += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if last_event_id:
+            fields.append(("Last-Event-ID", last_event_id))
+        if self._session:
+            fields.append(("Mcp-Session-Id", self._session))
+        if self._version:
+            fields.append(("MCP-Protocol-Version", self._version))
+        return h11.Request(method=method, target=self._connections.address.target, headers=fields)
+
+    # Its response
+
+    async def _answered(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+        is_success = 200 <= head.status < 300
+        if is_success and exchange.method == _INITIALIZE:
+            self._session = _printable(head.fields.get("mcp-session-id"))
+        body = None
+        if is_success and head.status != 202:
+            body = body_of(head, self._limit, exchange.trail)
+        if is_success and exchange.method == _INITIALIZE:
+            self._is_ours = isinstance(body, LineBody)
+        if is_success and exchange.method == _INITIALIZED:
+            await self._listen()
+        if body is None:
+            await self._no_messages(exchange, head, connection)
+            return
+        # A reply in JSON says that the messages come elsewhere: on the standing stream.
+        is_event_stream = isinstance(body, EventBody)
+        may_lack_reply = exchange.may_lack_reply and not self._is_ours
+        exchange.ends_with_body = may_lack_reply and is_event_stream
+        if exchange.method != _INITIALIZE:  # whose result says how to go on
+            self._begun(exchange)
+        await self._read(exchange, body, connection)
+
+    async def _no_messages(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+        """A response that is no success, or has nothing in it: mostly a 202."""
+        text = await _read_some(connection)
+        if self._is_gone(head, has_session=exchange.has_session):
+            return
+        if head.status >= 500 and exchange.method != _INITIALIZE:
+            # Perhaps a proxy's, whose server is being restarted: no call fails for that.
+            raise trio.BrokenResourceError(f"the server answered with {head}")
+        if exchange.is_awaited or head.status >= 300:
+            exchange.is_answered = True
+            line = refusal_line(head, text, exchange.request_id, self._connections.address.url)
+            await self._inbox.put(in_blocks([line]), len(line))
+            if head.status >= 500:
+                self._end(f"the server answered with {head}")
+
+    def _is_gone(self, head: Head, *, has_session: bool) -> bool:
+        """Whether a response says that the session is no more, which ends the channel."""
+        if head.status == 404 and has_session:
+            self._end("the server has forgotten the session")
+        elif head.status == 401 and has_session:
+            self._end("the server does not take the token any more")
+        return self._inbox.ended is not None
+
+    async def _read(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+        """Read a response to its end, or for as long as it is of use.
+
+        Raises `trio.BrokenResourceError`.
+        """
+        try:
+            await self._read_all(exchange, body, connection)
+        except Malformed as error:
+            self._end(str(error), body.held())
+        except trio.BrokenResourceError as error:
+            if isinstance(body, LineBody):
+                self._end(str(error), body.held())
+            raise
+
+    async def _read_all(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+        size = 0
+        while data := await connection.read():
+            size += len(data)
+            exchange.heard_at = trio.current_time()
+            if blocks := body.feed(data):
+                await self._deliver(exchange, blocks, body.tail_lines, size)
+                size = 0
+            if body.is_useless:
+                return  # its connection is closed
+        if blocks := body.end():
+            await self._deliver(exchange, blocks, body.tail_lines, size)
+
+    async def _deliver(
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int, size: int
+    ) -> None:
+        if exchange.is_awaited:
+            self._look_for_answer(exchange, blocks, tail_lines)
+        if not self._is_ours and self._has_others(exchange):
+            self._look_for_others(exchange, blocks, tail_lines)
+        mark = None
+        if exchange.request_id is not None and not self._is_ours:
+            event_id = b"" if exchange.is_answered else exchange.trail.last_id
+            mark = (exchange.request_id, event_id)
+        await self._inbox.put(blocks, size, mark)
+
+    def _look_for_answer(
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
+    ) -> None:
+        assert exchange.request_id is not None  # else nothing is awaited
+        answer = answer_in(blocks, exchange.request_id, tail_lines)
+        if answer is None:
+            return
+        if exchange.ends_with_body and not (
+            isinstance(answer, Message) and answer.error is not msgspec.UNSET
+        ):
+            return  # its messages may follow
+        exchange.is_answered = True
+        if exchange.method == _INITIALIZE:
+            if not isinstance(answer, TooLarge):
+                self._version = _printable(_version_in(answer))
+            self._begun(exchange)
+
+    def _look_for_others(
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
+    ) -> None:
+        """A server may answer a request on another response than its own: that one may go then."""
+        for line in last_lines(blocks, tail_lines):
+            message = None if isinstance(line, TooLarge) else _look(line)
+            if message is None or message.method is not msgspec.UNSET:
+                continue
+            for request_id, each in self._exchanges.items():
+                if request_id == message.id and each is not exchange:
+                    each.is_answered = True
+                    each.scope.deadline = trio.current_time() + CANCELLED_S
+
+    # What becomes of a response
+
+    def leave_to_token(self, request_id: RequestId) -> None:
+        """The stream of this request is resumed by its token: its response is not continued."""
+        if exchange := self._exchanges.get(request_id):
+            exchange.has_token = True
+
+    def prepare(
+        self,
+        request_id: RequestId,
+        last_event_id: bytes,
+        *,
+        is_resume: bool = False,
+        may_lack_reply: bool = False,
+    ) -> None:
+        self._prepared[request_id] = (last_event_id, is_resume, may_lack_reply)
+
+    def settle(self, request_id: RequestId) -> None:
+        exchange = self._exchanges.get(request_id)
+        if exchange is not None and not self._is_ours:
+            exchange.is_answered = True
+
+    def last_event_id(self, request_id: RequestId) -> bytes:
+        return self._inbox.event_ids.get(request_id, b"")
+
+    def heard_at(self, request_id: RequestId) -> float | None:
+        exchange = self._exchanges.get(request_id)
+        return None if exchange is None else exchange.heard_at
+
+    def abandon(self, why: str) -> None:
+        self._end(why)
+
+    # The standing stream
+
+    async def _listen(self) -> None:
+        """Open the standing stream, before the first call. A server of ours says nothing there."""
+        if self._is_ours or self._is_listening:
+            return
+        self._is_listening = True
+        standing = _Exchange(b"")
+        self._nursery.start_soon(self._stand, standing)
+        with trio.move_on_after(STANDING_S):
+            await standing.is_ready.wait()
+
+    async def _stand(self, standing: "_Exchange") -> None:
+        """Read the standing stream, and open it again when it ends, for as long as there is one."""
+        pauses = _Pauses(standing.trail)
+        while not standing.is_answered:
+            if failure := await _failure_of(self._stand_once, standing):
+                log.debug("the standing stream has failed", why=failure)
+            standing.is_ready.set()
+            if not standing.is_answered:
+                await self._rest(standing, pauses)
+
+    async def _rest(self, standing: "_Exchange", pauses: "_Pauses") -> None:
+        """Wait before the standing stream is opened again: not for long where a call is running."""
+        self._has_asked = trio.Event()
+        with trio.move_on_after(pauses.next(IDLE_PAUSE_MAX_S)):
+            if not self._has_others(standing):
+                await self._has_asked.wait()
+            await trio.sleep(max(pauses.least_s, WAITED_PAUSE_MAX_S))
+
+    async def _stand_once(self, standing: "_Exchange") -> None:
+        trail = standing.trail
+        async with self._connection() as connection:
+            await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
+            head = await connection.read_head()
+            if _is_event_stream(head):
+                standing.has_session = bool(self._session)  # from now on, a 404 ends it
+                standing.is_ready.set()
+                trail.continues()
+                await self._read(standing, EventBody(self._limit, trail), connection)
+                return
+            await _read_some(connection)
+            if head.status in _BUSY:
+                raise trio.BrokenResourceError(f"the server answered with {head}")
+            # 405, most of all: "the server does not offer an SSE stream at this endpoint".
+            if not self._is_gone(head, has_session=standing.has_session):
+                log.debug("the server has no standing stream", answer=str(head))
+            standing.is_answered = True
+
+
+class _Params(msgspec.Struct, rename="camel"):
+    request_id: RequestId | None = None
+
+
+class _Result(msgspec.Struct, rename="camel"):
+    protocol_version: str = ""
+
+
+class _Pauses:
+    """The pauses between the responses that carry one event stream."""
+
+    def __init__(self, trail: EventTrail) -> None:
+        self._trail = trail
+        self._seen = (0, 0)
+        self._failures = 0
+        self._since = trio.current_time()
+        self.failing_s = 0.0  # how long ago the last response was there that carried it
+
+    @property
+    def least_s(self) -> float:
+        """The pause that the server asks for, or the usual one."""
+        retry_s = self._trail.retry_s
+        return max(RETRY_S if retry_s is None else retry_s, RETRY_MIN_S)
+
+    def next(self, most_s: float) -> float:
+        """How long to wait now: twice as long each time, while nothing comes."""
+        seen = (self._trail.responses, self._trail.events)
+        if seen != self._seen:
+            self._since = trio.current_time()
+        if self._trail.events != self._seen[1]:
+            self._failures = 0
+        self._seen = seen
+        self.failing_s = trio.current_time() - self._since
+        doubled_s: float = RETRY_MIN_S * 2 ** min(self._failures, 10)
+        self._failures += 1
+        # Clients that have lost the same server do not all come back at once.
+        jitter_s: float = random.uniform(0.5, 1.0) * min(doubled_s, most_s)  # nosec B311 # jitter, not a secret
+        return max(self.least_s, jitter_s)
+
+
+class _Exchange:
+    """One line, the response to it, and how far they have come."""
+
+    def __init__(self, line: bytes) -> None:
+        self.line = line
+        self.method: str | None = None
+        self.request_id: RequestId | None = None  # where it is a request, which is to be answered
+        self.cancels: RequestId | None = None
+        self.has_session = False
+        self.has_token = False  # by which its stream is resumed
+        self.follows = b""  # the id of an event: the last one of the stream that this is about
+        self.may_lack_reply = False
+        self.ends_with_body = False  # until then, no result is the last word
+        self.trail = EventTrail()
+        self.heard_at = trio.current_time()
+        self.is_sent = False  # perhaps not all of it
+        self.is_answered = False
+        self.is_written = trio.Event()
+        self.is_ready = trio.Event()  # its response has begun
+        self.is_over = trio.Event()
+        self.scope = trio.CancelScope()
+        self._look()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a response must come yet."""
+        return self.request_id is not None and not self.is_answered
+
+    def _look(self) -> None:
+        try:
+            message = look(self.line)
+            if not isinstance(message.method, str):
+                return
+            self.method = message.method
+            if message.id is not msgspec.UNSET:
+                self.request_id = message.id
+            elif self.method == _CANCELLED:
+                self.cancels = messages.decode(message.params, _Params).request_id
+        except (ValueError, RecursionError):
+            return  # what a line says is the server's business
+
+
+async def _failure_of(
+    act: Callable[[_Exchange], Awaitable[None]], exchange: _Exchange
+) -> str | None:
+    """Do it; what went wrong with the connection, if anything did."""
+    try:
+        await act(exchange)
+    except (trio.BrokenResourceError, OSError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+async def _read_some(connection: Connection) -> bytes:
+    """The body of a refusal, or how it begins. Raises `trio.BrokenResourceError`."""
+    text = b""
+    with trio.move_on_after(REFUSAL_S):
+        while len(text) <= REFUSAL_BYTES_MAX and (data := await connection.read()):
+            text += data
+    return text
+
+
+def _is_event_stream(head: Head) -> bool:
+    return head.status == 200 and head.content_type == Media.EVENTS
+
+
+def _look(line: bytes) -> Message | None:
+    try:
+        return look(line)
+    except (ValueError, RecursionError):
+        return None  # what a line says is the receiver's business
+
+
+def _version_in(answer: Message) -> str:
+    result: Any = answer.result
+    try:
+        return "" if result is msgspec.UNSET else messages.decode(result, _Result).protocol_version
+    except ValueError:
+        return ""  # whoever receives it will say what is wrong with it
+
+
+def _printable(value: str | None) -> str:
+    """A value of a header as the server gave it; empty where no header could have it."""
+    return value if value and _HEADER_VALUE.fullmatch(value) else ""

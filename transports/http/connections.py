@@ -1,0 +1,205 @@
+"""The HTTP/1.1 connections of a client: h11 speaks the protocol, trio moves the bytes.
+
+Not httpx2, which was tried first. Its pool looks at every one of its connections for every request,
+so that with 1,000 responses open a POST takes ten times as long as with none; it writes the head
+and the body of a request apart, reads 64 KiB at most, and cannot be given a connection that is open
+already, with which `connect` knows that somebody answers.
+
+Proxies that the environment names are not used either: what is dialled is what is connected to, as
+over every other transport.
+"""
+
+import ssl
+from typing import Final
+
+import h11
+import msgspec
+import trio
+
+from transports.lines import READ_BYTES
+from transports.net.dialing import Address, ClientStream, reach
+
+HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
+
+# Interim responses (1xx) ahead of a response. They mean nothing to MCP; a server needs one or two.
+INTERIM_MAX: Final = 100
+
+# From the first byte of a response's head to its last. How long a server thinks before that is its
+# own affair.
+HEAD_S: Final = 30.0
+
+# One `read` returns at most so many chunks: those of a byte cost as much time as large ones.
+READ_EVENTS_MAX: Final = 1_000
+
+REASON_CHARS_MAX: Final = 100  # of a status line, in an error
+
+CONNECT_S: Final = 10.0
+
+# Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
+IDLE_S: Final = 4.0
+IDLE_MAX: Final = 16  # a burst may need more connections at once, but not for long
+
+
+class Head(msgspec.Struct, frozen=True):
+    """How a response begins. Names of `fields` are lower-case."""
+
+    status: int
+    reason: str
+    fields: dict[str, str]
+
+    @property
+    def content_type(self) -> str:
+        """The media type of the body, without its parameters; empty where there is none."""
+        return self.fields.get("content-type", "").partition(";")[0].strip().lower()
+
+    def __str__(self) -> str:
+        return f"HTTP {self.status} {self.reason[:REASON_CHARS_MAX]}".strip()
+
+
+class Connection:
+    """One connection: a request, its response, and then perhaps the next.
+
+    All that waits raises `trio.BrokenResourceError`, with a sentence, when the connection fails or
+    the server breaks HTTP's rules; nothing can be asked over it any more then.
+    """
+
+    def __init__(self, stream: ClientStream, tcp: trio.SocketStream) -> None:
+        self._stream = stream
+        self._tcp = tcp
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._idle_since: float | None = None
+        self._is_half_written = False
+
+    async def write(self, request: h11.Request, body: bytes) -> None:
+        """Send a request, in one piece. What goes wrong, `read_head` will tell."""
+        self._idle_since = None
+        parts = [self._http.send(request)]
+        if body:
+            parts.append(self._http.send(h11.Data(data=body)))
+        parts.append(self._http.send(h11.EndOfMessage()))
+        try:
+            await self._stream.send_all(b"".join(part or b"" for part in parts))
+        except trio.BrokenResourceError:
+            # A server may refuse a request before it has read all of it.
+            self._is_half_written = True
+
+    async def read_head(self) -> Head:
+        """Wait for the response to begin."""
+        for _ in range(INTERIM_MAX):
+            event = await self._next_event()
+            if isinstance(event, h11.Response):
+                fields: dict[str, str] = {}
+                for name, value in event.headers:
+                    fields.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+                return Head(event.status_code, event.reason.decode("latin-1"), fields)
+        raise trio.BrokenResourceError(f"the server sent {INTERIM_MAX} interim responses (1xx)")
+
+    async def read(self) -> bytes:
+        """More of the body, as much as is there; nothing once it has ended as it should."""
+        found: list[bytes] = []
+        while self._http.their_state is h11.SEND_BODY:
+            event = self._look()
+            if event is h11.NEED_DATA and not found:
+                await self._fetch()
+            elif isinstance(event, h11.Data):
+                found.append(bytes(event.data))
+                if len(found) >= READ_EVENTS_MAX:
+                    await trio.lowlevel.checkpoint()
+                    break
+            else:
+                break
+        return b"".join(found)
+
+    async def _next_event(self) -> object:
+        begun_at: float | None = None  # the head, of which a part has come
+        while (event := self._look()) is h11.NEED_DATA:
+            if not self._http.trailing_data[0]:
+                await self._fetch()
+                continue
+            begun_at = begun_at or trio.current_time()
+            with trio.CancelScope(deadline=begun_at + HEAD_S) as scope:
+                await self._fetch()
+            if scope.cancelled_caught:
+                raise trio.BrokenResourceError(f"the server took above {HEAD_S:g} s for a head")
+        return event
+
+    def _look(self) -> object:
+        try:
+            return self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            raise trio.BrokenResourceError(f"the server broke off: {error}") from None
+
+    async def _fetch(self) -> None:
+        try:
+            data = await self._stream.receive_some(READ_BYTES)
+        except trio.BrokenResourceError:
+            raise trio.BrokenResourceError("the connection failed during a response") from None
+        if not data and self._http.their_state is h11.SEND_RESPONSE:
+            raise trio.BrokenResourceError("the server hung up and gave no response")
+        self._http.receive_data(bytes(data))
+
+    def begin_again(self) -> bool:
+        """Make ready for the next request, after a whole response; False where that cannot be."""
+        if not (self._http.our_state is h11.DONE and self._http.their_state is h11.DONE):
+            return False
+        if self._is_half_written or self._http.trailing_data[0]:  # which nobody has asked for
+            return False
+        self._http.start_next_cycle()
+        self._idle_since = trio.current_time()
+        return True
+
+    def is_fresh(self) -> bool:
+        """Whether the server is likely to read a request that is sent now."""
+        if self._idle_since is None:
+            return True  # just opened
+        # There is nothing to read on an idle connection but its end.
+        is_quiet = not self._tcp.socket.is_readable()
+        return is_quiet and trio.current_time() - self._idle_since < IDLE_S
+
+    async def aclose(self) -> None:
+        """Hang up at once."""
+        await trio.aclose_forcefully(self._stream)
+
+
+class Connections:
+    """As many connections to one server as there are requests at once."""
+
+    def __init__(self, address: Address, ssl_context: ssl.SSLContext | None) -> None:
+        self.address = address
+        self._ssl_context = ssl_context
+        self._idle: list[Connection] = []
+        self._is_closed = False
+        if address.is_tls and ssl_context is None:
+            self._ssl_context = ssl.create_default_context()
+
+    async def open(self) -> None:
+        """Connect, for the first request. Raises `OSError` when nobody answers in 10 seconds."""
+        self._idle.append(await self._reach())
+
+    async def take(self) -> Connection:
+        """A connection for one request; the caller `put`s or closes it. Raises `OSError`."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_fresh():
+                return connection
+            await connection.aclose()
+        return await self._reach()
+
+    async def put(self, connection: Connection) -> None:
+        """Take a connection back: to be used again where that can be, else to be closed."""
+        has_room = len(self._idle) < IDLE_MAX and not self._is_closed
+        if has_room and connection.begin_again():
+            self._idle.append(connection)
+        else:
+            await connection.aclose()
+
+    async def aclose(self) -> None:
+        """Close those that nobody uses, and those in use when they are `put` back."""
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    async def _reach(self) -> Connection:
+        deadline = trio.current_time() + CONNECT_S
+        tcp, stream = await reach(self.address, self._ssl_context, deadline)
+        return Connection(stream, tcp)

@@ -1,0 +1,328 @@
+"""HTTP/1.1 on a server, without I/O: bytes become requests, responses become bytes.
+
+h11 knows the protocol. What it leaves open is decided here: how long anything may be, that framing
+which two readers could understand in two ways is refused, and what a refusal says.
+"""
+
+import enum
+import http
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+from urllib.parse import urlsplit
+
+import h11
+
+from streams.errors import refusal
+from streams.exchange import Head, Headers, Request
+from transports.net.heads import plain_head
+from transports.net.listening import Refused
+from transports.net.origins import Origins
+
+# Bearer tokens of several kilobytes exist; whoever needs more has another purpose.
+HEAD_BYTES_MAX: Final = 16 * 1024
+
+# Each costs memory beyond its bytes. A browser behind two proxies sends some forty.
+HEADERS_MAX: Final = 128
+
+# A body may end with a newline that does not count: a message of exactly the limit gets through.
+NEWLINE_BYTES: Final = 2
+
+# What the framing of chunks may take besides as many bytes as there are in them: chunks of a byte
+# would otherwise cost six times their size on the wire, and a hundred times that in work.
+CHUNKING_BYTES_MAX: Final = 64 * 1024
+
+# How many parts of a request are looked at without others running in between: chunks of a byte each
+# take 20 µs.
+EVENTS_MAX: Final = 8
+
+_PHRASES: Final = {status.value: status.phrase.encode() for status in http.HTTPStatus}
+_VERSIONS: Final = (b"1.0", b"1.1")
+_HAS_NO_BODY: Final = (204, 304)
+
+
+class Phase(enum.Enum):
+    """How far the next request has come."""
+
+    NOTHING = "nothing"
+    HEAD = "head"
+    BODY = "body"
+
+
+class Requests:
+    """One connection as a sequence of requests and their responses, strictly in turn.
+
+    Feed it bytes and ask for `next_request`; then compose the response, either `whole` or with
+    `begin`, `more` and `end`; then `next_cycle`. After a `Refused` only its response may follow.
+    """
+
+    def __init__(self, origins: Origins, body_bytes_max: int) -> None:
+        self._origins = origins
+        self._body_bytes_max = body_bytes_max
+        self._limit = body_bytes_max  # of the body that is being read
+        self._h11: h11.Connection | None = None
+        self._unseen = b""  # by h11, of the request: nothing, or all that came of it
+        self._is_plain = False  # the request, and h11 has not read it
+        self._head: h11.Request | None = None
+        self._fields: dict[str, list[str]] = {}  # its header, names in lower case
+        self._body = bytearray()
+        self.has_more = False  # of what was fed, which has not been looked at
+        self._fed_bytes = 0  # of the head or the body that is being read, with what came behind it
+        self._may_have_body = True  # the response
+        self._ends_with_connection = False  # the response
+
+    # -- reading
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read; not the end of it, which is for `phase` to judge."""
+        if not self._fed_bytes and self._head is None:
+            self._unseen = data
+        else:
+            self._protocol.receive_data(data)
+        self._fed_bytes += len(data)
+
+    @property
+    def _protocol(self) -> h11.Connection:
+        """h11, made when it is needed first, up to what has come."""
+        if self._h11 is None:
+            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+        if self._unseen:
+            self._h11.receive_data(self._unseen)
+            self._unseen = b""
+        return self._h11
+
+    @property
+    def phase(self) -> Phase:
+        if self._head is not None:
+            return Phase.BODY
+        return Phase.HEAD if self._fed_bytes else Phase.NOTHING
+
+    @property
+    def head(self) -> Head | None:
+        """That of a request whose body has not come whole."""
+        return None if self._head is None else Head(*self._told(self._head))
+
+    def limit_body(self, bytes_max: int) -> None:
+        """Take no more of the body of this request than that. Raises `Refused`."""
+        self._limit = min(bytes_max, self._body_bytes_max)
+        lengths = self._fields.get("content-length", ["0"])
+        if max(int(lengths[0]), len(self._body)) > self._limit + NEWLINE_BYTES:
+            raise self._too_large()
+
+    def next_request(self, events_max: int = sys.maxsize) -> Request | None:
+        """The next request once it has come whole. None: feed more, or, where `has_more`, call it
+        again: `events_max` parts of it were looked at. Raises `Refused`.
+        """
+        self.has_more = False
+        if self._unseen and (request := self._plain_request(self._unseen)):
+            return request
+        try:
+            for _ in range(events_max):
+                event = self._protocol.next_event()
+                if isinstance(event, h11.Request):
+                    self._begin(event)
+                elif isinstance(event, h11.Data):
+                    self._add(event.data)
+                elif isinstance(event, h11.EndOfMessage):
+                    return self._complete()
+                else:
+                    self._check_chunking()
+                    return None
+        except h11.RemoteProtocolError as error:
+            raise _malformed(error) from None
+        self.has_more = True
+        self._check_chunking()
+        return None
+
+    def _plain_request(self, data: bytes) -> Request | None:
+        """A request that came in one piece and needs no h11, which sees it if its response does."""
+        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+        if head is None or head.method == "HEAD" or head.size + head.body_bytes != len(data):
+            return None
+        self._check_names(head.fields["host"], head.fields.get("origin", ()))
+        body = data[head.size :]
+        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
+            raise self._too_large()
+        self._fed_bytes = 0
+        self._may_have_body = True
+        self._is_plain = True
+        return Request(head.method, _path_of(head.target), _joined(head.fields), body)
+
+    def go_ahead(self) -> bytes:
+        """What to send to a client that waits for leave to send its body; empty for any other."""
+        if not self._protocol.they_are_waiting_for_100_continue:
+            return b""
+        return self._send(
+            h11.InformationalResponse(status_code=100, headers=[], reason=_PHRASES[100])
+        )
+
+    def _begin(self, head: h11.Request) -> None:
+        before, self._fed_bytes = self._fed_bytes, len(self._protocol.trailing_data[0])
+        if before - self._fed_bytes > HEAD_BYTES_MAX:  # h11 minds only what has no end yet
+            raise _head_too_long()
+        if head.http_version not in _VERSIONS:
+            raise Refused(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
+        if len(head.headers) > HEADERS_MAX:
+            raise Refused(431, f"More than {HEADERS_MAX} header fields: send fewer.")
+        self._fields = {}
+        for name, value in head.headers:
+            self._fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        self._check_origins(head)
+        self._check_framing(head)
+        self._head = head
+
+    def _check_framing(self, head: h11.Request) -> None:
+        lengths = self._fields.get("content-length")
+        if "transfer-encoding" in self._fields:
+            # RFC 9112, 6.1: both together, or a transfer coding in HTTP/1.0, "might indicate an
+            # attempt to perform request smuggling".
+            if lengths or head.http_version < b"1.1":
+                raise Refused(
+                    400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
+                )
+        elif lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
+            raise self._too_large()
+
+    def _check_origins(self, head: h11.Request) -> None:
+        """The names that the request goes to; each of them, where its target has one as well."""
+        names = self._fields.get("host", [""])
+        if not head.target.startswith(b"/") and head.target != b"*":
+            names = [*names, _authority_of(head)]
+        self._check_names(names, self._fields.get("origin", ()))
+
+    def _check_names(self, names: Sequence[str], origins: Sequence[str]) -> None:
+        for name in names:
+            if why := self._origins.why_refused(name, origins):
+                raise Refused(403, why)
+
+    def _add(self, data: bytes) -> None:
+        self._body += data
+        if len(self._body) > self._limit + NEWLINE_BYTES:
+            raise self._too_large()
+
+    def _check_chunking(self) -> None:
+        is_body = self._head is not None
+        if is_body and self._fed_bytes > 2 * len(self._body) + CHUNKING_BYTES_MAX:
+            raise Refused(400, "Too little in too many chunks: send the body in larger ones.")
+
+    def _too_large(self) -> Refused:
+        return Refused(413, refusal("too_large", limit=self._limit))
+
+    def _complete(self) -> Request:
+        assert self._head is not None  # h11 ends no message that has not begun
+        head, body = self._head, bytes(self._body)
+        self._head = None
+        self._body = bytearray()
+        if len(body.rstrip(b"\r\n")) > self._limit:
+            raise self._too_large()
+        self._limit = self._body_bytes_max
+        self._fed_bytes = len(self._protocol.trailing_data[0])
+        self._may_have_body = head.method != b"HEAD"
+        return Request(*self._told(head), body)
+
+    def _told(self, head: h11.Request) -> tuple[str, str, dict[str, str]]:
+        """What is told of a head: method, path, and headers."""
+        return head.method.decode(), _path_of(head.target.decode()), _joined(self._fields)
+
+    # -- writing; raises `h11.LocalProtocolError` for what HTTP does not allow
+
+    def whole(self, status: int, headers: Headers, body: bytes) -> bytes:
+        """A response whose length is known."""
+        fields = list(headers)
+        if status not in _HAS_NO_BODY:
+            fields.append(("Content-Length", str(len(body))))
+        return b"".join((self._start(status, fields), *self.more(body), self.end()))
+
+    def begin(self, status: int, headers: Headers) -> bytes:
+        """The head of a response of any length: chunked, or up to the end of the connection."""
+        if ("connection", "close") not in headers:
+            return self._start(status, headers)
+        self._ends_with_connection = True  # h11 would chunk it as well
+        lines = [f"HTTP/1.1 {status} ".encode() + _PHRASES[status]]
+        lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def more(self, *data: bytes) -> Sequence[bytes]:
+        """Some of the body, in pieces, which are one chunk together where there are chunks."""
+        if not self._may_have_body or self._ends_with_connection:
+            return data if self._may_have_body else ()
+        body = _Pieces(data)
+        framed = self._protocol.send_with_data_passthrough(h11.Data(data=cast(bytes, body)))
+        return [
+            piece
+            for each in framed or ()
+            for piece in (data if isinstance(each, _Pieces) else (each,))
+        ]
+
+    def end(self) -> bytes:
+        return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
+
+    def next_cycle(self) -> bool:
+        """Turn to the next request; False when the connection must close instead."""
+        is_done = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
+        if self._ends_with_connection or self._protocol.states != is_done:
+            return False
+        self._protocol.start_next_cycle()
+        return True
+
+    def _start(self, status: int, headers: Headers) -> bytes:
+        if self._is_plain:
+            self._is_plain = False
+            while not isinstance(self._protocol.next_event(), h11.EndOfMessage):
+                pass
+        if status in _HAS_NO_BODY:
+            self._may_have_body = False
+        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        reason = _PHRASES.get(status, b"")
+        return self._send(h11.Response(status_code=status, headers=fields, reason=reason))
+
+    def _send(
+        self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
+    ) -> bytes:
+        return self._protocol.send(event)
+
+
+class _Pieces:
+    """Data of which h11 looks at the length alone."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._length = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _authority_of(head: h11.Request) -> str:
+    """The host that a target in absolute form names: RFC 9112, 3.2.2 has it beat the header."""
+    try:
+        parts = urlsplit(head.target.decode())
+    except ValueError:
+        parts = None
+    if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
+        raise Refused(400, "The request's target is no path: send the path of the endpoint.")
+    return parts.netloc
+
+
+def _joined(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    return {name: ", ".join(values) for name, values in fields.items()}
+
+
+def _path_of(target: str) -> str:
+    if not target.startswith(("/", "*")):
+        target = urlsplit(target)._replace(scheme="", netloc="").geturl() or "/"
+    return target.partition("?")[0] or "/"
+
+
+def _malformed(error: h11.RemoteProtocolError) -> Refused:
+    """What h11 found; the part after the colon is what the peer sent, and goes nowhere."""
+    status = error.error_status_hint
+    if status == 431:
+        return _head_too_long()
+    if status == 501:
+        return Refused(501, "No transfer coding but chunked is understood: send the body so.")
+    why = str(error).partition(":")[0]
+    return Refused(400, f"No HTTP/1.1 request ({why}): correct it, or try https instead of http.")
+
+
+def _head_too_long() -> Refused:
+    return Refused(431, f"More than {HEAD_BYTES_MAX} bytes of headers: send fewer or shorter ones.")

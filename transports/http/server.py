@@ -1,0 +1,398 @@
+"""HTTP/1.1: a listener that reads whole requests and hands them to an `Endpoint`.
+
+It knows no MCP: only who may come in, how long anything may take or be, and how a response gets to
+a peer that may hang up meanwhile. `transports.http.requests` has the protocol.
+"""
+
+import select
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.errors import INTERNAL_ERROR, Refusal
+from streams.exchange import Admit, Caller, Denied, Endpoint, Head, Headers, Request, Screen
+from streams.logs import log
+from streams.messages import MESSAGE_BYTES_MAX
+from streams.turns import TURN_UNITS, Turns
+from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
+from transports.lines import CLOSE_S, unsent_bytes
+from transports.net.listening import (
+    CONNECTIONS_MAX,
+    HANDSHAKE_S,
+    Contexts,
+    Refused,
+    Room,
+    ServerStream,
+    admitted,
+    listen,
+    origins_for,
+    part,
+    port_of,
+    receive_some,
+    refused_as,
+    secured,
+    serve_listeners,
+    turn_away,
+)
+from transports.net.origins import Origins
+from transports.net.vectored import Pieces, send_now, send_pieces
+
+# How long the next part of a request may take, counted from the end of the one before. Clients and
+# proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
+# seconds in all: 4 MiB in that time are 1.1 Mbit/s.
+PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
+
+# What one read of a body asks for; what came is looked at without letting others run.
+BODY_READ_BYTES: Final = 64 * 1024
+
+# What is kept of a peer that goes on sending while its response is under way. Beyond that it is not
+# read until the response is over, nor is its hang-up seen.
+PIPELINED_BYTES_MAX: Final = 64 * 1024
+
+# The peer ended its output, whatever else it sent before. Elsewhere than on Linux only `gone` and a
+# failed write tell of a polite hang-up.
+_POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
+
+
+async def serve(
+    endpoint: Endpoint,
+    host: str,
+    port: int,
+    *,
+    body_bytes_max: int = MESSAGE_BYTES_MAX,
+    connections_max: int = CONNECTIONS_MAX,
+    allowed_hosts: Collection[str] = (),
+    allowed_origins: Collection[str] = (),
+    ssl_context: Contexts | None = None,
+    admit: Admit | None = None,
+    screen: Screen | None = None,
+    per_principal_max: int | None = None,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
+
+    Reports the port, which matters for port 0. A newline at the end of a body does not count for
+    `body_bytes_max`. `transports.net.origins` says what the `allowed_…` add to. With `ssl_context`,
+    over TLS only. `admit` says whose a request is, before its body is read, and then `screen` how
+    much of that; a caller that `admit` knows has at most `per_principal_max` requests answered at
+    once. Cancelled, it closes every
+    connection at once. Raises `OSError` when the address cannot be had.
+    """
+    listeners = await listen(host, port)
+    origins = origins_for(listeners, allowed_hosts, allowed_origins)
+    room = Room(connections_max, per_principal_max)
+    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit, screen)
+    task_status.started(port_of(listeners))
+    await serve_listeners(server.welcome, listeners)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What the connections of one `serve` share."""
+
+    endpoint: Endpoint
+    body_bytes_max: int
+    room: Room
+    origins: Origins
+    ssl_context: Contexts | None
+    admit: Admit | None
+    screen: Screen | None
+
+    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+        """Serve one connection to its end; the caller closes it."""
+        self.room.open += 1
+        try:
+            stream = None
+            with trio.move_on_after(HANDSHAKE_S):
+                stream = await secured(tcp, self.ssl_context)
+            if stream is not None:
+                await self._converse(_Line(stream, tcp, nursery))
+        except (trio.BrokenResourceError, OSError):
+            pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
+        finally:
+            self.room.open -= 1
+
+    async def _converse(self, line: "_Line") -> None:
+        requests = Requests(self.origins, self.body_bytes_max)
+        phase = Phase.HEAD  # the first request is due at once
+        try:
+            self._check_room(line)
+            while request := await self._next_request(line, requests, phase):
+                if line.turns.spend(TURN_UNITS):
+                    await line.turns.wait()
+                try:
+                    with self.room.held_by(request.caller):
+                        await self._answer(request, requests, line)
+                except Refused as refused:
+                    refused.request_id = messages.salvage_id(request.body)
+                    raise
+                await line.unwatch()
+                if not requests.next_cycle():
+                    await line.part()
+                    return
+                phase = Phase.NOTHING
+        except Refused as refused:
+            await line.unwatch()
+            await line.turn_away(refused)
+        finally:
+            line.end()
+
+    async def _next_request(
+        self, line: "_Line", requests: Requests, phase: Phase
+    ) -> Request | None:
+        """The next request, or None when the peer has hung up or is idle for too long.
+
+        Raises `Refused`, also for a request of which only a part comes.
+        """
+        caller: Caller | None = None
+        is_admitted = False
+        with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
+            while (request := requests.next_request(EVENTS_MAX)) is None:
+                if requests.phase not in (phase, Phase.NOTHING):
+                    phase = requests.phase
+                    scope.deadline = trio.current_time() + PATIENCE_S[phase]
+                if not is_admitted and requests.head is not None:
+                    caller = await admitted(self.admit, requests.head)
+                    self._screen(requests, requests.head, caller)
+                    is_admitted = True
+                if permission := requests.go_ahead():
+                    await line.send(permission)
+                if requests.has_more:
+                    line.turns.spend(TURN_UNITS)
+                    await line.turns.wait()
+                    continue
+                bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
+                data = await line.receive(bytes_max)
+                if not data:
+                    break
+                requests.feed(data)
+                if line.turns.spend():
+                    await line.turns.wait()
+            else:
+                if not is_admitted:
+                    caller = await admitted(self.admit, request)
+                if caller is not None:
+                    request = msgspec.structs.replace(request, caller=caller)
+                return request
+        if requests.phase is Phase.NOTHING:
+            return None
+        raise Refused(408, "The request did not come whole in time: send it again.")
+
+    def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
+        """Decide on a request whose body is to be read yet. Raises `Refused`."""
+        if self.screen is None:
+            return
+        try:
+            limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
+        except Denied as denied:
+            raise refused_as(denied) from None
+        if limit is not None:
+            requests.limit_body(limit)
+
+    def _check_room(self, line: "_Line") -> None:
+        if self.room.is_over_full(line.tcp):
+            full = "Too many connections are open: try again later."
+            raise Refused(503, Refusal(INTERNAL_ERROR, full))
+
+    async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
+        """Have the request answered. Raises `Refused` where the endpoint failed to."""
+        exchange = _Exchange(requests, line)
+        try:
+            await self.endpoint(request, exchange)
+            await exchange.complete()
+        except Exception as error:
+            if not exchange.is_open() and _is_hang_up(error):
+                return
+            log.exception("http.endpoint_failed", method=request.method, path=request.path)
+            if not exchange.has_begun:
+                raise _failed() from None
+            if not exchange.has_ended:
+                await line.close()  # half a response must not look like a whole one
+
+
+def _failed() -> Refused:
+    return Refused(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
+
+
+def _is_hang_up(error: Exception) -> bool:
+    if isinstance(error, ExceptionGroup):
+        return error.split(trio.BrokenResourceError)[1] is None
+    return isinstance(error, trio.BrokenResourceError)
+
+
+class _Line:
+    """The bytes of one connection, either way.
+
+    Nobody reads while a request is being answered, unless somebody waits for the peer to hang up,
+    or for room to write: then `watch` reads, and keeps what it finds for later. (To do so for each
+    response would cost as much as to parse its request.)
+    """
+
+    def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
+        self._stream = stream
+        self.gone = trio.Event()
+        self.turns = Turns()
+        self.tcp = tcp
+        self._nursery = nursery
+        self._pipelined = bytearray()
+        self._watch: trio.CancelScope | None = None
+        self._has_stopped = trio.Event()
+        self._sending: trio.CancelScope | None = None
+
+    async def receive(self, bytes_max: int) -> bytes:
+        """What the peer sends next; empty when it sends no more."""
+        if self._pipelined:
+            data = bytes(self._pipelined)
+            self._pipelined.clear()
+            return data
+        if self.gone.is_set():
+            return b""
+        return await self._read(bytes_max)
+
+    async def _read(self, bytes_max: int) -> bytes:
+        try:
+            return await receive_some(self._stream, bytes_max)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""  # which is a hang-up, if not a polite one
+
+    async def send(self, *data: bytes) -> None:
+        """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
+
+        Raises `trio.BrokenResourceError` when the peer is gone.
+        """
+        if self.gone.is_set():
+            raise trio.BrokenResourceError("the peer has hung up")
+        try:
+            await trio.lowlevel.checkpoint()
+            if rest := send_now(self._stream, data):  # most writes fit into the socket's buffer
+                await self._send_watched(rest)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
+            self._hang_up()
+            raise trio.BrokenResourceError("the peer has hung up") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _send_watched(self, data: Pieces) -> None:
+        """Write, and stop waiting for room as soon as the peer hangs up."""
+        self.watch()
+        with trio.CancelScope() as self._sending:
+            await send_pieces(self._stream, data)
+        if self._sending.cancelled_caught:
+            raise trio.BrokenResourceError("the peer has hung up")
+
+    def watch(self) -> None:
+        """From here on notice at once when the peer hangs up."""
+        if self._watch is None and not self.gone.is_set():
+            self._watch = trio.CancelScope()
+            self._has_stopped = trio.Event()
+            self._nursery.start_soon(self._look_out, self._watch, self._has_stopped)
+
+    async def _look_out(self, scope: trio.CancelScope, has_stopped: trio.Event) -> None:
+        try:
+            with scope:
+                while (room := PIPELINED_BYTES_MAX - len(self._pipelined)) > 0:
+                    data = await self._read(room)
+                    if not data:
+                        self._hang_up()
+                        return
+                    self._pipelined += data
+        finally:
+            has_stopped.set()
+
+    async def unwatch(self) -> None:
+        """Leave the reading to `receive` again."""
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+            await self._has_stopped.wait()
+
+    def end(self) -> None:
+        """Nobody has any more to do with this connection."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def is_open(self) -> bool:
+        """Whether the peer may still read. The kernel knows before whoever watches does."""
+        if not self.gone.is_set() and _has_hung_up(self.tcp):
+            self.gone.set()
+        return not self.gone.is_set()
+
+    def _hang_up(self) -> None:
+        self.gone.set()
+        if self._sending is not None:
+            self._sending.cancel()  # nobody will read what it waits to write
+
+    def unsent_bytes(self) -> int | None:
+        return unsent_bytes(self.tcp.socket.fileno())
+
+    async def close(self) -> None:
+        """Close at once, with a reset for what is half written."""
+        self._hang_up()
+        await trio.aclose_forcefully(self.tcp)
+
+    async def turn_away(self, refused: Refused) -> None:
+        if not self.gone.is_set():
+            await turn_away(self._stream, refused)
+
+    async def part(self) -> None:
+        """End the connection, so that what was written last arrives; the caller closes."""
+        if not self.gone.is_set():
+            with trio.move_on_after(CLOSE_S):
+                await part(self._stream)
+
+
+class _Exchange:
+    """The `Responder` of one request."""
+
+    def __init__(self, requests: Requests, line: _Line) -> None:
+        self.has_begun = False
+        self.has_ended = False
+        self._requests = requests
+        self._line = line
+
+    async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
+        response = self._requests.whole(status, headers, body)
+        self.has_begun = self.has_ended = True
+        await self._line.send(response)
+
+    async def start(self, status: int, headers: Headers, *first: bytes) -> None:
+        head = self._requests.begin(status, headers)
+        self.has_begun = True
+        await self._line.send(head, *self._requests.more(*first))
+
+    async def write(self, *data: bytes) -> None:
+        await self._line.send(*self._requests.more(*data))
+
+    async def finish(self) -> None:
+        self.has_ended = True
+        if end := self._requests.end():
+            await self._line.send(end)
+
+    async def gone(self) -> None:
+        self._line.watch()
+        await self._line.gone.wait()
+
+    def is_open(self) -> bool:
+        return self._line.is_open()
+
+    def unsent_bytes(self) -> int | None:
+        return self._line.unsent_bytes()
+
+    async def complete(self) -> None:
+        """Finish what the endpoint has begun and left. Raises `RuntimeError` if it said nothing."""
+        if self.has_ended or not self.is_open():
+            return
+        if not self.has_begun:
+            raise RuntimeError("the endpoint returned without a response")
+        await self.finish()
+
+
+def _has_hung_up(tcp: trio.SocketStream) -> bool:
+    poller = select.poll()
+    poller.register(tcp.socket.fileno(), _POLLRDHUP)
+    return bool(poller.poll(0))  # that, an error, or an end either way

@@ -1,0 +1,124 @@
+"""Where a client connects to: a URL taken apart, and the connection as far as TLS."""
+
+import re
+import ssl
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+import trio
+
+from transports.net.listening import keep_alive
+
+# A network that was away has lost the first packet of a connection. TCP repeats it after 1, 3, 7
+# and 15 s, so that a connection which is begun anew is there sooner.
+AGAIN_S: Final = 2.0
+
+_TARGET: Final = re.compile(r"[\x21-\x7e]+")
+
+ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """What a URL begins with; with an s behind it, it is spoken over TLS."""
+
+    plain: str
+    name: str
+    default_path: str
+
+
+HTTP: Final = Scheme("http", "HTTP", "/mcp")
+WEBSOCKET: Final = Scheme("ws", "WebSocket", "/")
+
+
+class Address:
+    """A URL of `scheme` taken apart. Raises `ValueError` with a sentence when it is none."""
+
+    def __init__(self, url: str, scheme: Scheme) -> None:
+        parts = urlsplit(url)
+        plain, secure = scheme.plain, f"{scheme.plain}s"
+        if parts.scheme not in (plain, secure) or not parts.hostname:
+            raise ValueError(
+                f"{url!r} is no {scheme.name} URL: write {plain}://HOST:PORT or {secure}://HOST"
+            )
+        if parts.username is not None:
+            raise ValueError("a URL is no place for a password: leave out what is before the @")
+        self.url = url
+        self.is_tls = parts.scheme == secure
+        self.host = parts.hostname
+        self.port = parts.port or (443 if self.is_tls else 80)
+        self.target = (parts.path or scheme.default_path) + (
+            f"?{parts.query}" if parts.query else ""
+        )
+        if not _TARGET.fullmatch(self.target):
+            raise ValueError(f"{url!r} has characters that must be percent-encoded")
+        self.host.encode("idna")  # raises UnicodeError, which is a ValueError
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+async def reach(
+    address: Address, ssl_context: ssl.SSLContext | None, deadline: float
+) -> tuple[trio.SocketStream, ClientStream]:
+    """Connect, as far as TLS: the TCP connection, and what to talk over.
+
+    Raises `OSError` with a sentence, whatever goes wrong until `deadline`.
+    """
+    with trio.CancelScope(deadline=deadline):
+        tcp = await _connect(address)
+        try:
+            keep_alive(tcp.socket)
+            return tcp, await _secure(tcp, address, ssl_context) if address.is_tls else tcp
+        except BaseException as error:
+            await trio.aclose_forcefully(tcp)
+            if not isinstance(error, trio.BrokenResourceError):
+                raise
+            why = error.__cause__ or "the server hung up during the handshake"
+            raise ConnectionResetError(f"{address.url}: {why}") from error
+    raise too_late(address)
+
+
+async def _connect(address: Address) -> trio.SocketStream:
+    """The first of several connections that are begun one after the other. Raises `OSError`."""
+    found: list[trio.SocketStream] = []
+    failures: list[OSError] = []
+
+    async def begin(first: trio.CancelScope) -> None:
+        try:
+            tcp = await trio.open_tcp_stream(address.host, address.port)
+        except OSError as error:
+            failures.append(error)
+        else:
+            found.append(tcp)
+        first.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            while True:
+                nursery.start_soon(begin, nursery.cancel_scope)
+                await trio.sleep(AGAIN_S)
+    except BaseException:
+        for each in found:
+            await trio.aclose_forcefully(each)
+        raise
+    for late in found[1:]:
+        await trio.aclose_forcefully(late)
+    if not found:
+        raise failures[0]
+    return found[0]
+
+
+async def _secure(
+    tcp: trio.SocketStream, address: Address, ssl_context: ssl.SSLContext | None
+) -> trio.SSLStream[trio.SocketStream]:
+    context = ssl_context or ssl.create_default_context()
+    stream = trio.SSLStream(tcp, context, server_hostname=address.host, https_compatible=True)
+    await stream.do_handshake()
+    return stream
+
+
+def too_late(address: Address) -> TimeoutError:
+    return TimeoutError(f"{address.url}: no answer in time")

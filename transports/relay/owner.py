@@ -1,0 +1,191 @@
+"""The owner's side of the relay socket: every relay that connects brings a client with it.
+
+A relay passes its standard input and output over the socket (SCM_RIGHTS), and from then on the
+owner speaks with the client directly, as over stdio: nothing is copied. `transports.relay.handover`
+is the other side and says what the two exchange.
+"""
+
+import array
+import contextlib
+import json
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import trio
+
+from streams.messages import MESSAGE_BYTES_MAX, Channel
+from transports.lines import LineChannel, open_fds
+from transports.net.listening import serve_listeners
+from transports.relay.handover import peer_uid, socket_address
+
+# A relay sends its hello at once, and it is short; so many file descriptors at most are taken in
+# to be closed again where two were expected.
+HELLO_S: Final = 5.0
+HELLO_BYTES_MAX: Final = 4096
+FDS_MAX: Final = 16
+
+BACKLOG: Final = 128
+
+_INT_BYTES: Final = array.array("i").itemsize
+
+Handler = Callable[[Channel], Awaitable[object]]
+Hello = dict[str, Any]
+
+
+class _Garbage(Exception):
+    """What came over the socket is no relay's hello; the message says what it is instead."""
+
+
+async def serve(
+    handler: Handler,
+    path: str | os.PathLike[str],
+    *,
+    hello_check: Callable[[Hello], str | None],
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Listen at `path` and run `handler` for each relay's client, until cancelled.
+
+    `hello_check` returns None for a relay that may come in, else the text of the refusal. Only
+    processes of the same user are listened to. A socket that is left over at `path` is removed
+    first, ours at the end: call this only while holding the journal's lock. Raises `OSError` when
+    the path cannot be had.
+    """
+    listener = _listen(path)
+
+    async def welcome(_: trio.Nursery, stream: trio.SocketStream) -> None:
+        await _welcome(stream, handler, hello_check, message_bytes_max)
+
+    try:
+        task_status.started()
+        await serve_listeners(welcome, [listener])
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
+            os.unlink(path)
+
+
+def _listen(path: str | os.PathLike[str]) -> trio.SocketListener:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.unlink(path)
+        os.fchmod(listener.fileno(), 0o600)  # before it can be found
+        with socket_address(path) as address:
+            listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+        return trio.SocketListener(trio.socket.from_stdlib_socket(listener))
+    except BaseException:
+        listener.close()
+        raise
+
+
+async def _welcome(
+    stream: trio.SocketStream,
+    handler: Handler,
+    hello_check: Callable[[Hello], str | None],
+    message_bytes_max: int,
+) -> None:
+    """Serve one relay from its hello to its end. Whatever it does wrong ends nothing else."""
+    fds: list[int] = []  # ours to close until a channel has them
+    try:
+        uid = _peer_uid(stream)
+        if uid != os.geteuid() or not await _admit(stream, hello_check, fds):
+            return
+        read_fd, write_fd = fds
+        fds.clear()
+        channel = open_fds(
+            read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
+        )
+        await _run(handler, channel, stream)
+    finally:
+        for fd in fds:
+            os.close(fd)
+        with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
+            await trio.aclose_forcefully(stream)
+
+
+async def _admit(
+    stream: trio.SocketStream, hello_check: Callable[[Hello], str | None], fds: list[int]
+) -> bool:
+    """Read the hello and answer it; whether the relay may stay."""
+    try:
+        with trio.fail_after(HELLO_S):
+            try:
+                why = hello_check(await _read_hello(stream.socket, fds))
+            except _Garbage as garbage:
+                why = str(garbage)
+            answer = {"error": why} if why else {"ok": True}
+            await stream.send_all(json.dumps(answer).encode() + b"\n")
+            return not why
+    except (trio.TooSlowError, trio.BrokenResourceError):
+        return False
+
+
+async def _run(handler: Handler, channel: LineChannel, stream: trio.SocketStream) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_close_with, stream, channel)
+        try:
+            await handler(channel)
+        finally:
+            with trio.CancelScope(shield=True):
+                await channel.aclose()
+        nursery.cancel_scope.cancel()
+
+
+async def _close_with(stream: trio.SocketStream, channel: LineChannel) -> None:
+    """Close the channel when its relay is gone, or says what it has no business to say."""
+    with contextlib.suppress(trio.BrokenResourceError):  # killed, which is an end as well
+        await stream.receive_some(1)
+    await channel.aclose()
+
+
+def _peer_uid(stream: trio.SocketStream) -> int:
+    accepted = socket.socket(fileno=stream.socket.fileno())
+    try:
+        return peer_uid(accepted)
+    finally:
+        accepted.detach()
+
+
+async def _read_hello(peer: trio.socket.SocketType, fds: list[int]) -> Hello:
+    """One line, with exactly two file descriptors; they are in `fds` whatever happens.
+
+    Raises `_Garbage`, or `trio.BrokenResourceError` when the relay is gone.
+    """
+    line = b""
+    while b"\n" not in line:
+        if len(line) >= HELLO_BYTES_MAX:
+            raise _Garbage(f"a hello is at most {HELLO_BYTES_MAX} bytes long")
+        try:
+            data, ancillary, flags, _ = await peer.recvmsg(
+                HELLO_BYTES_MAX, socket.CMSG_SPACE(FDS_MAX * _INT_BYTES), socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+        for level, kind, payload in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                # What was cut short is no file descriptor.
+                fds += array.array("i", payload[: len(payload) - len(payload) % _INT_BYTES])
+        if flags & socket.MSG_CTRUNC or len(fds) > 2:
+            raise _Garbage("a hello comes with two file descriptors")
+        if not data:
+            raise trio.BrokenResourceError("the relay is gone")
+        line += data
+    return _parse_hello(line, fds)
+
+
+def _parse_hello(line: bytes, fds: list[int]) -> Hello:
+    try:
+        hello = json.loads(line)
+    except (ValueError, RecursionError):
+        raise _Garbage("a hello is one line of JSON") from None
+    if not isinstance(hello, dict) or line.index(b"\n") != len(line) - 1:
+        raise _Garbage("a hello is one JSON object on one line")
+    if len(fds) != 2:
+        raise _Garbage("a hello comes with two file descriptors")
+    return hello

@@ -1,0 +1,191 @@
+"""The opening handshake of a WebSocket (RFC 6455, section 4), from either side.
+
+A server reads the request itself where it is as most are, and else has wsproto look at it, which
+says what is wrong. Each refusal is one HTTP response with a JSON-RPC error in it. A client's
+handshake is made by trio-websocket.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple, cast
+
+import trio
+from trio_websocket import WebSocketConnection, wrap_client_stream
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import RejectConnection, RejectData, Request
+from wsproto.utilities import (
+    RemoteProtocolError,
+    generate_accept_token,
+)
+
+from streams.exchange import Head
+from transports.lines import READ_BYTES
+from transports.net.bearer import authorization
+from transports.net.dialing import Address, too_late
+from transports.net.heads import plain_head
+from transports.net.listening import Refused, ServerStream, receive_some
+from transports.websocket.wire import Wire
+
+HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
+FIELDS_MAX: Final = 128
+
+_KEY: Final = re.compile(r"[0-9A-Za-z+/]{22}==")  # 16 bytes in base64
+
+
+class Opening(NamedTuple):
+    """A request to open a WebSocket: what there is to decide on, and the key to answer."""
+
+    head: Head
+    origins: Sequence[str]
+    subprotocols: Sequence[str]
+    key: bytes
+
+    @property
+    def host(self) -> str:
+        return self.head.headers["host"]
+
+    def accept(self, subprotocol: str | None) -> bytes:
+        """The answer that opens it."""
+        lines = [
+            b"HTTP/1.1 101 Switching Protocols",
+            b"Upgrade: WebSocket",
+            b"Connection: Upgrade",
+            b"Sec-WebSocket-Accept: " + generate_accept_token(self.key),
+        ]
+        if subprotocol is not None:
+            lines.append(b"Sec-WebSocket-Protocol: " + subprotocol.encode())
+        return b"\r\n".join([*lines, b"", b""])
+
+
+async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
+    """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
+    head = bytearray()
+    while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
+        data = await receive_some(stream, HEAD_BYTES_MAX)
+        if not data:
+            raise trio.BrokenResourceError("the peer is gone")
+        head += data
+    request, end, early = bytes(head).partition(b"\r\n\r\n")
+    if len(request) > HEAD_BYTES_MAX:
+        raise Refused(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
+    return request + end, early
+
+
+def parse_head(head: bytes) -> Opening:
+    """The request to open a WebSocket. Raises `Refused` if it is none."""
+    return _plain_opening(head) or _any_opening(head)
+
+
+def _plain_opening(head: bytes) -> Opening | None:
+    """One that is as most are; None where it takes wsproto to see what it is."""
+    found = plain_head(head, HEAD_BYTES_MAX, FIELDS_MAX)
+    if found is None or found.method != "GET" or found.body_bytes:
+        return None
+    fields = {name: ", ".join(values) for name, values in found.fields.items()}
+    key = fields.get("sec-websocket-key", "")
+    is_opening = (
+        "upgrade" in _listed(fields.get("connection", "").lower())
+        and fields.get("upgrade", "").lower() == "websocket"
+        and fields.get("sec-websocket-version") == "13"
+        and _KEY.fullmatch(key)
+        and "xn--" not in fields["host"].lower()  # which wsproto would decode
+    )
+    if not is_opening:
+        return None
+    subprotocols = _listed(fields.get("sec-websocket-protocol", ""))
+    told = Head(found.method, found.target.partition("?")[0], fields)
+    return Opening(told, found.fields.get("origin", ()), subprotocols, key.encode())
+
+
+def _any_opening(head: bytes) -> Opening:
+    protocol = WSConnection(ConnectionType.SERVER)
+    try:
+        protocol.receive_data(head)
+        request = next(protocol.events(), None)
+    except RemoteProtocolError as error:
+        hint = error.event_hint
+        if isinstance(hint, RejectConnection):
+            raise Refused(hint.status_code, f"{error}.", hint.headers) from None
+        raise Refused(400, f"{error}.") from None
+    except ValueError:  # wsproto decodes header values without a doubt
+        raise Refused(400, "A header is not in ASCII.") from None
+    if not isinstance(request, Request):
+        raise Refused(400, "This is no HTTP request.")
+    fields: dict[str, list[str]] = {"host": [request.host]}
+    for name, value in request.extra_headers:
+        fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
+    told = {name: ", ".join(values) for name, values in fields.items()}
+    return Opening(
+        Head("GET", request.target.partition("?")[0], told),
+        fields.get("origin", ()),
+        list(filter(None, request.subprotocols)),  # of a list, empty elements are none
+        told["sec-websocket-key"].encode(),
+    )
+
+
+def _listed(value: str) -> list[str]:
+    return [piece for piece in map(str.strip, value.split(",")) if piece]
+
+
+# -- the client's side
+
+
+async def ask(
+    stream: Wire,
+    nursery: trio.Nursery,
+    address: Address,
+    subprotocols: Sequence[str],
+    *,
+    token: str | None,
+    message_size_max: int,
+    deadline: float,
+) -> WebSocketConnection:
+    """Ask for a WebSocket. Raises `OSError` when refused, cut off, or late."""
+    with stream.until_ended(deadline):
+        return await wrap_client_stream(
+            nursery,
+            cast(trio.SocketStream, stream),  # any stream will do, says its documentation
+            address.host_header,
+            address.target,
+            subprotocols=subprotocols,
+            extra_headers=[(n.encode(), v.encode()) for n, v in authorization(token)],
+            message_queue_size=0,
+            max_message_size=message_size_max,
+            receive_buffer_size=READ_BYTES,
+        )
+    if stream.is_open:
+        raise too_late(address)
+    raise _refusal(address, stream) from stream.failure
+
+
+def _refusal(address: Address, stream: Wire) -> OSError:
+    """Why there is no WebSocket: trio-websocket tells only of a body whose length was announced."""
+    if not stream.answer:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
+    protocol = WSConnection(ConnectionType.CLIENT)
+    protocol.send(Request(host=address.host_header, target=address.target))
+    body = b""
+    rejected: RejectConnection | None = None
+    try:
+        protocol.receive_data(stream.answer)
+    except (RemoteProtocolError, ValueError) as error:
+        return ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}")
+    for event in protocol.events():
+        if isinstance(event, RejectConnection):
+            rejected = event
+        elif isinstance(event, RejectData):
+            body += event.data
+    if rejected is None:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
+    why = f"{address.url}: HTTP {rejected.status_code}{_reason(body)}"
+    return PermissionError(why) if rejected.status_code == 401 else ConnectionRefusedError(why)
+
+
+def _reason(body: bytes) -> str:
+    """What the body of a refusal says, be it JSON-RPC's error or text."""
+    try:
+        said = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        said = body.decode(errors="replace").strip()
+    return f": {said[:200]}" if said else ""

@@ -1,0 +1,381 @@
+"""A server's end of an open WebSocket, without a task of its own: wsproto knows the protocol.
+
+A thousand clients that come back at once are served, and ten thousand that wait are held, for what
+trio-websocket, a task for its reader and another for what that owes would cost on top:
+
+- Whoever receives reads the frames. So pings, pongs and Close frames are seen only then.
+- What a control frame calls for is written at once where the socket takes it, or by whoever writes
+  already, or else by a task that is made for it: nobody who reads waits for a peer that does not.
+- Of several pings only the last needs an answer (RFC 6455, 5.5.3): a flood of them takes no memory.
+- A violation is answered with its close code, and nothing follows a Close frame.
+- What was read is taken frame by frame, in turns (`streams.turns`): a frame of one byte is as much
+  work as one of a thousand. Frames that carry no message have a rate; above it, 1008.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import trio
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
+from wsproto.frame_protocol import CloseReason
+
+from streams.exchange import Caller
+from streams.messages import Incoming, Scopes
+from streams.turns import Budget, Turns
+from transports.lines import CLOSE_S, unsent_bytes
+from transports.net.listening import ServerStream, part, receive_some, tcp_of
+from transports.net.vectored import Pieces, send_now, send_pieces
+from transports.websocket.frames import Framing, Oversize, packed
+
+# After this long a peer that answers no ping counts as detached.
+PING_S: Final = 60.0
+
+# What one read asks for: what clients send is small.
+READ_BYTES: Final = 64 * 1024
+
+# Pings, pongs that answer no ping, and messages without anything in them: at once, and per second
+# in the long run. A client that asks every second whether the connection lives is far below that.
+EMPTY_FRAMES_MAX: Final = 200
+EMPTY_FRAMES_PER_S: Final = 20.0
+
+# Fragments: likewise, besides one for so many bytes that a message brings. Libraries fragment at
+# some kilobytes.
+FRAGMENTS_MAX: Final = 1_000
+FRAGMENTS_PER_S: Final = 100.0
+FRAGMENT_BYTES: Final = 32
+
+# Header and mask of a control frame, as a client sends it.
+_CONTROL_BYTES: Final = 2 + 4
+
+
+class ServerWebSocket:
+    """An open WebSocket: a `Channel`."""
+
+    def __init__(
+        self,
+        stream: ServerStream,
+        framing: Framing,
+        nursery: trio.Nursery,
+        *,
+        caller: Caller,
+        early: bytes,
+    ) -> None:
+        """`early` came right behind the handshake; in `nursery` is written what must wait."""
+        self._stream = stream
+        self._socket = tcp_of(stream).socket
+        self._framing = framing
+        self._nursery = nursery
+        self._caller = caller
+        self._holds_until = trio.current_time() + caller.holds_for_s()
+        self._early = early
+        self._protocol = Connection(ConnectionType.SERVER)
+        self._events: Iterator[Event] = iter(())  # of what was read
+        self._has_more = False  # of them, as far as is known
+        self._turns = Turns()
+        self._empty_frames = Budget(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
+        self._fragments = Budget(FRAGMENTS_MAX, FRAGMENTS_PER_S)
+        self._parts: list[Any] = []  # of a message that has not come whole
+        self._parts_size = 0  # bytes of a binary one, characters of text
+        self._unclaimed_bytes = 0  # were read since the last whole message
+        self._writing = trio.StrictFIFOLock()
+        self._pong = b""  # is to be written yet
+        self._close = b""  # likewise
+        self._rest: Pieces = ()  # of a control frame that is half written
+        self._receiving: trio.CancelScope | None = None
+        self._pings: dict[bytes, trio.Event] = {}
+        self._ping_numbers = itertools.count(1)
+        self._is_over = False  # nothing more is received
+        self._has_said_goodbye = False  # nothing more is sent but what is pending
+        self._is_torn = False  # nothing more goes either way
+        self._is_closed = False
+
+    @property
+    def principal(self) -> str:
+        return self._caller.principal
+
+    @property
+    def scopes(self) -> Scopes:
+        return self._caller.scopes
+
+    # -- receiving
+
+    async def receive(self) -> Sequence[Incoming]:
+        while not (self._is_over or self._is_closed):
+            if self._has_more:
+                await self._turns.wait()
+            else:
+                data = await self._read()
+                if self._is_closed:
+                    break  # while we waited
+                if trio.current_time() >= self._holds_until and not self._may_stay():
+                    break
+                if data is None:
+                    continue
+                await self._feed(data)
+            if not self._is_closed and (found := self._take()):
+                return found
+        raise trio.EndOfChannel
+
+    async def _read(self) -> bytes | None:
+        """What comes next, empty at the end of it; None as soon as another task closes, or who the
+        peer is must be asked again.
+        """
+        if self._early:
+            early, self._early = self._early, b""
+            return early
+        try:
+            with trio.CancelScope(deadline=self._holds_until) as self._receiving:
+                return await receive_some(self._stream, READ_BYTES)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._tear()
+            return b""
+        return None
+
+    def _may_stay(self) -> bool:
+        """Whether the peer still is who it was; else it hears why not, and is not heard."""
+        holds_for_s = self._caller.holds_for_s()
+        self._holds_until = trio.current_time() + holds_for_s
+        if holds_for_s <= 0:
+            self._fail(CloseReason.POLICY_VIOLATION, "the token holds no longer")
+            self._write_soon()
+        return holds_for_s > 0
+
+    async def _feed(self, data: bytes) -> None:
+        """Have what was read taken from now on; nothing is the end of it."""
+        if not data:
+            self._end()
+            return
+        self._unclaimed_bytes += len(data)
+        self._protocol.receive_data(data)
+        self._events = self._protocol.events()
+        self._has_more = True
+        if self._turns.spend():
+            await self._turns.wait()
+
+    def _take(self) -> list[Incoming]:
+        """The lines that the frames of one turn bring."""
+        found: list[Incoming] = []
+        for event in self._events:
+            if isinstance(event, Message):
+                found += self._add(event)
+            else:
+                self._obey(event)
+            if self._is_over or self._turns.spend():
+                break
+        else:
+            self._has_more = False
+        if self._unclaimed_bytes > self._framing.unclaimed_bytes_max:
+            self._fail(CloseReason.MESSAGE_TOO_BIG, "too much that is no message")
+        self._write_soon()
+        return found
+
+    def _add(self, event: Message[Any]) -> list[Incoming]:
+        self._parts.append(event.data)
+        self._parts_size += len(event.data)
+        if self._parts_size > self._framing.message_size_max:
+            self._fail(CloseReason.MESSAGE_TOO_BIG, "a message above the limit")
+            return []
+        if not event.message_finished:
+            earned = len(event.data) / FRAGMENT_BYTES
+            if event.frame_finished and not self._fragments.spend(earned):
+                self._fail(CloseReason.POLICY_VIOLATION, "too many small fragments")
+            return []
+        whole = ("" if isinstance(event, TextMessage) else b"").join(self._parts)
+        self._parts, self._parts_size, self._unclaimed_bytes = [], 0, 0
+        try:
+            found = self._framing.feed(whole)
+        except Oversize as oversize:
+            self._fail(CloseReason.MESSAGE_TOO_BIG, str(oversize))
+            return oversize.before
+        if not found:
+            self._count_empty()
+        return found
+
+    def _obey(self, event: Event) -> None:
+        """Do what a control frame, or a violation that stands for one, calls for."""
+        if isinstance(event, Ping):
+            self._count_empty()
+            self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
+            if not self._has_said_goodbye:
+                self._pong = self._protocol.send(event.response())
+        elif isinstance(event, Pong):
+            self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
+            if not self._answer_pings(bytes(event.payload)):
+                self._count_empty()
+        elif isinstance(event, CloseConnection):
+            if self._protocol.state is ConnectionState.CLOSED:
+                self._end()  # it answers ours
+            else:  # wsproto makes one of a violation, too
+                self._fail(event.code, event.reason or "")
+
+    def _count_empty(self) -> None:
+        """Count a frame that brings no message."""
+        if not self._empty_frames.spend():
+            self._fail(CloseReason.POLICY_VIOLATION, "too many pings, pongs or empty messages")
+
+    def _answer_pings(self, payload: bytes) -> bool:
+        """A pong answers the pings before its own as well; False for one that answers no ping."""
+        if payload not in self._pings:
+            return False
+        for key in list(self._pings):
+            self._pings.pop(key).set()
+            if key == payload:
+                break
+        return True
+
+    def _fail(self, code: int, reason: str) -> None:
+        """Say goodbye with this code, if that was not said; no more is received."""
+        self._say_goodbye(code, reason)
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing more comes: let everybody who waits for it see that."""
+        self._is_over = True
+        self._is_torn |= not self._has_said_goodbye
+        for answered in self._pings.values():
+            answered.set()
+
+    def _tear(self) -> None:
+        """Nothing goes either way any more."""
+        self._is_torn = True
+        self._end()
+
+    # -- sending
+
+    async def send(self, *lines: bytes) -> None:
+        try:
+            frames = map(self._framing.frames, packed(lines))
+            await self._write(list(itertools.chain.from_iterable(frames)))
+        except trio.BrokenResourceError:
+            raise
+        except BaseException:
+            self._fail(CloseReason.GOING_AWAY, "interrupted")  # perhaps some of the lines are out
+            self._write_soon()
+            raise
+
+    async def _write(self, frames: Pieces) -> None:
+        """Write whole frames, with what else is pending; then they are the operating system's.
+
+        Cancelled half-way, it tears the connection: after half a frame nothing can be said.
+        Raises `trio.BrokenResourceError` when the peer is gone, or nothing may follow any more.
+        """
+        async with self._writing:
+            await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
+            if self._has_said_goodbye or self._is_torn:
+                raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing")
+            await self._push(frames)
+
+    async def _push(self, frames: Pieces = ()) -> None:
+        rest = self._send_at_once(frames)
+        while rest:
+            try:
+                await send_pieces(self._stream, rest)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                self._tear()
+                raise trio.BrokenResourceError("the peer is gone") from None
+            except BaseException:
+                self._tear()
+                self._socket.close()
+                raise
+            rest = self._send_at_once()  # what came up meanwhile
+
+    def _send_at_once(self, frames: Pieces = ()) -> Pieces:
+        """Most writes fit into the socket's buffer; return what does not.
+
+        Raises `trio.BrokenResourceError` when the peer is gone.
+        """
+        pieces = [each for each in (*self._rest, self._pong, *frames, self._close) if each]
+        self._rest, self._pong, self._close = (), b"", b""
+        try:
+            return send_now(self._stream, pieces) if pieces else ()
+        except OSError:
+            self._tear()
+            raise trio.BrokenResourceError("the peer is gone") from None
+
+    def _write_soon(self) -> None:
+        """Write the control frames that are pending, without waiting for anybody."""
+        is_pending = bool(self._pong or self._close)
+        if not is_pending or self._is_torn or self._rest or self._writing.locked():
+            return
+        try:
+            self._rest = self._send_at_once()
+        except trio.BrokenResourceError:
+            return  # whoever receives will see it
+        if self._rest:
+            self._nursery.start_soon(self._write_rest)
+
+    async def _write_rest(self) -> None:
+        try:
+            await self._flush()
+        except trio.BrokenResourceError:
+            return  # as above
+
+    async def _flush(self) -> None:
+        async with self._writing:
+            if not self._is_torn:
+                await self._push()
+
+    def _say_goodbye(self, code: int, reason: str) -> None:
+        if not (self._has_said_goodbye or self._is_torn):
+            self._has_said_goodbye = True
+            self._close = self._protocol.send(CloseConnection(code=code, reason=reason))
+
+    # -- what else a channel does
+
+    async def ping(self) -> bool:
+        """False as well when no pong came within `PING_S`; somebody must be receiving meanwhile.
+
+        Raises `trio.BrokenResourceError` when the connection ends first.
+        """
+        if not self.is_writable():
+            raise trio.BrokenResourceError("the peer is gone")
+        payload = next(self._ping_numbers).to_bytes(8, "big")
+        answered = self._pings[payload] = trio.Event()
+        with trio.move_on_after(PING_S):
+            try:
+                await self._write([self._protocol.send(Ping(payload))])
+                await answered.wait()
+            finally:
+                is_waiting = self._pings.pop(payload, None) is not None
+            if is_waiting:
+                raise trio.BrokenResourceError("the peer is gone")
+            return True
+        return False
+
+    def is_writable(self) -> bool:
+        return not (self._has_said_goodbye or self._is_torn or self._is_closed)
+
+    def unsent_bytes(self) -> int | None:
+        return unsent_bytes(self._socket.fileno())
+
+    async def aclose(self, code: int = CloseReason.NORMAL_CLOSURE) -> None:
+        """Send a Close frame and wait for the peer's; hang up after a second in any case."""
+        if self._is_closed:
+            await trio.lowlevel.checkpoint()
+            return
+        self._is_closed = True
+        if self._receiving is not None:
+            self._receiving.cancel()
+        try:
+            if not self._is_torn:
+                with trio.move_on_after(CLOSE_S):
+                    await self._part(code)
+        finally:
+            self._tear()
+            self._socket.close()
+
+    async def _part(self, code: int) -> None:
+        self._say_goodbye(code, "")
+        try:
+            await self._flush()
+            while not self._is_over:
+                if self._has_more:
+                    await self._turns.wait()
+                else:
+                    await self._feed(await receive_some(self._stream, READ_BYTES))
+                self._take()
+            await part(self._stream)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return  # the peer did not wait for it
