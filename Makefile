@@ -5,11 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
-SLOW := tests/wire tests/acceptance tests/sdk tests/test_cli.py tests/test_cli_calls.py \
-	tests/test_demo.py tests/test_torture.py tests/test_serving.py tests/test_benchmarks.py \
-	tests/test_docs.py tests/test_cli_pages.py tests/test_examples.py tests/test_benching.py \
-	tests/test_sqlite_tiers.py tests/test_transports_conformance.py tests/test_websocket_pings.py \
-	tests/test_cli_hostile.py tests/test_caretaking.py tests/test_crash_points.py tests/test_soak.py tests/test_watchdog.py
+SLOW := tests/system tests/wire tests/acceptance tests/sdk
 
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from streams import Server
-from tests.house import Steps
-from tests.journals import OpenJournal, journals
+from tests.rigs.journals import OpenJournal, journals
+from tests.rigs.server import Steps
 
 _numbers = count()
 
@@ -52,7 +52,7 @@ def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
 
 
 # What takes longest comes first, or else one worker would be left with it at the end.
-_LONG = ("tests/test_benchmarks.py", "tests/sdk/", "tests/wire/test_http_refusals.py")
+_LONG = ("tests/system/test_benchmarks.py", "tests/sdk/", "tests/wire/test_http_refusals.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from streams.client.client import Client
 from streams.messages import Message
 from streams.protocol.ticket import Ticket
 from tests.acceptance.ways import PATIENCE_S, Served, Way, way_to
-from tests.clients import said
+from tests.rigs.clients import said
 from tests.wire.process import Gate
 
 

@@ -1,7 +1,8 @@
 """What a client's user can rely on over every transport, to a server that is a process of its own.
 
 The way to it can be cut: over stdio the relay is killed, TCP goes through a proxy. What the client
-does about servers that are unruly is tested without processes, in tests/test_client.py and others.
+does about servers that are unruly is tested without processes, in tests/unit/client/test_client.py
+and others.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from tests.acceptance.ways import (
     Served,
     way_to_port,
 )
-from tests.clients import Params
+from tests.rigs.clients import Params
 from tests.wire.process import Gate, ServerProcess, gate_in
 
 PAIRS = list(itertools.product(KINDS, KINDS))

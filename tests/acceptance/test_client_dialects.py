@@ -23,11 +23,11 @@ from streams.messages import Message
 from tests.acceptance.calls import carried, marked, number, open_client, steps, text
 from tests.acceptance.launch import LINGER, owners, wait_for_end
 from tests.acceptance.ways import APP, KINDS, PATIENCE_S, Listening, Owned, Served
+from tests.rigs import ROOT
 from tests.wire.process import APP as TOOLS
 from tests.wire.process import CLI, Gate, ServerProcess, gate_in
 
 REQUESTS: Final = ("resumableRequests",)
-ROOT: Final = Path(__file__).parents[2]
 
 # Knows the address and, from its standard input, the ticket.
 JOINER: Final = """

@@ -13,7 +13,7 @@ from streams.client.client import Client
 from streams.errors import CallFailed
 from tests.acceptance.calls import numbers, text
 from tests.acceptance.ways import APP, KINDS, Listening, Served, way_to
-from tests.cutting import Cutting
+from tests.rigs.cutting import Cutting
 from tests.wire.process import Gate, ServerProcess, gate_in
 
 CUTS = 3  # each is followed by a longer pause

@@ -14,7 +14,7 @@ import trio
 from tests.acceptance.calls import number, open_client
 from tests.acceptance.conftest import Serve
 from tests.acceptance.restarting_server import EVERY
-from tests.clients import Params
+from tests.rigs.clients import Params
 
 APP = f"{Path(__file__).with_name('restarting_server.py')}:server"
 KILLS = int(os.environ.get("RESTART_KILLS", "3"))

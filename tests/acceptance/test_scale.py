@@ -17,7 +17,7 @@ import trio
 from wsproto.events import TextMessage
 
 from tests.acceptance.load import SERVER, Flood, Highest, Probe, Scale, cpu_s
-from tests.bare_websocket import messages_of, open_bare_websocket
+from tests.rigs.bare_websocket import messages_of, open_bare_websocket
 from tests.wire.httppeer import HttpPeer
 from tests.wire.process import ServerProcess
 from tests.wire.raw import DEADLINE_S, Message, Peer, PipePeer, WebSocketPeer, method_is

@@ -11,7 +11,7 @@ import trio
 
 from streams.messages import Channel
 from tests.acceptance.launch import LINGER, owner_pid, wait_for_end
-from tests.proxy import Proxy
+from tests.rigs.proxy import Proxy
 from tests.wire.process import CLI, ServerProcess
 from transports import dial, stdio
 

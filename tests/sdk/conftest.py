@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.needing import needed
+from tests.rigs.needing import needed
 from tests.sdk.stock import Node
 
 HERE: Final = Path(__file__).parent

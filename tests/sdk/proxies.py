@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.doc_pages import ROOT, blocks
+from tests.rigs.doc_pages import ROOT, blocks
 
 PAGE: Final = ROOT / "docs" / "proxies.md"
 HARDENED_PAGE: Final = ROOT / "docs" / "security.md"

@@ -23,7 +23,7 @@ from mcp.client.auth.utils import (
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import ProtectedResourceMetadata
 
-from tests.command import run
+from tests.rigs.command import run
 from tests.sdk.proxies import Hardened, free_port, haproxy_before, nginx_before
 from tests.sdk.stock import Journey
 from tests.wire.process import CLI, ServerProcess

@@ -15,7 +15,7 @@ import trio
 
 from streams.client.client import Client
 from streams.messages import decode
-from tests.proxy import Proxy
+from tests.rigs.proxy import Proxy
 from tests.sdk.proxies import free_port
 from tests.sdk.stock import HERE, Node
 from tests.sdk.test_conformance import SUITE

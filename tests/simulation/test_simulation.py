@@ -8,9 +8,9 @@ from typing import Final
 
 import pytest
 
+from tests.rigs import ROOT
 from tests.simulation.universe import Report, simulate
 
-ROOT: Final = Path(__file__).parents[2]
 SEEDS: Final = int(os.environ.get("SIMULATION_SEEDS", "25"))
 KEPT: Final = [
     int(line.split()[0])

@@ -4,7 +4,7 @@ Autobahn's cases are for servers that echo. Ours speaks JSON-RPC, so what is to 
 of a `ping`, which comes back in its answer, in a message of the case's own length where that
 matters. Both subprotocols take text and binary frames alike, and answer in the kind that is
 theirs. Where the answer is not what Autobahn would call strict, `note` says why. Long messages are
-shorter here: the limits are tested elsewhere (`tests/test_websocket_frames.py`).
+shorter here: the limits are tested elsewhere (`tests/unit/transports/test_websocket_frames.py`).
 """
 
 import json

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.command import run
+from tests.rigs.command import run
 from tests.wire.httpclient import Headers, HttpClient
 from tests.wire.httpverbs import (
     EventId,

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from tests.command import run
+from tests.rigs.command import run
 from tests.wire.process import ServerProcess
 from tests.wire.verbs import POSITIONS, Reader, read_stream, refused, start, up_to
 

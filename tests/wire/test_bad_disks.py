@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.launch import failed_start, owner_pid, wait_for_end
-from tests.needing import lacking
+from tests.rigs.needing import lacking
 from tests.wire.process import CLI, ServerProcess
 from tests.wire.raw import DEADLINE_S, PipePeer
 from tests.wire.test_tool_faults import APP, called

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from streams.journal.sqlite.verify import inspect
-from tests.needing import lacking
+from tests.rigs.needing import lacking
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, counted, opting_in, start, up_to

@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from streams.protocol.ticket import Ticket
-from tests.command import run
-from tests.needing import another_user
+from tests.rigs.command import run
+from tests.rigs.needing import another_user
 from tests.wire.process import APP, CLI
 
 NEAR = "127.0.0.1:0"

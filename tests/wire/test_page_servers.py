@@ -9,7 +9,7 @@ import trio
 from streams import Client, Ticket
 from streams.client.call import RunningCall
 from streams.errors import CallLost
-from tests.command import run
+from tests.rigs.command import run
 from tests.wire.page_server import CREATE, PageServer, Reply, notification
 from tests.wire.raw import DEADLINE_S
 from transports import dial

@@ -17,10 +17,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from tests import jwts
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
-from tests.command import run
-from tests.needing import needed
+from tests.rigs import jwts
+from tests.rigs.command import run
+from tests.rigs.needing import needed
 from tests.wire.process import APP, CLI, ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import STREAMS

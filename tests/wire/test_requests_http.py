@@ -11,7 +11,7 @@ import pytest
 
 from streams.journal.sqlite import SQLiteStore
 from streams.limits import MIB
-from tests.journals import as_one
+from tests.rigs.journals import as_one
 from tests.wire.conftest import Http
 from tests.wire.httpclient import HttpClient
 from tests.wire.httpverbs import (

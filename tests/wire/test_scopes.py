@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.command import run
+from tests.rigs.command import run
 from tests.wire.httpclient import HttpClient
 from tests.wire.httpverbs import messages_of, refusal, text_of
 from tests.wire.process import OFFERS, ServerProcess, wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streams.journal.sqlite.verify import inspect
-from tests.injecting import injected
+from tests.rigs.injecting import injected
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Peer, PeerGone, method_is
 from tests.wire.verbs import POSITIONS, Reader, Started, opting_in, read_stream, refused, start

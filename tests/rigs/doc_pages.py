@@ -1,0 +1,150 @@
+"""Reads the documentation's pages, and runs the examples of one in a folder of its own."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = (
+    *(ROOT / name for name in ("README.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+)
+
+# What the pages say, for each way to listen; the ports that are free here take their place.
+DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
+COMMAND_S: Final = 60.0
+
+_FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE: Final = re.compile(r"# (\w+\.py)\n")
+_LISTENING: Final = re.compile(r"listening.*\b(ws|http)://([0-9.:]+)")
+
+
+class Block(msgspec.Struct, frozen=True):
+    """A fenced block of a page."""
+
+    language: str
+    text: str
+
+
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found = [Block(*match.groups()) for match in _FENCE.finditer(page.read_text())]
+    return [block for block in found if language in (None, block.language)]
+
+
+def sessions(block: Block) -> Iterator[tuple[str, str]]:
+    """The commands of a console block, each with the output that stands below it."""
+    for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield command, output
+
+
+class Stage:
+    """Runs the examples of one page as a reader would; `close` ends what still runs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._addresses = dict(DOCUMENTED)
+        self._servers: list[subprocess.Popen[str]] = []
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path}
+
+    def close(self) -> None:
+        """End the servers, which must take that well."""
+        for server in self._servers:
+            server.terminate()
+            _, log = server.communicate(timeout=COMMAND_S)
+            assert server.returncode == 0, log
+
+    def play(self, block: Block) -> None:
+        """Run an example; what is none is left alone."""
+        if block.language == "python":
+            self._python(block.text)
+        elif block.language == "console":
+            for command, output in sessions(block):
+                self._command(command, output)
+        elif block.language == "text" and "^C" in block.text:
+            for command, output in sessions(block):
+                self._interrupted(command, output)
+
+    def _python(self, text: str) -> None:
+        named = _FILE.match(text)
+        assert named, "an example in Python begins with a comment that names its file"
+        (self._folder / named[1]).write_text(self._here(text))
+        if "Server(" not in text:  # those are served by the next command
+            self._run(f"python {named[1]}")
+
+    def _command(self, command: str, output: str) -> None:
+        if command.endswith(" &"):
+            self._serve(command.removesuffix(" &"))
+            return
+        printed = self._run(command)
+        if output:
+            pattern = ".*".join(map(re.escape, output.split("…")))
+            assert re.fullmatch(pattern, printed, re.DOTALL), printed
+
+    def _run(self, command: str) -> str:
+        done = subprocess.run(
+            self._here(command),
+            shell=True,
+            check=False,
+            cwd=self._folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _serve(self, command: str) -> None:
+        awaited = {scheme for scheme in DOCUMENTED if f"--{scheme} " in command}
+        for scheme in awaited:
+            command = command.replace(DOCUMENTED[scheme], "127.0.0.1:0")
+        server = self._start(command)
+        self._servers.append(server)
+        assert server.stderr is not None
+        while awaited:
+            line = server.stderr.readline()
+            assert line, f"{command}: ended without listening"
+            if listening := _LISTENING.search(line):
+                self._addresses[listening[1]] = listening[2]
+                awaited.remove(listening[1])
+
+    def _interrupted(self, command: str, output: str) -> None:
+        """Press Ctrl-C once the call shows something, and keep the ticket."""
+        process = self._start(command)
+        assert process.stderr is not None
+        shown = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        shown += process.communicate(timeout=COMMAND_S)[1]
+        farewell = self._here(output.partition("^C\n")[2]).replace("…\n", "")
+        before, _, ticket_begins = farewell.rpartition(" ")
+        assert process.returncode == 130, shown
+        assert before in shown
+        self._environment["TICKET"] = shown.split()[-1]
+        assert self._environment["TICKET"].startswith(ticket_begins)
+
+    def _start(self, command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            shlex.split(self._here(command)),
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _here(self, text: str) -> str:
+        for scheme, address in self._addresses.items():
+            text = text.replace(DOCUMENTED[scheme], address)
+        return text

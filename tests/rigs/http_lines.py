@@ -1,0 +1,93 @@
+"""What the tests of the HTTP client say and expect, over a server that is scripted."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from streams import messages
+from streams.messages import Channel, Incoming
+from streams.protocol.extension import POSITION
+from tests.rigs.scripted_http import NDJSON, Asked, HttpServer, Script, accept, http_server
+from transports.http import client
+
+LIMIT = 64 * 1024
+HELLO = messages.request(0, "initialize", {"protocolVersion": "2025-11-25"})
+WELCOME = messages.result(0, {"protocolVersion": "2025-06-18", "capabilities": {}})
+
+
+@asynccontextmanager
+async def connected(
+    script: Script = accept, *, limit: int = LIMIT
+) -> AsyncIterator[tuple[HttpServer, Channel]]:
+    with trio.fail_after(100):  # only if something hangs
+        async with (
+            http_server(script) as server,
+            client.connect(server.url, message_bytes_max=limit) as channel,
+        ):
+            yield server, channel
+
+
+def call(request_id: int | str) -> bytes:
+    return messages.request(request_id, "tools/call", {})
+
+
+def answer(request_id: int | str) -> bytes:
+    return messages.result(request_id, {})
+
+
+def cancelling(request_id: int | str) -> bytes:
+    return messages.notification("notifications/cancelled", {"requestId": request_id})
+
+
+def header(count: int, stream: str) -> bytes:
+    return messages.notification(POSITION, {"streamId": stream, "seq": 1, "count": count})
+
+
+async def receive(channel: Channel, count: int) -> list[Incoming]:
+    received: list[Incoming] = []
+    while len(received) < count:
+        received += await channel.receive()
+    return received
+
+
+async def receive_all(channel: Channel) -> list[Incoming]:
+    received: list[Incoming] = []
+    with contextlib.suppress(trio.EndOfChannel):
+        while True:
+            received += await channel.receive()
+    return received
+
+
+async def assert_over(channel: Channel, received: Sequence[Incoming] = ()) -> None:
+    assert await receive_all(channel) == list(received)
+    assert not channel.is_writable()
+    with pytest.raises(trio.BrokenResourceError):
+        await channel.send(b"{}\n")
+
+
+async def assert_alive(channel: Channel) -> None:
+    """It still carries lines, in a POST of their own, whatever the server answers."""
+    assert channel.is_writable()
+    await channel.send(messages.notification("still/here"))
+    assert channel.is_writable()
+
+
+def answering(body: bytes, kind: str = NDJSON, status: str = "200 OK") -> Script:
+    """Answer calls with `body`, everything else with 202."""
+
+    async def script(asked: Asked) -> None:
+        if b"tools/call" in asked.body:
+            await asked.respond(status, body, kind)
+        else:
+            await asked.respond()
+
+    return script
+
+
+async def wait_until(is_so: Callable[[], bool]) -> None:
+    while not is_so():
+        await trio.testing.wait_all_tasks_blocked()

@@ -1,0 +1,89 @@
+"""The demo: its verdict is earned, and it leaves nothing behind."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.cli.selftest.demo import Figures
+from tests.rigs import HERE
+from tests.rigs.command import Done, run
+
+FAULTY = f"{HERE / 'faulty_demo_server.py'}:server"
+FILES = 12
+
+# The demo itself, with another server.
+ELSEWHERE = (
+    sys.executable,
+    "-c",
+    "import sys; from pathlib import Path; from streams.cli.selftest import demo; "
+    "sys.exit(demo.run(Path(sys.argv[1]), as_json=True, app=sys.argv[2]))",
+)
+
+
+def folder_of_files(place: Path, first: str = "all is well") -> Path:
+    folder = place / "files"
+    folder.mkdir()
+    for number in range(FILES):
+        (folder / f"{number:02}").write_text(first if number == 0 else str(number))
+    return folder
+
+
+def figures(done: Done) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    assert [one["transport"] for one in found] == ["stdio", "websocket", "http"]
+    return found
+
+
+def servers_of(app: str) -> list[int]:
+    """Processes that were started to serve `app`."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if os.fsencode(app) in command:
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("seen", [{}, {"lost": 1}, {"seen_twice": 1}, {"is_digest_equal": False}])
+def test_any_fault_spoils_the_verdict(seen: dict[str, Any]) -> None:
+    good = {"lost": 0, "seen_twice": 0, "is_digest_equal": True}
+    one = Figures(transport="stdio", sent=9, delivered=9, cuts=3, kills=1, **{**good, **seen})
+    assert one.is_good is not bool(seen)
+
+
+def test_nothing_is_lost_and_nothing_seen_twice(tmp_path: Path) -> None:
+    done = run("demo", "--folder", str(folder_of_files(tmp_path)), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    for one in figures(done):
+        assert (one["sent"], one["delivered"]) == (2 * FILES, 2 * FILES)
+        assert (one["lost"], one["seen_twice"], one["is_digest_equal"]) == (0, 0, True)
+        assert (one["cuts"], one["kills"]) == (3, 1)
+
+
+def test_one_file_is_enough(tmp_path: Path) -> None:
+    (tmp_path / "only").write_text("one")
+    done = run("demo", "--folder", str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.count("equal") == 3
+    assert "server killed" in done.stderr
+
+
+@pytest.mark.parametrize(("fault", "lost", "twice"), [("muddles", 2, 2), ("fails", 2 * FILES, 0)])
+def test_a_faulty_server_is_found_out(tmp_path: Path, fault: str, lost: int, twice: int) -> None:
+    done = run(str(folder_of_files(tmp_path, fault)), FAULTY, command=ELSEWHERE)
+    assert done.returncode == 1
+    for one in figures(done):
+        assert (one["lost"], one["seen_twice"], one["is_digest_equal"]) == (lost, twice, False)
+    assert not servers_of(FAULTY)
+
+
+def test_a_folder_without_files_is_misuse(tmp_path: Path) -> None:
+    done = run("demo", "--folder", str(tmp_path))
+    assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1)

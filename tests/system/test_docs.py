@@ -1,0 +1,131 @@
+"""The documentation is true: examples run, links lead somewhere, defaults are the code's."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from streams import Client, Limits, Server
+from streams.cli.actions import call
+from streams.errors import refusal
+from tests.rigs.diagram import state_diagram
+from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
+
+GUIDE = ROOT / "docs" / "library.md"
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+@every_page
+def test_the_examples_run_as_they_stand(page: Path, stage: Stage) -> None:
+    for block in blocks(page):
+        stage.play(block)
+
+
+@every_page
+def test_messages_on_a_page_are_json(page: Path) -> None:
+    for block in blocks(page, "json"):
+        message = msgspec.json.decode(block.text)
+        assert message["jsonrpc"] == "2.0"
+
+
+def test_the_state_diagram_is_the_transition_table() -> None:
+    drawn = [block.text for block in blocks(ROOT / "docs" / "design.md", "mermaid")]
+    assert drawn == [state_diagram()], "python -m tests.rigs.diagram prints the current one"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        linked = (page.parent / file).resolve() if file else page
+        assert linked.is_file(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached = {ROOT / "README.md"}
+    to_do = list(reached)
+    while to_do:
+        page = to_do.pop()
+        for target in re.findall(r"\]\(([^)\s#]+\.md)[^)]*\)", page.read_text()):
+            linked = (page.parent / target).resolve()
+            if "://" not in target and linked not in reached:
+                reached.add(linked)
+                to_do.append(linked)
+    assert reached >= set(PAGES)
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for page in PAGES:
+        for target in re.findall(r"^make (\w+)|`make (\w+)`", page.read_text(), re.MULTILINE):
+            name = "".join(target)
+            assert re.search(rf"^{name}:", makefile, re.MULTILINE), name
+
+
+def table(page: Path, heading: str) -> dict[str, str]:
+    """The first two columns of the table whose first heading is `heading`, without backticks."""
+    _, found, rest = page.read_text().partition(f"\n| {heading} |")
+    assert found, heading
+    body = rest.split("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip().strip("`") for cell in line.split("|")[1:3]] for line in body]
+    return dict(rows)
+
+
+def keyword_defaults(function: Callable[..., object]) -> dict[str, str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        parameter.name: repr(parameter.default)
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def test_documented_settings_are_those_of_the_server_and_the_client() -> None:
+    assert table(GUIDE, "`Server(…)`") == keyword_defaults(Server)
+    assert table(GUIDE, "`Client(dialer, …)`") == keyword_defaults(Client)
+
+
+def test_documented_limits_are_all_limits() -> None:
+    defaults = msgspec.structs.asdict(Limits())
+    documented = {name: float(value) for name, value in table(GUIDE, "limit").items()}
+    assert documented == defaults
+
+
+def test_documented_reasons_have_their_codes() -> None:
+    reasons = table(ROOT / "docs" / "wire.md", "`reason`")
+    assert reasons == {reason: str(refusal(reason).code) for reason in reasons}
+
+
+def test_documented_exit_codes_are_those_of_the_commands() -> None:
+    codes = {int(code) for code in table(GUIDE, "exit code")}
+    assert codes == {
+        call.DONE,
+        call.TOOL_FAILED,
+        call.USAGE,
+        call.CANNOT_CONNECT,
+        call.GONE,
+        call.DETACHED,
+        call.BROKEN_PIPE,
+    }

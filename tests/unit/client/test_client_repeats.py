@@ -1,0 +1,268 @@
+"""A call whose connection goes before anything of it has come: it is sent again, and runs once."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from streams import Call, Server
+from streams.client.client import Client
+from streams.errors import CallFailed, CallLost, CannotConnect, StreamGone
+from streams.messages import ClientChannel
+from tests.rigs.clients import at_home, connected, counting, rest_of, said
+from tests.rigs.cutting import Cutting
+from transports.memory import MemoryServer
+
+DIALECTS = [("streams", "resumableRequests"), ("streams",), ("resumableRequests",), ()]
+
+
+@pytest.fixture(params=DIALECTS, ids="+".join)
+def dialects(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    dialects: tuple[str, ...] = request.param
+    return dialects
+
+
+class Rig:
+    """A server whose tools are counted when they run."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.server = Server("tested", **({"resume_min_s": 0, "resume_max_s": 600} | settings))
+        self.runs = 0
+        self.was_cancelled = False
+        self.server.tool(self.count)
+        self.server.tool(self.hang_up)
+
+    async def count(self, call: Call, n: int = 3, pause_s: float = 0.0) -> str:
+        self.runs += 1
+        try:
+            for number in range(1, n + 1):
+                await call.log("info", number)
+                await trio.sleep(pause_s)
+        except trio.Cancelled:
+            self.was_cancelled = True
+            raise
+        return f"counted {n}"
+
+    async def hang_up(self, call: Call) -> str:
+        self.runs += 1
+        await call.log("info", 1)
+        await call.disconnect()
+        await call.log("info", 2)
+        return "called back"
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+@asynccontextmanager
+async def cut(
+    memory: MemoryServer, cuts: int, *, is_sent: bool = True, **options: Any
+) -> AsyncIterator[tuple[Client, Cutting]]:
+    """A client whose connection goes so many times when it has made a call."""
+    cutting = Cutting(memory.connect, cuts, is_sent=is_sent)
+    with trio.fail_after(10_000):  # of the mock clock: a safety net
+        async with Client(cutting, **options) as client:
+            yield client, cutting
+
+
+async def text(call: Any) -> str:
+    return str((await call.result())["content"][0]["text"])
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["heard", "unheard"])
+@pytest.mark.parametrize("pause_s", [0, 20])
+async def test_a_call_runs_once_however_often_its_connection_goes_first(
+    rig: Rig, dialects: tuple[str, ...], autojump_clock: MockClock, is_sent: bool, pause_s: float
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 7, is_sent=is_sent, dialects=dialects) as (client, way),
+        client.call("count", {"n": 3, "pause_s": pause_s}) as call,
+    ):
+        assert await rest_of(call) == [1, 2, 3]
+        assert await text(call) == "counted 3"
+        assert (way.connections, way.cuts_left) == (8, 0)
+    assert rig.runs == 1
+
+
+async def test_many_calls_at_once_run_once_each(rig: Rig, autojump_clock: MockClock) -> None:
+    found = []
+
+    async def follow(client: Client, n: int) -> None:
+        async with client.call("count", {"n": n, "pause_s": 1}) as call:
+            assert await rest_of(call) == list(range(1, n + 1))
+            found.append(await text(call))
+
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 5) as (client, _),
+        trio.open_nursery() as nursery,
+    ):
+        for n in range(1, 20):
+            nursery.start_soon(follow, client, n)
+    assert sorted(found) == sorted(f"counted {n}" for n in range(1, 20))
+    assert rig.runs == 19
+
+
+async def test_once_it_is_announced_a_call_is_resumed_as_ever(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 2) as (client, way),
+        client.call("count", {"n": 5, "pause_s": 10}) as call,
+    ):
+        assert said(await anext(call)) == 1
+        memory.cables[-1].cut()
+        assert await rest_of(call) == [2, 3, 4, 5]
+        assert way.connections == 4
+    assert rig.runs == 1
+
+
+async def test_a_tool_may_let_go_of_who_has_made_the_call_again(
+    rig: Rig, dialects: tuple[str, ...], autojump_clock: MockClock
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 1, dialects=dialects) as (client, _),
+        client.call("hang_up") as call,
+    ):
+        if "streams" in dialects:
+            assert await rest_of(call) == [1, 2]
+        assert await text(call) == "called back"
+    assert rig.runs == 1
+
+
+async def test_who_comes_back_too_early_waits_as_long_as_the_server_says(
+    autojump_clock: MockClock,
+) -> None:
+    rig = Rig(resume_min_s=30, enforce_min=True)
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 1) as (client, way),
+        client.call("count", {"pause_s": 5}) as call,
+    ):
+        began_at = trio.current_time()
+        assert await rest_of(call) == [1, 2, 3]
+        assert trio.current_time() - began_at >= 30
+        assert way.connections == 2
+    assert rig.runs == 1
+
+
+async def test_a_call_can_be_cancelled_before_anything_of_it_has_come(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 2) as (client, _),
+        client.call("count", {"pause_s": 100}) as call,
+    ):
+        await trio.sleep(0.001)
+        await call.cancel()
+        with pytest.raises(StreamGone) as caught:
+            await call.result()
+        assert caught.value.reason == "cancelled"
+        await trio.sleep(1)
+        assert rig.was_cancelled
+    assert rig.runs == 1
+
+
+async def test_a_call_that_was_left_is_not_made_again(rig: Rig, autojump_clock: MockClock) -> None:
+    async with at_home(rig.server) as memory, cut(memory, 2, is_sent=False) as (client, way):
+        async with client.call("count"):
+            pass
+        await client.ping()
+        await trio.sleep(100)
+        assert way.cuts_left == 1
+    assert rig.runs == 0
+
+
+async def test_what_the_server_refuses_is_an_error_as_ever(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 3) as (client, _),
+        client.call("nowhere") as call,
+    ):
+        with pytest.raises(CallFailed, match="No tool 'nowhere' here"):
+            await call.result()
+
+
+async def test_what_cannot_be_resumed_is_not_run_twice(autojump_clock: MockClock) -> None:
+    rig = Rig(resume_max_s=0)
+    async with at_home(rig.server) as memory, cut(memory, 1) as (client, _):
+        async with client.call("count", {"pause_s": 100}) as call:
+            with pytest.raises(StreamGone) as caught:
+                await call.result()
+        assert caught.value.reason == "abandoned"
+    assert rig.runs == 1
+
+
+async def test_a_server_that_cannot_know_of_the_call_is_not_given_it(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    """It has another memory: that of a process, where there is no journal, or of another one."""
+    async with at_home(rig.server) as one, at_home(rig.server) as other:
+        servers = [one, other]
+
+        @asynccontextmanager
+        async def dial() -> AsyncIterator[ClientChannel]:
+            async with servers[0].connect() as channel:
+                yield channel
+
+        cutting = Cutting(dial, 1)
+
+        async def move() -> None:
+            del servers[0]
+
+        cutting.then = move
+        async with Client(cutting) as client:
+            async with client.call("count", {"pause_s": 1}) as call:
+                with pytest.raises(CallLost):
+                    await call.result()
+            await trio.sleep(10)
+            async with client.call("count") as call:
+                assert await rest_of(call) == [1, 2, 3]
+    assert rig.runs == 2
+
+
+async def test_who_finds_no_connection_any_more_says_so(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with at_home(rig.server) as memory:
+        cutting = Cutting(memory.connect, 1_000)
+        async with Client(cutting, patience_s=5) as client, client.call("count") as call:
+            with pytest.raises(CannotConnect):
+                await call.result()
+    assert rig.runs == 1
+
+
+async def test_the_same_request_is_sent_again_with_a_key_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting(key_memory="a memory")
+    async with server.serving(), Client(Cutting(server.memory.connect, 2)) as client:
+        async with client.call("count", {"n": 2}) as call:
+            assert await rest_of(call) == ["1", "2"]
+        async with client.call("count", {"n": 2}) as call:
+            assert await rest_of(call) == ["1", "2"]
+    requests = [message for _, message in server.received if message.get("method") == "tools/call"]
+    assert requests[0] == requests[1] == requests[2]
+    keys = {request["params"]["_meta"]["mcp-streams/idempotencyKey"] for request in requests}
+    assert sorted(map(len, keys)) == [43, 43]
+
+
+async def test_a_server_that_honours_no_keys_is_not_asked_again(autojump_clock: MockClock) -> None:
+    server = counting()
+    async with connected(server) as client:
+        server.memory.cables[-1].cut_after(to_near=1)
+        async with client.call("count", {"n": 1}) as call:
+            with pytest.raises(CallLost):
+                await call.result()
+    assert len(server.got("tools/call")) == 1

@@ -1,0 +1,224 @@
+"""Connections that cannot be had, and what happens until they can."""
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from streams.client.client import Client
+from streams.errors import (
+    CannotConnect,
+)
+from tests.rigs.clients import Stepping, connected, counting, held, rest_of, said
+from tests.rigs.scripted import Scripted
+
+
+async def test_a_server_that_is_away_is_tried_less_and_less_often(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    Stepping(server)
+    tries: list[float] = []
+
+    @asynccontextmanager
+    async def dial() -> AsyncIterator[Any]:
+        tries.append(trio.current_time())
+        async with server.memory.connect() as channel:
+            yield channel
+
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, dial)
+        with pytest.raises(CannotConnect, match="nobody serves"):
+            await client.ping()
+        nursery.cancel_scope.cancel()
+    pauses = [later - earlier for earlier, later in itertools.pairwise(tries[1:])]
+    assert 290 < tries[-1] - tries[0] < 310
+    assert 10 < len(pauses) < 100
+    assert max(pauses) <= 30
+    assert max(pauses[:3]) <= 2
+
+
+async def test_a_server_that_is_away_is_tried_often_while_a_call_waits(
+    autojump_clock: MockClock,
+) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    tries: list[float] = []
+
+    @asynccontextmanager
+    async def dial() -> AsyncIterator[Any]:
+        tries.append(trio.current_time())
+        async with server.memory.connect() as channel:
+            yield channel
+
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, dial)
+            step.say("a")
+            call = await client.call("step").__aenter__()
+            await anext(call)
+        await trio.sleep(100)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(tries[1:])]
+        assert sum(pauses) > 95
+        assert max(pauses) <= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_call_that_begins_during_an_outage_is_waited_for_no_longer(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, server.memory.connect)
+        for _ in range(20):  # nothing waits: attempts are up to 30 s apart
+            await trio.sleep(11)
+            begun_at = trio.current_time()
+            async with server.serving(), client.call("count", {"n": 1}) as call:
+                await call.result()
+            assert trio.current_time() - begun_at <= 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_first_connection_may_wait_for_a_server_that_is_starting(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting()
+    async with trio.open_nursery() as nursery:
+
+        async def use() -> None:
+            async with Client(server.memory.connect, connect_s=5) as client:
+                await client.ping()
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(use)
+        await trio.sleep(4.5)
+        async with server.serving():
+            await trio.sleep(1)
+            raise AssertionError("it is here by now")
+
+
+async def test_the_first_connection_waits_no_longer_than_it_was_told(
+    autojump_clock: MockClock,
+) -> None:
+    begun_at = trio.current_time()
+    with pytest.raises(CannotConnect, match="nobody serves"):
+        async with Client(Scripted().memory.connect, connect_s=5):
+            pass
+    assert 5 <= trio.current_time() - begun_at < 5.5
+
+
+async def test_what_will_be_the_same_the_next_time_is_not_tried_again() -> None:
+    server = Scripted()
+    server.protocol_version = "1999-12-31"
+    async with server.serving():
+        with pytest.raises(CannotConnect, match="1999-12-31"):
+            async with Client(server.memory.connect, connect_s=1000):
+                pass
+    assert len(server.connections) == 1
+
+
+async def test_who_is_not_let_in_any_more_does_not_try_again(autojump_clock: MockClock) -> None:
+    server = Scripted()
+    Stepping(server)
+    tries: list[float] = []
+    is_revoked = False
+
+    @asynccontextmanager
+    async def dial() -> AsyncIterator[Any]:
+        tries.append(trio.current_time())
+        if is_revoked:
+            raise PermissionError("HTTP 401: Who are you?")
+        async with server.memory.connect() as channel:
+            yield channel
+
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, dial)
+            is_revoked = True
+        with pytest.raises(CannotConnect, match=r"Who are you\? \(dial with a token"):
+            await client.ping()
+        assert len(tries) == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_patience_ends_in_every_running_call(autojump_clock: MockClock) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with trio.open_nursery() as nursery:
+        async with server.serving():
+            client = await held(nursery, server.memory.connect)
+            call = client.call("step")
+            await call.__aenter__()
+            step.say("a", "b")
+            await anext(call)
+            await wait_all_tasks_blocked()
+        assert said(await anext(call)) == "b"  # what is here can still be read
+        with pytest.raises(CannotConnect):
+            await call.result()
+        await call.__aexit__(None, None, None)
+        async with server.serving():  # a new request begins anew
+            await client.ping()
+            nursery.cancel_scope.cancel()
+
+
+async def test_nobody_answering_at_first_is_said_at_once() -> None:
+    with pytest.raises(CannotConnect, match="nobody serves"):
+        async with Client(Scripted().memory.connect):
+            pass
+
+
+async def test_a_server_that_says_nothing_is_no_connection(autojump_clock: MockClock) -> None:
+    server = Scripted()
+    server.received.clear()
+
+    async def mute(_: Any) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(server.memory.serve, mute)
+        with pytest.raises(CannotConnect, match="no answer within 3 s"):
+            async with Client(server.memory.connect, connect_timeout_s=3):
+                pass
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_server_of_another_time_is_no_connection() -> None:
+    server = Scripted()
+    server.protocol_version = "1999-12-31"
+    async with server.serving():
+        with pytest.raises(CannotConnect, match="1999-12-31"):
+            async with Client(server.memory.connect):
+                pass
+
+
+async def test_requests_that_may_be_repeated_are(autojump_clock: MockClock) -> None:
+    server = counting()
+    async with connected(server) as client:
+        server.cut()
+        await client.set_level("debug")
+        server.cut()
+        assert [tool.name for tool in await client.list_tools()] == ["count"]
+        server.cut()
+        assert await client.poll_all() == []
+    assert {params["level"] for params in server.got("logging/setLevel")} == {"debug"}
+    assert len(server.got("logging/setLevel")) == 3  # also on every later connection
+
+
+async def test_a_silent_connection_is_given_up(autojump_clock: MockClock) -> None:
+    server = Scripted()
+    step = Stepping(server)
+    async with connected(server) as client, client.call("step") as call:
+        step.say("a")
+        await anext(call)
+        server.is_deaf = True
+        server.connections[0].following.clear()  # the network forgets the connection
+        step.say("b", None)
+        assert await rest_of(call) == ["b"]
+        server.is_deaf = False
+    assert len(server.connections) == 2

@@ -1,0 +1,198 @@
+"""Streams at rest are given up in their time, and make room as all others do."""
+
+import trio
+from trio.testing import MockClock
+
+from streams.journal.memory import MemoryJournal
+from streams.keys import Keyring
+from tests.rigs.resting import MAX_S, at_rest, in_memory, rested, serving
+from tests.rigs.server import (
+    POSITIONS,
+    STREAMS,
+    House,
+    Json,
+    Steps,
+    Talker,
+    named,
+    open_house,
+    reason,
+    said,
+)
+
+# How they end
+
+
+async def test_a_stream_at_rest_is_abandoned_in_its_time_and_forgotten_a_day_later(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(tombstone_s=5_000)
+    async with open_house(server) as house:
+        first, second = await rested(house, steps, 2)
+        talker = await house.dial()
+        await trio.sleep(MAX_S - 100)
+        assert (await talker.poll(1, second))["status"] == "completed"
+        await trio.sleep(110)
+        assert reason(await talker.poll(2, first)) == "abandoned"
+        assert (await talker.poll(3, second))["status"] == "completed"
+        await trio.sleep(MAX_S - 10)
+        assert (await talker.poll(4, second))["status"] == "completed"
+        await trio.sleep(MAX_S + 10)
+        assert reason(await talker.poll(5, second)) == "abandoned"
+        await trio.sleep(2)
+        assert in_memory(house) == []
+        await trio.sleep(5_000)
+        assert [reason(await talker.poll(n, s)) for n, s in enumerate((first, second))] == [
+            "stream_not_found"
+        ] * 2
+        assert (await house.journal.totals()).at_rest == 0
+
+
+async def test_a_poll_of_all_keeps_what_it_lists(autojump_clock: MockClock) -> None:
+    server, steps = serving()
+    async with open_house(server) as house:
+        (stream,) = await rested(house, steps)
+        talker = await house.dial()
+        for n in range(3):
+            await trio.sleep(MAX_S - 100)
+            assert len((await talker.request(n, "stream/poll/all"))["statuses"]) == 1
+        await trio.sleep(MAX_S + 10)
+        assert reason(await talker.poll(9, stream)) == "abandoned"
+
+
+async def test_a_stranger_who_knows_an_id_keeps_nothing(autojump_clock: MockClock) -> None:
+    server, steps = serving()
+    async with open_house(server) as house:
+        (stream,) = await rested(house, steps)
+        stranger = await house.dial(STREAMS, "bob")
+        for n in range(3):
+            await trio.sleep(MAX_S / 2 - 20)
+            assert reason(await stranger.poll(n, stream)) == "stream_not_found"
+        await trio.sleep(100)
+        assert reason(await (await house.dial()).poll(9, stream)) == "abandoned"
+
+
+async def test_what_is_in_memory_has_a_deadline_of_its_own(autojump_clock: MockClock) -> None:
+    server, steps = serving()
+    async with open_house(server) as house:
+        (stream,) = await rested(house, steps)
+        talker = await house.dial(POSITIONS)
+        await talker.ask(1, "stream/resume", **named(stream))
+        await talker.answer(1)
+        other = await house.dial(capacity=100)
+        await other.ask(2, "stream/resume", **named(stream))
+        await trio.sleep(3 * MAX_S)  # followed, by one who does not read
+        assert in_memory(house) == [stream["streamId"]]
+
+
+async def test_after_a_restart_every_stream_has_its_full_time_again(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving()
+    journal, keyring = MemoryJournal(), Keyring.load(None)
+    async with open_house(server, journal=journal, keyring=keyring) as house:
+        told = await rested(house, steps, 3)
+        await trio.sleep(MAX_S - 50)
+    async with open_house(server, journal=journal, keyring=keyring) as house:
+        assert (in_memory(house), at_rest(house)) == ([], 3)
+        talker = await house.dial()
+        await trio.sleep(MAX_S - 50)
+        assert (await talker.poll(1, told[0]))["status"] == "completed"
+
+
+async def test_a_restart_brings_back_what_went_to_rest_and_what_did_not(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(resident_max=3)
+    keyring = Keyring.load(None)
+    async with open_house(server, keyring=keyring) as house:
+        told = await rested(house, steps, 8)
+        talker = await house.dial()
+        assert said(await talker.resume(1, told[0])) == ["of 0"]
+        running = await talker.begin(2, "step")
+        crashed = house.as_after_a_crash()
+    async with open_house(server, journal=crashed, keyring=keyring) as house:
+        talker = await house.dial()
+        listed = (await talker.request(1, "stream/poll/all"))["statuses"]
+        assert [s["streamId"] for s in listed] == [s["streamId"] for s in [*told, running]]
+        for n, stream in enumerate(told):
+            assert said(await talker.resume(f"r{n}", stream)) == [f"of {n}"]
+        third = await talker.begin(3, "step")
+        listed = (await talker.request(4, "stream/poll/all"))["statuses"]
+        assert listed[-1]["streamId"] == third["streamId"]  # numbers go on
+
+
+# Limits
+
+
+async def test_those_at_rest_count_and_what_is_undelivered_is_kept(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(streams_per_principal_max=3)
+    async with open_house(server) as house:
+        told = await rested(house, steps, 3)
+        talker = await house.dial()
+        refused = await talker.request(1, "tools/call", name="step")
+        assert (reason(refused), refused["data"]["limit"]) == ("too_many_streams", 3)
+        other = await house.dial(principal="bob")
+        await other.begin(1, "step")
+        acking = await house.dial(POSITIONS)
+        await acking.ask(2, "stream/resume", **named(told[1]))
+        await acking.answer(2)
+        await acking.tell("notifications/stream/ack", **named(told[1]), seq=2)
+        await acking.begin(3, "step")
+
+
+async def test_the_oldest_at_rest_that_a_plain_client_was_written_makes_room(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(streams_per_principal_max=3)
+    async with open_house(server) as house:
+        (unread,) = await rested(house, steps)
+        read = [await _written(house, steps) for _ in range(2)]
+        assert at_rest(house) == 3
+        talker = await house.dial()
+        await talker.poll(1, read[1])  # which brings it into memory, and changes nothing
+        fourth = await talker.begin(2, "step")
+        gone = [reason(p) if "code" in p else "" for p in await _polls(talker, [unread, *read])]
+        assert gone == ["", "stream_not_found", ""]
+        await talker.begin(3, "step")
+        gone = [reason(p) if "code" in p else "" for p in await _polls(talker, [unread, *read])]
+        assert gone == ["", "stream_not_found", "stream_not_found"]
+        assert reason(await talker.request(4, "tools/call", name="step")) == "too_many_streams"
+        assert (await talker.poll(5, fourth))["status"] == "live"
+
+
+async def _written(house: House, steps: Steps) -> Json:
+    """A stream that a plain client was given all of."""
+    talker = await house.dial()
+    stream = await talker.begin(1, "step")
+    steps.finish()
+    await talker.find(lambda m: m.get("method") == "notifications/stream/end")
+    await talker.leave()
+    await trio.sleep(2)
+    return stream
+
+
+async def _polls(talker: Talker, streams: list[Json]) -> list[Json]:
+    return [await talker.poll(stream["streamId"], stream) for stream in streams]
+
+
+async def test_the_servers_limit_counts_those_at_rest_and_lets_go_of_what_is_left_over(
+    autojump_clock: MockClock,
+) -> None:
+    server, steps = serving(streams_max=3)
+    async with open_house(server) as house:
+        told = await rested(house, steps, 3)
+        bob = await house.dial(principal="bob")
+        refused = await bob.request(1, "tools/call", name="step")
+        assert (reason(refused), refused["data"]["limit"]) == ("too_many_streams", 3)
+        acking = await house.dial(POSITIONS)
+        for n, stream in enumerate((told[2], told[1])):
+            await acking.ask(n, "stream/resume", **named(stream))
+            await acking.answer(n)
+            await acking.tell("notifications/stream/ack", **named(stream), seq=2)
+            await trio.sleep(2)
+        assert at_rest(house) == 3
+        await bob.begin(2, "step")
+        polls = await _polls(acking, told)
+        assert [reason(p) if "code" in p else "" for p in polls] == ["", "", "stream_not_found"]

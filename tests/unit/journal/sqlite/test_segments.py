@@ -1,0 +1,64 @@
+"""Lines that are read out of the table, however often."""
+
+import gc
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from streams.errors import JournalUnusable
+from streams.journal.contract import STORED_BYTES_MAX
+from streams.journal.sqlite import SQLiteStore, segments
+from tests.rigs.sqlite import make_journal
+
+BLOBS_MAX = 10
+LINES = (b"x" * 99 + b"\n") * 500
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SQLiteStore]:
+    monkeypatch.setattr(segments, "BLOBS_MAX", BLOBS_MAX)
+    with closing(SQLiteStore(make_journal(tmp_path / "journal.db"))) as opened:
+        yield opened
+
+
+def read(opened: SQLiteStore) -> bytes:
+    return b"".join(run.body for run in opened.read("s", 0, bytes_max=STORED_BYTES_MAX))
+
+
+def kept() -> int:
+    """How many objects there are of the kind that a connection keeps for each blob."""
+    gc.collect()
+    return sum(type(each) is weakref.ref for each in gc.get_objects())
+
+
+def test_to_read_for_ever_takes_no_more_memory(opened: SQLiteStore) -> None:
+    before = kept()
+    for _ in range(20 * BLOBS_MAX):
+        assert read(opened) == LINES
+    assert kept() - before <= 2 * BLOBS_MAX
+
+
+def test_where_nothing_more_can_be_opened_reading_goes_on(
+    opened: SQLiteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr(segments, "connect_to_read", refuse)
+    for _ in range(3 * BLOBS_MAX):
+        assert read(opened) == LINES
+
+
+def test_a_file_in_the_place_of_the_journal_is_not_read(
+    opened: SQLiteStore, tmp_path: Path
+) -> None:
+    os.replace(make_journal(tmp_path / "another.db"), tmp_path / "journal.db")
+    while opened._segments._blobs < BLOBS_MAX:
+        assert read(opened) == LINES
+    with pytest.raises(JournalUnusable, match="removed or replaced"):
+        read(opened)

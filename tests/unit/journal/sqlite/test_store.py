@@ -1,0 +1,416 @@
+"""The journal in a file: durable, private, bounded, and nothing is lost when it fails."""
+
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+from msgspec.structs import replace
+from sqlite_utils import Database
+
+from streams.errors import Full, JournalUnusable, Unavailable
+from streams.journal.contract import Ack, Change, Create, Forget
+from streams.journal.sessions import SaveGrant, SaveSession
+from streams.journal.sqlite import (
+    APPLICATION_ID,
+    SCHEMA_VERSION,
+    Durability,
+    SQLiteJournal,
+    SQLiteStore,
+    file,
+    open_sqlite_journal,
+    store,
+)
+from streams.journal.sqlite.tails import Budget
+from streams.limits import MIB
+from tests.rigs.journals import as_one, grant, session
+from tests.rigs.sqlite import (
+    APPENDING,
+    PLENTY,
+    append,
+    crashed,
+    last_of,
+    make_journal,
+    record,
+    running,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.db"
+
+
+@pytest.fixture
+def made(path: Path) -> Path:
+    return make_journal(path)
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+@pytest.mark.parametrize("kill_after", [1, 20, 300])
+def test_what_was_committed_outlives_a_kill(path: Path, durability: str, kill_after: int) -> None:
+    with running(APPENDING, path, durability) as process:
+        assert process.stdout is not None
+        for _ in range(kill_after):
+            acknowledged = int(process.stdout.readline())
+        process.kill()
+        acknowledged = max([acknowledged, *map(int, process.stdout.read().split())])
+        process.wait()
+    with closing(SQLiteStore(path)) as opened:  # the lock went with the process
+        [found] = opened.claim()
+        assert found.last >= acknowledged
+        assert last_of(opened) == found.last
+        assert opened.commit([replace(append(found.last + 1, found.last + 1), fence=2)]) == [None]
+
+
+def test_a_wal_cut_anywhere_leaves_whole_commits(path: Path, tmp_path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record())])
+        for n in range(20):
+            opened.commit([append(5 * n + 1, 5 * n + 5)])
+        crash = crashed(opened, path, tmp_path / "crash")
+    wal = Path(f"{crash}-wal").read_bytes()
+    found = []
+    for size in range(0, len(wal), 4096 * 3 + 77):
+        copy = Path(shutil.copy(crash, tmp_path / f"cut-{size}"))
+        Path(f"{copy}-wal").write_bytes(wal[:size])
+        with closing(SQLiteStore(copy)) as cut:
+            found.append(last_of(cut))
+            assert [r.last for r in cut.claim()] in ([], [found[-1]])
+    assert found == sorted(found)
+    assert {last % 5 for last in found} == {0}
+    assert 0 < found[-1] <= 100
+
+
+def test_a_full_journal_says_so_and_goes_on_when_there_is_room(path: Path) -> None:
+    with closing(SQLiteStore(path, file_bytes_max=640 * 1024)) as opened:
+        opened.commit([Create(record())])
+        with pytest.raises(Full, match="no room"):
+            opened.commit([append(1, 5000, line=b"x" * 99)])
+        assert opened.commit([append(1, 2000, line=b"x" * 99)]) == [None]
+        last = last_of(opened)
+        assert last == 2000
+        waiting = append(last + 1, 2 * last, line=b"x" * 99)
+        with pytest.raises(Full):
+            opened.commit([waiting, Create(record("t"))])
+        assert [r.stream for r in opened.claim()] == ["s"]
+        acked = Ack("s", 2, last)
+        assert opened.commit([acked, replace(waiting, fence=2)]) == [None, None]
+        run = as_one(opened.read("s", last, bytes_max=PLENTY))
+        assert run == waiting.run
+
+
+def test_a_file_that_may_not_grow_has_room_again_when_lines_are_acked(path: Path) -> None:
+    with closing(SQLiteStore(path, file_bytes_max=8 * MIB)) as opened:
+        opened.commit([Create(record())])
+        assert opened.look_for_room() is None
+        last = 0
+        while (shortage := opened.look_for_room()) is None:
+            opened.commit([append(last + 1, last + 1000, line=b"x" * 99)])
+            last += 1000
+        assert str(shortage) == "less than 1 MiB are left of what its file may take"
+        assert path.stat().st_size + Path(f"{path}-wal").stat().st_size > 6 * MIB
+        opened.commit([Ack("s", 1, last)])
+        assert opened.look_for_room() is None
+
+
+FAILING = """
+    import resource, sys
+    from pathlib import Path
+    from streams.errors import JournalError
+    from streams.journal.contract import Create
+    from streams.journal.sqlite import SQLiteStore
+    from tests.rigs.sqlite import append, record
+
+    store = SQLiteStore(Path(sys.argv[1]))
+    store.commit([Create(record()), append(1, 5)])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, resource.RLIM_INFINITY))
+    for change in append(6, 5005, line=b"x" * 99), append(6, 6):
+        try:
+            store.commit([change])
+        except JournalError as error:
+            print(type(error).__name__, error)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    store.close()
+"""
+
+
+def test_after_a_failed_write_nothing_more_is_committed(path: Path) -> None:
+    with running(FAILING, path) as process:
+        said, _ = process.communicate()
+    first, second = said.splitlines()
+    assert first == second
+    assert first.startswith("JournalUnusable")
+    assert "the storage fails" in first
+    with closing(SQLiteStore(path)) as opened:
+        assert last_of(opened) == 5
+
+
+@contextmanager
+def held_by_another_program(path: Path) -> Iterator[None]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_a_busy_journal_is_unavailable_and_readable(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BUSY_MS", 1)
+    with closing(SQLiteStore(made)) as opened:
+        with held_by_another_program(made):
+            with pytest.raises(Unavailable, match="held by another program") as busy:
+                opened.commit([append(501, 501)])
+            assert not isinstance(busy.value, Full)
+            assert last_of(opened) == 500
+        assert opened.commit([append(501, 501)]) == [None]
+        assert last_of(opened) == 501
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine, a commit waits until the other program lets go."""
+    monkeypatch.setattr(store, "BUSY_MS", 60_000)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_cancelled_commit_may_be_repeated(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.commit([Create(record())])
+        with held_by_another_program(path), trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(journal.commit, [append(1, 3)])
+                await trio.testing.wait_all_tasks_blocked()  # it is in the thread's hands now
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert list(await journal.commit([append(1, 3)])) == [None]
+        assert list(await journal.commit([append(4, 4)])) == [None]
+        assert [r.last for r in await journal.claim()] == [4]
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 4).run
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "at_once"),
+    [("process", 3, True), ("process", 500, False), ("power", 3, False)],
+)
+async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch, kind: Durability, lines: int, at_once: bool
+) -> None:
+    async with open_sqlite_journal(path, durability=kind) as journal:
+        await journal.commit([Create(record())])
+        committing: list[threading.Thread] = []
+        commit = SQLiteStore.commit
+
+        def seen(opened: SQLiteStore, changes: Sequence[Change]) -> object:
+            committing.append(threading.current_thread())
+            return commit(opened, changes)
+
+        monkeypatch.setattr(SQLiteStore, "commit", seen)
+        await journal.commit([append(1, lines, line=b"x" * 99)])
+        assert [thread is threading.current_thread() for thread in committing] == [at_once]
+        assert (
+            as_one(await journal.read("s", 0, bytes_max=PLENTY))
+            == append(1, lines, line=b"x" * 99).run
+        )
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_short_commit_waits_for_another_program_in_the_thread(path: Path) -> None:
+    async with open_sqlite_journal(path, durability="process") as journal:
+        await journal.commit([Create(record())])
+        async with trio.open_nursery() as nursery:
+            with held_by_another_program(path):
+                nursery.start_soon(journal.commit, [append(1, 3)])
+                await trio.testing.wait_all_tasks_blocked()  # and everything else goes on
+                assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) is None
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 3).run
+
+
+@pytest.mark.usefixtures("patient")
+async def test_commits_are_made_in_the_order_of_the_calls(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.commit([Create(record())])
+        async with trio.open_nursery() as nursery:
+            with held_by_another_program(path):
+                for n in range(1, 20):
+                    nursery.start_soon(journal.commit, [append(n, n)])
+                    await trio.testing.wait_all_tasks_blocked()
+        assert as_one(await journal.read("s", 0, bytes_max=PLENTY)) == append(1, 19).run
+
+
+@pytest.mark.usefixtures("patient")
+async def test_reading_goes_on_while_a_commit_is_under_way(made: Path) -> None:
+    async with open_sqlite_journal(made) as journal, trio.open_nursery() as nursery:
+        with held_by_another_program(made):
+            nursery.start_soon(journal.commit, [append(501, 501)])
+            await trio.testing.wait_all_tasks_blocked()
+            run = as_one(await journal.read("s", 0, bytes_max=PLENTY))
+            assert run is not None
+            assert run.last == 500
+
+
+async def test_a_journal_cancelled_while_it_opens_is_not_left_owned(path: Path) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with open_sqlite_journal(path) as journal:
+            await journal.claim()
+    assert scope.cancelled_caught
+    SQLiteStore(path).close()
+
+
+async def test_a_closed_journal_refuses_instead_of_waiting(path: Path) -> None:
+    async with open_sqlite_journal(path) as journal:
+        await journal.aclose()
+        calls: list[Callable[[SQLiteJournal], Awaitable[object]]] = [
+            lambda j: j.commit([]),
+            lambda j: j.claim(),
+            lambda j: j.sessions(),
+            lambda j: j.read("s", 0, bytes_max=1),
+        ]
+        for call in calls:
+            with pytest.raises(JournalUnusable, match="closed"):
+                await call(journal)
+
+
+def test_a_read_that_stops_early_leaves_no_transaction(made: Path) -> None:
+    with closing(SQLiteStore(made)) as opened:
+        opened.commit([append(501, 900, line=b"y" * 99), append(901, 901)])
+        assert opened.read("s", 0, bytes_max=10)
+        opened.commit([append(902, 902)])
+        with closing(sqlite3.connect(made, timeout=0)) as other:
+            busy, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        assert not busy
+
+
+@pytest.mark.parametrize("count", [50, 1000])  # through the log, and past it
+def test_the_wal_stays_bounded_and_goes_with_the_close(path: Path, count: int) -> None:
+    wal = Path(f"{path}-wal")
+    budget = Budget(log_bytes=MIB, wal_bytes=8 * MIB)
+    with closing(SQLiteStore(path, durability="process", budget=budget)) as opened:
+        opened.commit([Create(record())])
+        for n in range(40_000_000 // 200 // count):
+            first = count * n + 1
+            opened.commit([append(first, first + count - 1, line=b"x" * 199)])
+            opened.read("s", first - 1, bytes_max=PLENTY)
+            assert wal.stat().st_size <= budget.wal_bytes  # 40 MB go through it
+    assert not wal.exists()
+
+
+def test_the_wal_grows_while_another_program_reads_and_comes_back(path: Path) -> None:
+    wal = Path(f"{path}-wal")
+    budget = Budget(wal_bytes=4 * MIB)
+    with closing(SQLiteStore(path, durability="process", budget=budget)) as opened:
+
+        def write(first: int) -> None:
+            for n in range(first, first + 40_000, 1000):
+                opened.commit([append(n, n + 999, line=b"x" * 199)])
+
+        opened.commit([Create(record())])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN")
+            other.execute("SELECT count(*) FROM runs").fetchone()
+            write(1)
+            grown = wal.stat().st_size
+            assert grown > 8_000_000
+            assert last_of(opened) == 40_000
+        write(40_001)
+        write(80_001)
+        assert wal.stat().st_size < grown + MIB  # it started over
+        assert last_of(opened) == 120_000
+    assert not wal.exists()
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_nobody_else_may_read_a_journal(path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record())])
+        modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in path.parent.iterdir()}
+    names = ["journal.db", "journal.db-shm", "journal.db-wal", "journal.db.lock"]
+    assert modes == dict.fromkeys(names, 0o600)
+
+
+def test_a_journal_that_others_may_read_is_made_private(made: Path) -> None:
+    made.chmod(0o644)
+    SQLiteStore(made).close()
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("secure_delete", [True, False])
+def test_with_secure_delete_acked_lines_cannot_be_found(path: Path, secure_delete: bool) -> None:
+    with closing(SQLiteStore(path, secure_delete=secure_delete)) as opened:
+        opened.commit([Create(record()), append(1, 900, line=b"the secret of the line")])
+        opened.commit([Ack("s", 1, 900)])
+    assert (b"the secret" in path.read_bytes()) is not secure_delete
+
+
+def test_trimming_makes_room_for_what_follows(path: Path) -> None:
+    with closing(SQLiteStore(path, durability="process")) as opened:
+        opened.commit([Create(record())])
+        for n in range(0, 5000, 100):
+            opened.commit([append(n + 1, n + 100, line=b"x" * 999), Ack("s", 1, n + 50)])
+            opened.commit([Ack("s", 1, n + 100)])
+        with closing(sqlite3.connect(path)) as other:
+            assert other.execute("SELECT count(*) FROM runs").fetchone() == (0,)
+    assert path.stat().st_size < 1024 * 1024  # 5 MB went through it
+
+
+def test_lines_that_are_acked_in_the_same_commit_are_not_stored(path: Path) -> None:
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record()), append(1, 5), append(6, 9), Ack("s", 1, 5)])
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT last, count FROM runs").fetchall() == [(9, 4)]
+
+
+def test_a_commit_that_breaks_off_leaves_nothing_behind(made: Path) -> None:
+    beyond_sqlite = replace(record("t"), last=2**64)
+    with closing(SQLiteStore(made)) as opened:
+        with pytest.raises(OverflowError):
+            opened.commit([SaveSession(session()), append(501, 502), Create(beyond_sqlite)])
+        assert opened.commit([append(501, 501)]) == [None]
+        assert last_of(opened) == 501
+        assert [r.stream for r in opened.claim()] == ["s"]
+        assert opened.sessions() == ([], [])
+
+
+def test_nothing_is_left_of_a_forgotten_stream_in_any_table(made: Path) -> None:
+    with closing(SQLiteStore(made)) as opened:
+        opened.commit([SaveSession(session()), SaveGrant(grant()), Forget("s", 1)])
+        opened.commit([Create(record()), SaveGrant(grant()), append(1, 9), Forget("s", 1)])
+    db = Database(made)
+    with closing(db):
+        tables = ("streams", "progress", "runs", "grants", "awake", "rests", "names", "log")
+        assert [db.table(name).count for name in tables] == [0] * len(tables)
+
+
+def test_more_streams_than_are_kept_in_memory_are_no_trouble(path: Path) -> None:
+    names = [f"stream {n}" for n in range(10)]
+    with closing(SQLiteStore(path, durability="process", budget=Budget(streams_max=3))) as opened:
+        opened.commit([Create(record(name, n)) for n, name in enumerate(names, 1)])
+        for n in range(1, 6):
+            for name in names:
+                assert opened.commit([append(n, n, stream=name)]) == [None]
+        assert [last_of(opened, name) for name in names] == [5] * 10
+
+
+def test_the_file_says_what_it_is(made: Path) -> None:
+    db = Database(made)
+    with closing(db):
+        assert db.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        assert len(file.migrations.applied(db)) == SCHEMA_VERSION
+        assert not file.migrations.pending(db)

@@ -1,0 +1,224 @@
+"""Results: what a peer gets for what a tool returned, and what an output schema promises."""
+
+import dataclasses
+import inspect
+import math
+import pathlib
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import jsonschema
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mcp_types import _v2025_11_25 as mcp
+from msgspec import Meta
+
+from streams import messages
+from streams.server.content import EmbeddedResource, Image, Text
+from streams.server.tools import error_result, listing, to_result
+from tests.rigs.toolkit import (
+    Box,
+    Colour,
+    Node,
+    Point,
+    Report,
+    Row,
+    Summary,
+    a_tool,
+    patient,
+    returning,
+    text_of,
+)
+
+
+class TestResults:
+    def test_text_is_one_text_block(self) -> None:
+        assert to_result("hi", a_tool()) == {"content": [{"type": "text", "text": "hi"}]}
+
+    def test_none_is_no_content(self) -> None:
+        assert to_result(None, a_tool()) == {"content": []}
+
+    def test_blocks_and_text_may_be_mixed(self) -> None:
+        image = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
+        text = {"type": "text", "text": "see"}
+        made = Image(b"a", "image/png")
+        assert to_result(made, a_tool()) == {"content": [image]}
+        assert to_result(["see", made], a_tool()) == {"content": [text, image]}
+        assert to_result((made, Text("see")), a_tool()) == {"content": [image, text]}
+
+    def test_beside_blocks_there_is_only_text(self) -> None:
+        with pytest.raises(TypeError, match="returned int in a list of content blocks"):
+            to_result([Image(b"a", "image/png"), 3], a_tool())
+
+    @pytest.mark.parametrize(
+        "value", [{"x": 1, "y": 0}, Point(1), Report(1, 0.5), Summary(rows=1), Box(Box(1))]
+    )
+    def test_an_object_is_structured_content_and_its_json(self, value: Any) -> None:
+        result = to_result(value, a_tool())
+        assert result["structuredContent"] == msgspec.to_builtins(value)
+        assert msgspec.json.decode(text_of(result)) == result["structuredContent"]
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (3, "3"),
+            (True, "true"),
+            (2**70, str(2**70)),
+            (0.5, "0.5"),
+            ([], "[]"),
+            (["a", "b"], '["a","b"]'),
+            ((1, None), "[1,null]"),
+            (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+            (Colour.RED, '"red"'),
+            (Row(1), "[1]"),
+            ([Report(1)], '[{"rows":1,"average":0.0}]'),
+        ],
+    )
+    def test_any_other_json_is_its_text(self, value: Any, text: str) -> None:
+        assert to_result(value, a_tool()) == {"content": [{"type": "text", "text": text}]}
+
+    def test_nan_and_infinity_become_null(self) -> None:
+        assert text_of(to_result([math.nan, math.inf, -math.inf], a_tool())) == "[null,null,null]"
+
+    def test_bytes_are_base64_inside_a_value_and_refused_alone(self) -> None:
+        assert to_result({"data": b"a"}, a_tool())["structuredContent"] == {"data": "YQ=="}
+        with pytest.raises(TypeError, match="returned bytes; return an Image"):
+            to_result(b"a", a_tool())
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            object(),
+            pathlib.Path(),
+            {"a": complex(1)},
+            {(1, 2): 3},
+            "\ud800",
+            {"\ud800": 1},
+            Text("\ud800"),
+            Text("a", meta={"k": object()}),
+            iter([1]),
+            {"a": msgspec.Raw(b"zz")},
+        ],
+    )
+    def test_what_is_no_json_is_told_with_its_type(self, value: Any) -> None:
+        sentence = f"^tool build returned {type(value).__name__}, which is not JSON: "
+        with pytest.raises(TypeError, match=sentence):
+            to_result(value, a_tool())
+
+    def test_a_value_that_contains_itself_is_refused(self) -> None:
+        endless: list[Any] = []
+        endless.append(endless)
+        with pytest.raises(TypeError, match="returned list, which is not JSON"):
+            to_result(endless, a_tool())
+
+    def test_raw_json_cannot_break_the_line(self) -> None:
+        result = to_result({"a": msgspec.Raw(b'{\n"b":1}')}, a_tool())
+        assert result["structuredContent"] == {"a": {"b": 1}}
+        assert messages.result(1, result).count(b"\n") == 1
+
+    @patient
+    @given(
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+            max_leaves=8,
+        )
+    )
+    def test_mcps_own_model_reads_every_result(self, value: Any) -> None:
+        line = messages.result(1, to_result(value, a_tool()))
+        result = msgspec.json.decode(line)["result"]
+        read = mcp.CallToolResult.model_validate(result)
+        assert read.model_dump(by_alias=True, exclude_unset=True, mode="json") == result
+
+    @patient
+    @given(st.text(st.characters()))
+    def test_an_error_result_never_fails(self, message: str) -> None:
+        result = error_result(message + "\ud800")
+        assert messages.is_tool_error(msgspec.Raw(msgspec.json.encode(result)))
+        assert mcp.CallToolResult.model_validate(result).is_error
+        assert text_of(result).startswith(message) or not message.isprintable()
+
+
+class TestOutputSchemas:
+    @pytest.mark.parametrize("annotation", [Report, Summary, Point, Annotated[Point, Meta()]])
+    def test_an_object_as_return_annotation_is_listed(self, annotation: Any) -> None:
+        schema = listing(returning(annotation))["outputSchema"]
+        assert schema["type"] == "object"
+        assert schema["properties"]
+        assert "$defs" not in schema
+
+    def test_definitions_are_kept_where_they_are_needed(self) -> None:
+        recursive, generic = returning(Node).output_schema, returning(Box[Point]).output_schema
+        assert recursive is not None
+        assert generic is not None
+        assert list(recursive["$defs"]) == ["Node"]
+        assert list(generic["$defs"]) == ["Point"]
+        jsonschema.validate({"name": "a", "children": [{"name": "b"}]}, recursive)
+
+    @pytest.mark.parametrize(
+        "annotation",
+        [
+            None,
+            str,
+            Any,
+            int,
+            list[Report],
+            dict[str, int],
+            Report | None,
+            Row,
+            Colour,
+            Image,
+            Text,
+            EmbeddedResource,
+            Image | Text,
+            list[Image],
+            inspect.Signature.empty,
+            Callable[[], int],
+            pathlib.Path,
+        ],
+    )
+    def test_nothing_else_has_an_output_schema(self, annotation: Any) -> None:
+        assert "outputSchema" not in listing(returning(annotation))
+
+    def test_a_field_that_json_has_not_is_told_at_once(self) -> None:
+        bad = dataclasses.make_dataclass("Bad", [("path", pathlib.Path)])
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: [^\n]*Path"):
+            returning(bad)
+
+    @pytest.mark.parametrize("value", [Report(3, 0.5), {"rows": 3, "average": 0.5}])
+    def test_what_fits_is_structured_content(self, value: Any) -> None:
+        assert to_result(value, returning(Report)) == {
+            "content": [{"type": "text", "text": '{"rows":3,"average":0.5}'}],
+            "structuredContent": {"rows": 3, "average": 0.5},
+        }
+
+    @pytest.mark.parametrize(
+        ("value", "sentence"),
+        [
+            ({}, "rows: missing"),
+            (Report("3"), "rows: expected int, got str"),
+            (Report(3, -1), "average: expected float >= 0.0"),
+            (Report(3, math.nan), "average: expected float, got null"),
+        ],
+    )
+    def test_what_does_not_fit_the_annotation_is_told(self, value: Any, sentence: str) -> None:
+        with pytest.raises(ValueError, match=f"^tool build broke its output schema: {sentence}$"):
+            to_result(value, returning(Report))
+
+    @pytest.mark.parametrize("value", [None, "text", 3, [1], Text("a"), [Text("a")]])
+    def test_what_is_no_object_breaks_the_promise_of_one(self, value: Any) -> None:
+        with pytest.raises(TypeError, match="but its output schema promises an object"):
+            to_result(value, returning(Report))
+
+    def test_a_given_schema_wins_and_is_checked(self) -> None:
+        schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}}}
+        tool = returning(Report, output_schema=schema)
+        assert listing(tool)["outputSchema"] == schema
+        assert to_result({"a": 1}, tool)["structuredContent"] == {"a": 1}
+        with pytest.raises(ValueError, match="broke its output schema: a: missing"):
+            to_result({}, tool)
+        with pytest.raises(ValueError, match="broke its output schema: a: 2 is not one of"):
+            to_result({"a": 2}, tool)

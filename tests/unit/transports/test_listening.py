@@ -1,0 +1,155 @@
+"""The door of a listener when there is nothing left to let anybody in with."""
+
+import contextlib
+import os
+import resource
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.rigs import bare_http, bare_websocket
+from tests.wire.process import ServerProcess, wait_until
+from tests.wire.raw import DEADLINE_S
+from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
+from transports import websocket
+from transports.net import listening
+
+NO_DESCRIPTORS = "no_room_for_connections"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path) as process:
+        yield process
+
+
+def allow(server: ServerProcess, descriptors: int) -> None:
+    _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(server.pid, resource.RLIMIT_NOFILE, (descriptors, hard))
+
+
+def open_descriptors(server: ServerProcess) -> int:
+    return len(os.listdir(f"/proc/{server.pid}/fd"))
+
+
+def asking(server: ServerProcess, kind: str) -> tuple[int, bytes, bytes]:
+    """Where to ask, what, and how the answer to it begins."""
+    if kind == "http":
+        head = f"GET /nothing HTTP/1.1\r\nHost: localhost:{server.http_port}\r\n\r\n"
+        return server.http_port, head.encode(), b"HTTP/1.1 404 "
+    fields = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    key = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head = f"GET / HTTP/1.1\r\nHost: localhost:{server.port}\r\n{fields}{key}\r\n"
+    return server.port, head.encode(), b"HTTP/1.1 101 "
+
+
+def ask(stack: contextlib.ExitStack, port: int, request: bytes) -> socket.socket:
+    address = ("127.0.0.1", port)
+    connection = stack.enter_context(socket.create_connection(address, DEADLINE_S))
+    connection.sendall(request)
+    return connection
+
+
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_who_comes_while_descriptors_are_out_is_served_when_there_are_some(
+    server: ServerProcess, kind: str
+) -> None:
+    port, request, answer = asking(server, kind)
+    with contextlib.ExitStack() as stack:
+        assert ask(stack, port, request).recv(1 << 16).startswith(answer)
+        descriptors, _ = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        allow(server, open_descriptors(server))
+        waiting = [ask(stack, port, request) for _ in range(5)]
+        wait_until("the shortage is logged", lambda: NO_DESCRIPTORS in "".join(server.log))
+        for connection in waiting:
+            connection.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                connection.recv(1)
+            connection.settimeout(DEADLINE_S)
+        allow(server, descriptors)
+        for connection in waiting:
+            assert connection.recv(1 << 16).startswith(answer)
+    assert "".join(server.log).count(NO_DESCRIPTORS) == 1
+    assert server.stop() == 0
+
+
+def test_while_descriptors_are_out_calls_go_on_and_new_clients_wait(
+    server: ServerProcess,
+) -> None:
+    """Whatever the journal does in the meantime, it needs no more of them."""
+    with server.connect("ws-streams") as peer, server.connect("http-lines") as other:
+        for each in (peer, other):
+            each.initialize(opting_in("http-lines", POSITIONS))
+        started = start(peer, "count", n=10)
+        descriptors, _ = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
+        allow(server, open_descriptors(server))
+        with server.connect("stdio") as relayed:
+            waiting = relayed.request("ping")
+            wait_until("the shortage is logged", lambda: NO_DESCRIPTORS in "".join(server.log))
+            for _ in range(20):  # 20 MB: segments, checkpoints, acks
+                big = start(peer, "count", n=100, pad=10_000)
+                reader = Reader(peer)
+                reader.response(big.id)
+                assert reader.seqs(big.stream) == up_to(101)
+                ack(peer, big.stream, 101)
+            allow(server, descriptors)
+            assert relayed.response(waiting).result == {}
+        reader, _ = read_stream(other, started.with_token, after=0)
+        assert reader.seqs(started.stream) == up_to(11)
+    assert "".join(server.log).count(NO_DESCRIPTORS) == 1
+    assert server.stop() == 0
+
+
+def leave(descriptors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a listener of this process take only so many more for its connections."""
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(listening, "DESCRIPTORS_KEPT", soft - lowest - descriptors)
+
+
+async def test_who_would_have_one_of_the_last_descriptors_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leave(20, monkeypatch)
+    async with bare_websocket.server() as port, contextlib.AsyncExitStack() as stack:
+
+        async def fill() -> None:
+            for _ in range(20):
+                await stack.enter_async_context(websocket.connect(f"ws://127.0.0.1:{port}"))
+
+        with pytest.raises(ConnectionRefusedError, match=r"503.*Too many connections"):
+            await fill()
+        await stack.aclose()
+        async with websocket.connect(f"ws://127.0.0.1:{port}") as channel:
+            await channel.send(b"1\n")
+            assert await channel.receive() == [b"1"]
+
+
+async def test_over_http_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave(20, monkeypatch)
+    async with bare_http.serving() as port:
+        idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(12)]
+        assert (await bare_http.tell(port, b"")).startswith(b"HTTP/1.1 503 ")
+        for stream in idle:
+            await stream.aclose()
+        answer = await bare_http.tell(port, bare_http.asking(bare_http.CLOSE))
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_what_notices_a_vanished_peer_is_set_on_every_connection() -> None:
+    listeners = await listening.listen("127.0.0.1", 0)
+    port = listening.port_of(listeners)
+    async with (
+        listeners[0],
+        await trio.open_tcp_stream("127.0.0.1", port),
+        await listeners[0].accept() as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if sys.platform == "linux":
+            kept_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert kept_ms == listening.USER_TIMEOUT_MS
