@@ -11,7 +11,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeVar, cast, get_args, runtime_checkable
 
 import msgspec
 
@@ -27,6 +27,10 @@ LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is
 # The garbage collector goes through all new objects several times while a large value is decoded,
 # which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
 _COLLECTED_BYTES_MAX: Final = 64 * 1024
+
+LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
+"""MCP's levels of log messages, the least severe first."""
 
 Scopes = frozenset[str] | None
 """The scopes of a peer; None for a peer that may use all tools."""

@@ -4,13 +4,20 @@ A stream that runs, is followed, or has pages is in memory, always. Of the other
 used last are, `Limits.resident_max` of them. The rest is put to rest: what the journal does not
 know of them is written, and when that is durable and nothing has happened meanwhile, all of it
 leaves memory. It comes back, as after a restart, when somebody asks for it.
+
+Streams at rest that nobody came for in time are given up. They cost no memory, so nothing waits for
+them in it: the journal has them in the order in which they are due. That was written when they went
+to rest, and since deadlines only move on, what is due now may turn out to be due later: its client
+may have asked for it, or the server have been started again. So it is looked at, and either put
+back further down or given up.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -18,6 +25,7 @@ from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.index import Elsewhere, Registry, is_probably_read
 from streams.engine.lifecycle import StreamState
+from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import Refusal
 from streams.journal.contract import Journal, Outcome, Record, Rest
@@ -29,11 +37,26 @@ RESTS_AT_ONCE: Final = 1_000  # that go into one commit
 TOUCHED_MAX: Final = 1_000  # before who reads page after page waits for a commit
 AGAIN_S: Final = 1.0  # until those are looked at again that may still be confirmed
 LOOKED_AT_ONCE: Final = 100  # records
+SWEPT_AT_ONCE: Final = 500  # then others have their turn
+PAUSE_S: Final = 0.05
 
 _number = attrgetter("number")
 
 
-class Resting:
+class Owner(Protocol):
+    """What holds the streams of a journal, as their cache sees it."""
+
+    def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+        """Hold a stream again. Nobody has come for it since a time of trio's."""
+
+    def evicted(self, stream: Stream) -> None:
+        """A stream has left memory."""
+
+    def expire(self, stream: Stream) -> None:
+        """A stream is due to be given up."""
+
+
+class Cache:
     """The streams of an engine, in memory or not."""
 
     def __init__(
@@ -43,20 +66,14 @@ class Resting:
         committer: Committer,
         keyring: Keyring,
         limits: Limits,
-        *,
-        revive: Callable[[Record, Sequence[Grant], float], Stream],
-        on_rest: Callable[[Stream, Rest], None],
+        owner: Owner,
     ) -> None:
-        """`revive` has a stream back in memory, nobody having come for it since a time of trio's;
-        `on_rest` hears of one that has left it.
-        """
         self._journal = journal
         self._streams = streams
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
-        self._revive = revive
-        self._on_rest = on_rest
+        self._owner = owner
         self._started_at = trio.current_time()
         self.wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
         self._idle: dict[Stream, None] = {}  # who may leave; the one that was used last is the last
@@ -65,6 +82,7 @@ class Resting:
         self._is_crowded = trio.Event()
         self._crowd = limits.resident_max + limits.resident_max // 10
         self._touched = 0  # since a commit was waited for
+        self._sweeper = Sweeper(journal, streams, self, committer, owner)
 
     # Found
 
@@ -204,7 +222,7 @@ class Resting:
     def _back(self, record: Record, grants: Sequence[Grant], names: tuple[bytes, ...]) -> Stream:
         state = self.stand(record)
         assert state.idle_since is not None
-        stream = self._revive(record, grants, state.idle_since)
+        stream = self._owner.load(record, grants, state.idle_since)
         self._streams.at_rest -= 1
         stream.has_rested = True
         if names:
@@ -234,6 +252,14 @@ class Resting:
             self._committer.when_settled(partial(self._gone.pop, stream.id))
 
     async def run(self) -> None:
+        """Put streams to rest when there are too many in memory, and give up those that are due,
+        for ever.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._sweeper.run)
+            nursery.start_soon(self._evict)
+
+    async def _evict(self) -> None:
         """Put streams to rest, for ever, when there are too many in memory.
 
         A commit of many costs little more than a commit of one, so a tenth more than may stay is
@@ -293,7 +319,8 @@ class Resting:
     def leave(self, stream: Stream, rest: Rest) -> None:
         """The stream's rest is durable, and nothing has happened to it meanwhile."""
         self._streams.evict(stream)
-        self._on_rest(stream, rest)
+        self._owner.evicted(stream)
+        self._sweeper.note(rest)
         stream.is_at_rest = True
 
     # Room
@@ -362,10 +389,10 @@ class _Leaving:
     can_wait = False
     is_anonymous = False
 
-    __slots__ = ("_delivered", "_outcome", "_rest", "_resting", "_stream")
+    __slots__ = ("_cache", "_delivered", "_outcome", "_rest", "_stream")
 
-    def __init__(self, resting: Resting, stream: Stream) -> None:
-        self._resting = resting
+    def __init__(self, cache: Cache, stream: Stream) -> None:
+        self._cache = cache
         self._stream = stream
         self._rest: Rest | None = None
 
@@ -373,14 +400,81 @@ class _Leaving:
         """Its rest, behind all that was said of it before; None where it was used meanwhile."""
         stream = self._stream
         self._delivered, self._outcome = stream.state.delivered, stream.state.outcome
-        self._rest = self._resting.rest(stream)
+        self._rest = self._cache.rest(stream)
         stream.has_rested |= self._rest is not None
         return self._rest
 
     def committed(self, seq: int) -> None:
         stream, rest = self._stream, self._rest
         is_same = (stream.state.delivered, stream.state.outcome) == (self._delivered, self._outcome)
-        if rest is not None and is_same and self._resting.rest(stream) == rest:
-            self._resting.leave(stream, rest)
+        if rest is not None and is_same and self._cache.rest(stream) == rest:
+            self._cache.leave(stream, rest)
         else:
-            self._resting.note(stream)
+            self._cache.note(stream)
+
+
+class Sweeper:
+    """Gives up what is due among the streams at rest; `run` it in a task of its own."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        streams: Registry,
+        cache: Cache,
+        committer: Committer,
+        owner: Owner,
+    ) -> None:
+        self._journal = journal
+        self._streams = streams
+        self._cache = cache
+        self._committer = committer
+        self._owner = owner
+        self._next_at = math.inf  # wall time
+        self._is_earlier = trio.Event()
+
+    def note(self, rest: Rest) -> None:
+        """A stream was put to rest."""
+        if rest.due_at < self._next_at:
+            self._is_earlier.set()
+
+    async def run(self) -> None:
+        """Give up what is due, for ever."""
+        while True:
+            self._is_earlier = trio.Event()
+            if await self._look():
+                await trio.sleep(PAUSE_S)
+            else:
+                with trio.move_on_at(self._next_at - self._cache.wall_ahead_s):
+                    await self._is_earlier.wait()
+
+    async def _look(self) -> bool:
+        """Look at those that are due first; whether any were due."""
+        self._next_at = math.inf
+        records = await patiently(lambda: self._journal.due(limit=SWEPT_AT_ONCE))
+        is_any_due = False
+        for record in records:
+            assert record.due_at is not None
+            if record.due_at - self._cache.wall_ahead_s > trio.current_time():
+                self._next_at = record.due_at
+                break
+            await self._look_at(record)
+            is_any_due = True
+        if is_any_due:
+            await self._committer.settled()  # else the same ones would come up again
+        return is_any_due
+
+    async def _look_at(self, record: Record) -> None:
+        if self._cache.is_gone(record.stream):
+            return
+        stream = self._streams.get(record.stream)
+        if stream is not None:
+            self._cache.keep(stream)  # in memory it has a deadline of its own
+            return
+        state = self._cache.stand(record)
+        assert state.deadline is not None
+        if state.deadline > trio.current_time():
+            self._cache.move(record, state)
+            return
+        stream = await patiently(lambda: self._cache.find(record.stream))
+        if stream is not None and stream.record.due_at == record.due_at:
+            self._owner.expire(stream)

@@ -1,27 +1,40 @@
-"""One connection as the engine sees it: what is on its way to the peer, and whether the peer lives.
+"""One connection as the engine sees it: its client, the streams on their way to it, and whether
+the peer lives.
 
 A connection has one sender, whatever the number of streams on it. It takes the streams that have
 something to read in turn, reads from the journal where each of them left off, and writes the lot at
 once. Replay is following from far behind, live is following with nothing left to read: there is no
 switch-over, so there is no gap.
+
+This is one file because its three classes are one thing that is read together: a `Session` is the
+client, a `Delivery` is one stream on its way to it, and a `Connection` sends the deliveries. Each
+of them decides by the state of the other two.
+
+A delivery moves through these marks: `start` (where it began), `position` (handed to the sender)
+and `written` (confirmed by the transport). What its client is known to have is a mark of the stream
+(`streams.engine.lifecycle`).
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Protocol
 
+import msgspec
 import trio
 
-from streams.engine.delivery import Delivery
+from streams import messages
 from streams.engine.framing import NUMBERED, PLAIN, Framing
-from streams.engine.proofs import Proofs
-from streams.engine.separation import Separation
-from streams.engine.session import Session
-from streams.errors import Missing, Unavailable, refusal
+from streams.engine.receipts import Receipts, Separation
+from streams.engine.stream import Stream
+from streams.errors import Missing, Refusal, Unavailable, refusal
 from streams.journal.contract import STORED_BYTES_MAX, Journal
+from streams.journal.sessions import Grant
 from streams.limits import MIB
-from streams.messages import Channel, Run
-from streams.protocol import extension
+from streams.messages import LEVELS, Channel, RequestId, Run
+from streams.protocol import dialects, extension
+from streams.protocol.extension import Settings
+from streams.protocol.vocabulary import Dialect
 
 # Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
 # the other for one that does: several runs cost little more than one.
@@ -39,23 +52,329 @@ BUSY_S: Final = 0.05  # until a journal that could not be read is asked again
 LOOK_EVERY_S: Final = 0.5  # whether anybody is left to read, once nothing more is received
 SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this time
 
-CursorOf = Callable[[str], int | None]
+
+class Session:
+    """What one client has said of itself, and its deliveries: the `Reader` of their streams.
+
+    On stdio and a WebSocket it lasts as long as the connection. Over HTTP it lasts for any number
+    of requests (`streams.engine.sessions`).
+    """
+
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+        self.revision: str | None = None  # of MCP; None before `initialize`
+        self.capabilities: dict[str, Any] = {}
+        self.settings = Settings()
+        self.level: str = LEVELS[0]  # of log messages, and above
+        self.deliveries: dict[Delivery, None] = {}
+        self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the client sends cursors and acks."""
+        return self.settings.positions
+
+    def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
+        """Whether this id stands for something now, `besides` the delivery of a stream that the
+        request with this id displaces.
+
+        A client that was cut off may be back, under the same id, before the server has noticed.
+        """
+        if not self._is_taken_now(request_id, besides):
+            return False
+        for delivery in list(self.deliveries):
+            if not delivery.connection.channel.is_writable():
+                delivery.drop()
+        return self._is_taken_now(request_id, besides)
+
+    def _is_taken_now(self, request_id: RequestId, besides: Stream | None) -> bool:
+        displaced = None if besides is None else besides.delivery
+        own: set[RequestId] = set()
+        if isinstance(displaced, Delivery) and displaced in self.deliveries:
+            own = displaced.taken_ids
+        return self._taken[request_id] > (request_id in own)
+
+    def has_begun(self, stream: Stream) -> bool:
+        """Whether the stream was begun here, and its request can be cancelled from here even when
+        the connection that it came over is gone.
+        """
+        return False
+
+    def attach(self, delivery: "Delivery") -> None:
+        """A stream is delivered to this client from now on."""
+        self.deliveries[delivery] = None
+        self._taken.update(delivery.taken_ids)
+
+    def detach(self, delivery: "Delivery") -> None:
+        """It no longer is. Twice is as good as once."""
+        if self.deliveries.pop(delivery, delivery) is None:
+            self._taken.subtract(delivery.taken_ids)
+            for each in delivery.taken_ids:
+                if not self._taken[each]:
+                    del self._taken[each]
 
 
-def no_cursor(stream_id: str) -> int | None:
-    """Where nothing but a request's own params says up to where the client has a stream."""
-    return None
+class EventIds(Protocol):
+    """The event ids of one HTTP request and its response."""
+
+    def cursor(self, stream_id: str) -> int | None:
+        """Up to where the request's `Last-Event-ID` says that the client has a stream."""
+
+    def grant(self, delivery: "Delivery") -> bytes:
+        """The id of a delivery's events, with `%d` in place of the seq.
+
+        The client may come back by these ids: the delivery is `granted`.
+        """
+
+
+class Granted:
+    """That a client may go on with one response, by the ids of its events."""
+
+    __slots__ = ("ended", "grant", "is_call", "stop")
+
+    def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
+        self.grant = grant  # None for the response to the originating request
+        self.is_call = is_call or grant is None  # and not to a request to resume one
+        self.stop: int | None = None  # the seq of its own end, once that was written
+        # Why it does not go on, though the stream may: `superseded` by another session, or
+        # `cancelled` by its own.
+        self.ended = ""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of its session and stream."""
+        return "" if self.grant is None else self.grant.delivery
+
+    @property
+    def start(self) -> int:
+        """Behind which seq the response began."""
+        return 0 if self.grant is None else self.grant.start
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """Under which id the response ends; None where that is the originating request's."""
+        return None if self.grant is None else self.grant.reply_id
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it ends with the stream's own response, for another request than that one's."""
+        return self.grant is not None and self.grant.takes_over
+
+
+class Delivery:
+    """Made when somebody is to have a stream's messages, and over when nobody is."""
+
+    __slots__ = (
+        "connection",
+        "dialects",
+        "granted",
+        "has_progress",
+        "is_call",
+        "is_granted",
+        "is_held",
+        "is_open",
+        "is_over",
+        "number",
+        "position",
+        "preamble",
+        "reply_id",
+        "start",
+        "stream",
+        "takes_over",
+        "written",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        connection: "Connection",
+        *,
+        after: int,
+        preamble: Sequence[bytes],
+        speaks: tuple[Dialect, ...],
+        reply_id: RequestId | None = None,
+        takes_over: bool = False,
+        is_call: bool = False,
+        granted: Granted | None = None,
+    ) -> None:
+        """Begin behind `after`, or go on from there with the response that was `granted`."""
+        self.stream = stream
+        self.connection = connection
+        self.start = after if granted is None else granted.start
+        self.number = 0  # in the order of its stream's deliveries, once it is attached
+        self.position = after  # handed to the sender
+        self.written = after - 1  # becomes `after` once the client knows how to come back
+        self.preamble = preamble  # lines that have no number
+        self.dialects = speaks
+        self.reply_id = reply_id  # of the resume; None for the originating request's own delivery
+        self.takes_over = takes_over  # the stream's response is the answer to that resume
+        self.is_call = is_call  # it answers a call, and not a request to resume one
+        self.granted = granted  # where it can be gone on with by event ids
+        self.is_granted = True  # and that is durable
+        self.has_progress = False  # has gone out, with which the response must share no read
+        self.is_held = False  # all is written but the response, which waits for that
+        self.is_open = False  # the preamble is out
+        self.is_over = False
+
+    @property
+    def reader(self) -> Session:
+        """The client."""
+        return self.connection.session
+
+    @property
+    def taken_ids(self) -> set[RequestId]:
+        """The request ids that stand for something else on this connection until this is over."""
+        taken = {self.waiting_id}
+        if self.replays and not self.reader.confirms:
+            taken.add(self.stream.request_id)
+        return taken
+
+    @property
+    def waiting_id(self) -> RequestId:
+        """Under which id the client waits for the end of this delivery."""
+        return self.stream.request_id if self.reply_id is None else self.reply_id
+
+    @property
+    def stands_for_call(self) -> bool:
+        """Whether who cancels the request for this delivery wants the work to stop."""
+        return self.is_call or (self.takes_over and self.waiting_id == self.stream.request_id)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the stream's response is not the answer to what asked for this delivery."""
+        return self.reply_id is not None and not self.takes_over
+
+    @property
+    def stop(self) -> int | None:
+        """The seq of the response that this delivery ends with; None where it is not there yet."""
+        return self.stream.state.answer_after(self.start)
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the client may be told how to come back: what that takes is durable."""
+        return self.stream.is_recorded and self.is_granted
+
+    @property
+    def may_lose_progress(self) -> bool:
+        """Whether the client may lose progress that shares a read with the response.
+
+        A client with positions does not: it must take all that it confirms.
+        """
+        return not self.reader.confirms and self.stream.is_progress_wanted
+
+    def is_lone(self, run: Run) -> bool:
+        """Whether `run` is the final response, and all that there will be to say."""
+        is_all = run.seq == run.count == 1 and self.stream.state.is_finished(1)
+        return is_all and self.reply_id is None and not self.preamble
+
+    @property
+    def embeds_response(self) -> bool:
+        """Whether the final response travels inside the reply to the resume.
+
+        Stock clients take any response that a response to them brings for their own.
+        """
+        return self.replays and self.connection.embeds_responses
+
+    def shown(self, run: Run) -> tuple[Run, bytes | None]:
+        """What goes out of a run that the response ends, and that where it is to be embedded."""
+        if not (self.takes_over or self.embeds_response or self.stream.state.is_paged):
+            return run, None
+        rest, line = run.without_last()
+        line = self._response(line, run.last)
+        if self.embeds_response:
+            return rest, line
+        return Run(run.seq, run.count, rest.body + line), None
+
+    def _response(self, line: bytes, seq: int) -> bytes:
+        """The stream's response as this client is to have it.
+
+        It comes under the id that is waited for, and leads to the next page where there is one.
+        """
+        stream, record = self.stream, self.stream.record
+        request_id = self.waiting_id if self.takes_over else stream.request_id
+        if stream.state.is_paged and not stream.state.is_finished(seq):
+            token = stream.tell_page(seq)
+            result = messages.parse(line).result
+            assert isinstance(result, msgspec.Raw)
+            return messages.result(request_id, dialects.leading_on(result, token, record.max_s))
+        return messages.readdressed(line, request_id) if self.takes_over else line
+
+    def farewells(self) -> list[bytes]:
+        """All of it is sent: what is left to say, if the stream is over with it."""
+        if self.granted is not None:
+            self.granted.stop = self.position
+        if not self.stream.state.is_finished(self.position):
+            return []
+        return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
+
+    def supersede(self, by: "Connection") -> None:
+        """Another delivery has taken the place of this one: the newest wins."""
+        if self.granted is not None and by.session is not self.connection.session:
+            self.granted.ended = "superseded"  # else its client would just come back
+        self.end("superseded")
+
+    def end(self, reason: str) -> None:
+        """Let go of the stream and tell the client why: `superseded` or `released`."""
+        if self.replays:
+            self._close(extension.resumed(self.waiting_id, reason))
+        elif self.takes_over or reason == "superseded":
+            self._close(messages.error(self.waiting_id, refusal(reason)))
+        else:
+            self._close(b"")
+
+    def fail(self, refused: Refusal) -> None:
+        """Let go of the stream with an error for whoever waits for it."""
+        self._close(messages.error(self.waiting_id, refused))
+
+    def wake(self) -> None:
+        """There may be something to read for this delivery."""
+        if not self.is_over:
+            self.connection.ready[self] = None
+            self.connection.has_work.set()
+
+    def allow(self) -> None:
+        """The grant is durable: the client may be told of it."""
+        self.is_granted = True
+        self.wake()
+
+    def let_go(self) -> bool:
+        """Let the client come back for this stream when it likes; False where that would cost
+        others.
+
+        A resume can be told so; an original call is let go with its whole connection, and so is
+        whatever can be continued by the id of its last event.
+        """
+        if self.reply_id is not None and not self.connection.has_event_ids:
+            self.end("released")
+            return True
+        if not all(each.stream.is_reachable for each in self.connection.deliveries):
+            return False
+        self.connection.hang_up()
+        return True
+
+    def drop(self) -> None:
+        """Let go of the stream and say nothing."""
+        self._close(b"")
+
+    def _close(self, farewell: bytes) -> None:
+        if not self.is_over:
+            self.connection.forget(self)
+            if farewell:
+                self.connection.reply(farewell)
+        self.stream.detach(self)
 
 
 class _Write:
     """What goes out in one write, and what is to be noted once it is out."""
 
-    __slots__ = ("lines", "runs", "size")
+    __slots__ = ("began_at", "finished", "lines", "runs", "size")
 
     def __init__(self, lines: list[bytes], size: int) -> None:
+        self.began_at = trio.current_time()
         self.lines = lines
         self.size = size
         self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
+        self.finished: list[Delivery] = []  # with this write all of it is out
 
     def add(self, *lines: bytes) -> None:
         self.lines += filter(None, lines)
@@ -72,33 +391,29 @@ class Connection:
         session: Session | None = None,
         *,
         framing: Framing | None = None,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds | None = None,
     ) -> None:
-        """With a `session` this is the response to one of its requests, `framing` what it is
-        written in, and `cursor_of` what the request's headers say of a stream.
-        """
+        """With a `session` this is the response to one of its requests, written in `framing`."""
         self.channel = channel
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
-        self.cursor_of = cursor_of
-        self.deliveries: dict[str, Delivery] = {}
+        self.event_ids = event_ids
+        self.deliveries: dict[Delivery, None] = {}
+        self.ready: dict[Delivery, None] = {}  # those that may have something to read, in turn
+        self.has_work = trio.Event()
         self._framing_given = framing
         self._journal = journal
-        self._ready: dict[Delivery, None] = {}
-        self._finishing: list[Delivery] = []  # all of it is in the write that is under way
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._has_work = trio.Event()
-        self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
-        self._is_writing = False
-        self._write_began_at = 0.0
+        self._moved = trio.lowlevel.ParkingLot()  # tasks that wait for a write to be out
+        self._write: _Write | None = None  # that is being gathered or is under way
         self._prompt_bytes = 0  # were out in time, one write after the other
         self._scope: trio.CancelScope | None = None
         self._is_hung_up = False
         self._has_written = False
         self._seen_at = trio.current_time()
         self._is_silent = False
-        self._proofs = Proofs()
+        self._receipts = Receipts()
         self.separation = Separation(channel)
 
     @property
@@ -109,7 +424,7 @@ class Connection:
 
     @property
     def has_event_ids(self) -> bool:
-        """Whether whoever reads this can come back for what follows, announced or not."""
+        """Whether any reader of this can come back for what follows, announced or not."""
         return self._framing.has_ids
 
     @property
@@ -125,31 +440,28 @@ class Connection:
         framed = self._framing.line(line)
         self._outbox.append(framed)
         self._outbox_bytes += len(framed)
-        self._has_work.set()
+        self.has_work.set()
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
-        self.deliveries[delivery.stream.id] = delivery
+        stream, framing = delivery.stream, self._framing
+        self.deliveries[delivery] = None
         self.session.attach(delivery)
-        self._framing.attached(delivery)
-        if not self._framing.announces:
+        if framing.has_ids and self.event_ids is not None:
+            event_id = self.event_ids.grant(delivery)
+            framing.identify(event_id if stream.record.is_announced else b"")
+        if not framing.announces:
             delivery.preamble, delivery.dialects = (), ()
-        delivery.stream.attach(delivery)
-        self.wake(delivery)
-
-    def wake(self, delivery: Delivery) -> None:
-        """There may be something to read for this delivery."""
-        if not delivery.is_over:
-            self._ready[delivery] = None
-            self._has_work.set()
+        stream.attach(delivery)
+        delivery.wake()
 
     def forget(self, delivery: Delivery) -> None:
         """Stop delivering; what is being written is written."""
         delivery.is_over = True
-        self.deliveries.pop(delivery.stream.id, None)
+        self.deliveries.pop(delivery, None)
         self.session.detach(delivery)
-        self._ready.pop(delivery, None)
-        self._has_work.set()  # for who waits until nothing is owed
+        self.ready.pop(delivery, None)
+        self.has_work.set()  # nothing may be owed any more
         self._moved.unpark_all()
 
     async def has_room(self) -> None:
@@ -220,7 +532,7 @@ class Connection:
 
     @property
     def _is_owing(self) -> bool:
-        return bool(self.deliveries or self._outbox or self._is_writing)
+        return bool(self.deliveries or self._outbox or self._write)
 
     def hang_up(self) -> None:
         """Close the connection."""
@@ -230,49 +542,47 @@ class Connection:
 
     def close(self) -> None:
         """The connection is over: nobody follows its streams any more."""
-        for delivery in list(self.deliveries.values()):
+        for delivery in list(self.deliveries):
             delivery.drop()
-        self._finish()
-        self._proofs.clear()
+        if self._write is not None:
+            self._finish(self._write)
+        self._receipts.clear()
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
-        await self._has_work.wait()
-        self._has_work = trio.Event()
-        while self._outbox or self._ready:
+        await self.has_work.wait()
+        self.has_work = trio.Event()
+        while self._outbox or self.ready:
             await self._send_once()
 
     async def _send_once(self) -> None:
-        self._is_writing = True
-        self._write_began_at = trio.current_time()
-        write = await self._gather()
+        write = self._write = _Write(self._outbox, self._outbox_bytes)
+        self._outbox, self._outbox_bytes = [], 0
+        await self._gather(write)
         if write.lines:
             self._has_written = True
             await self.channel.send(*write.lines)
             self._saw_life()
-            is_prompt = self._seen_at - self._write_began_at < PROMPT_S
+            is_prompt = self._seen_at - write.began_at < PROMPT_S
             self._prompt_bytes = self._prompt_bytes + write.size if is_prompt else 0
-        self._is_writing = False
+        self._write = None
         self._note(write)
 
-    async def _gather(self) -> _Write:
-        write = _Write(self._outbox, self._outbox_bytes)
-        self._outbox, self._outbox_bytes = [], 0
+    async def _gather(self, write: _Write) -> None:
         bytes_max = RUNS_BYTES_MAX if self._prompt_bytes > KERNEL_BYTES else RUNS_BYTES
-        share = max(STREAM_BYTES_MIN, bytes_max // max(1, len(self._ready)))
-        for delivery in list(self._ready):
+        share = max(STREAM_BYTES_MIN, bytes_max // max(1, len(self.ready)))
+        for delivery in list(self.ready):
             if write.size >= bytes_max:
                 break
-            if delivery not in self._ready:
+            if delivery not in self.ready:
                 continue  # it was forgotten meanwhile
-            del self._ready[delivery]
+            del self.ready[delivery]
             try:
                 await self._read(delivery, write, share)
             except Unavailable:
                 await trio.sleep(BUSY_S)
-                self.wake(delivery)
+                delivery.wake()
                 break  # what has been gathered must not wait for it
-        return write
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
@@ -282,16 +592,17 @@ class Connection:
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
-        runs = self.separation.hold(delivery, runs)
+        if runs and delivery.may_lose_progress:
+            runs = self.separation.hold(delivery, runs, stop)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
         if runs:
-            response = self._hand_over(delivery, runs, write)
+            response = self._hand_over(delivery, runs, stop, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
         elif delivery.position < state.durable and not delivery.is_held:
-            self._ready[delivery] = None
+            self.ready[delivery] = None
 
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
         """What follows the delivery's position. It is all there: `delivered` never passes the
@@ -317,27 +628,35 @@ class Connection:
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
-        is_lone = bool(runs) and delivery.is_lone(runs[0])
-        write.add(self._framing.opening(delivery, is_lone=is_lone))
-        write.runs.append((delivery, delivery.position))
         stream = delivery.stream
+        opening = self._framing.opening(
+            delivery.preamble,
+            delivery.position,
+            retry_s=stream.record.min_s,
+            is_lone=bool(runs) and delivery.is_lone(runs[0]),
+        )
+        write.add(opening)
+        write.runs.append((delivery, delivery.position))
         if delivery.reply_id is None:
             is_told = bool(delivery.dialects) or self.has_event_ids
             is_reachable = is_told or stream.is_open_to_key
             stream.is_reachable = stream.record.is_announced and is_reachable
 
-    def _hand_over(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> bytes | None:
-        """Put the runs into the write, but for a response at their end that is to be embedded."""
-        stream, last = delivery.stream, runs[-1].last
-        shown, response = delivery.shown(runs[-1])
-        for run in (*runs[:-1], shown):
-            if run.count:
-                write.add(*self._framing.run(delivery, run))
+    def _hand_over(
+        self, delivery: Delivery, runs: Sequence[Run], stop: int | None, write: _Write
+    ) -> bytes | None:
+        """Put the runs into the write; returns a response at their end that is to be embedded."""
+        stream, framing, last, response = delivery.stream, self._framing, runs[-1].last, None
+        is_stop = last == stop
+        for run in runs[:-1] if is_stop else runs:
+            write.add(*framing.run(stream.id, run, is_last=False))
+        if is_stop:
+            shown, response = delivery.shown(runs[-1])
+            if shown.count:
+                write.add(*framing.run(stream.id, shown, is_last=not delivery.replays))
         write.runs.append((delivery, last))
         delivery.position = last
-        # An ack of it may come before the write has returned.
-        stream.wrote(runs)
-        stream.asking.note(self.session, last)
+        stream.hand(runs)  # now, since the client's ack may come before the write has returned
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
@@ -345,8 +664,10 @@ class Connection:
             write.add(self._framing.line(line))
         if delivery.replays:
             reply = extension.resumed(delivery.waiting_id, "completed", response)
-            write.add(self._framing.reply(delivery, reply))
-        self._finishing.append(delivery)
+            # A final response that went out on its own has the event id of this position.
+            position = delivery.position if delivery.embeds_response else None
+            write.add(self._framing.reply(reply, position))
+        write.finished.append(delivery)
         self.forget(delivery)
 
     def _note(self, write: _Write) -> None:
@@ -356,56 +677,59 @@ class Connection:
             stream = delivery.stream
             is_provable = self._may_prove and stream.record.is_announced
             if seq and is_provable and stream.is_newest(delivery.number):
-                self._proofs.wrote(delivery, seq)
+                self._receipts.wrote(stream, delivery.number, seq)
             stream.notify()
         self.separation.wrote(write.size)
-        self._finish()
+        self._finish(write)
         self._moved.unpark_all()
 
-    def _finish(self) -> None:
-        finished, self._finishing = self._finishing, []
-        for delivery in finished:
+    def _finish(self, write: _Write) -> None:
+        for delivery in write.finished:
             delivery.drop()
 
     # What comes back
 
     def heard(self) -> None:
         """The peer sent something."""
-        self._proofs.heard()
+        self._receipts.heard()
         self._saw_life()
 
     def _saw_life(self) -> None:
         self._seen_at = trio.current_time()
         if self._is_silent:
             self._is_silent = False
-            for delivery in self.deliveries.values():
+            for delivery in self.deliveries:
                 delivery.stream.attach(delivery)
 
     async def _watch(self) -> None:
         with trio.move_on_after(PING_EVERY_S):
-            await self._proofs.needed()
+            await self._receipts.needed()
             await trio.sleep(SETTLE_S)
-        marks = self._proofs.marks
+        marks = self._receipts.marks
         has_pong = None
         with trio.move_on_after(SILENCE_S):
             has_pong = await self.channel.ping()
         if has_pong:
-            self._proofs.read(marks)
+            self._receipts.read(marks)
             self.heard()
         elif has_pong is False and marks and self.channel.unsent_bytes() == 0:
-            self._proofs.left(marks)
+            self._receipts.left(marks)
         self._check_silence(is_asked=has_pong is None)
 
     @property
     def _may_prove(self) -> bool:
         # A client with positions says so itself, and an HTTP response is followed by none.
-        return not (self.session.settings.positions or self.is_response)
+        return not (self.session.confirms or self.is_response)
 
     def _check_silence(self, *, is_asked: bool) -> None:
         # A peer that was given nothing to take and asked nothing is not silent.
-        since = self._seen_at if is_asked else max(self._seen_at, self._write_began_at)
-        is_expected = is_asked or self._is_writing
-        if is_expected and trio.current_time() - since >= SILENCE_S:
+        if is_asked:
+            since = self._seen_at
+        elif self._write is not None:
+            since = max(self._seen_at, self._write.began_at)
+        else:
+            return
+        if trio.current_time() - since >= SILENCE_S:
             self._is_silent = True
-            for delivery in self.deliveries.values():
+            for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)

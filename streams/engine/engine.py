@@ -14,15 +14,13 @@ import trio
 
 from streams.clock import wall
 from streams.engine.committer import Committer
-from streams.engine.connection import Connection, CursorOf, no_cursor
-from streams.engine.delivery import Delivery
+from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
-from streams.engine.operations import Access
+from streams.engine.operations import Operations
 from streams.engine.rates import Rates
-from streams.engine.session import Session
 from streams.engine.stream import Overflow, Stream
-from streams.engine.streams import Holding
+from streams.engine.streams import Streams
 from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
@@ -88,20 +86,13 @@ class Engine:
         # Whoever cancels the engine from outside still gets the shutdown that was promised.
         self._committing = trio.CancelScope(shield=True)
         self.failure: BaseException | None = None  # what has ended it
-        self._held = Holding(journal, self._committer, keyring, limits)
-        self._streams = self._held.streams
-        self.sessions = self._held.sessions
-        self.access = Access(
-            self._streams,
-            self._held.resting,
-            keyring,
-            self._held.answers,
-            enforce_min=enforce_min,
-            require_token=require_token,
-            on_cancel=self._held.cancel,
+        self._streams = Streams(journal, self._committer, keyring, limits)
+        self.sessions = self._streams.sessions
+        self.operations = Operations(
+            self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
-        self.keyed = KeyedCalls(self._held.resting, keyring)
+        self.keyed = KeyedCalls(self._streams.cache, keyring)
         self._connections: set[Connection] = set()
         self._is_closing = False
         self._running = 0  # handlers
@@ -148,14 +139,14 @@ class Engine:
             fence=FENCE_FIRST,
             is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
-            number=self._streams.next_number(),
+            number=self._streams.index.next_number(),
             restart=Restart() if is_rerun and is_reachable else None,
         )
-        stream = self._held.hold(record, overflow, origin)
+        stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
         self._committer.add(Create(record))
         self._committer.mark(stream, 0)  # to be told when it is there
-        preamble = self.access.announcements(stream, dialects)
+        preamble = self.operations.announcements(stream, dialects)
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )
@@ -174,7 +165,7 @@ class Engine:
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check(principal)
-        await self._held.make_room(principal)
+        await self._streams.make_room(principal)
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
         final: tuple[bytes, bool] | None = None
@@ -196,7 +187,7 @@ class Engine:
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
-        self._held.resting.note(stream)
+        self._streams.cache.note(stream)
         self._running -= 1
         self._stir()
 
@@ -224,13 +215,13 @@ class Engine:
         session: Session,
         framing: Framing,
         *,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds,
     ) -> AsyncIterator[Connection]:
         """A connection for the response to one request: what the block has begun is sent, and then
-        it is closed. `Connection` says what the rest is for.
+        it is closed.
         """
         connection = Connection(
-            channel, self._journal, session, framing=framing, cursor_of=cursor_of
+            channel, self._journal, session, framing=framing, event_ids=event_ids
         )
         async with self._connected(connection):
             yield connection
@@ -267,14 +258,14 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
-        for stream in await self._held.restore():
+        for stream in await self._streams.restore():
             handler = self._again(stream)
             if handler is None:
-                self._held.interrupt(stream)
+                self._streams.interrupt(stream)
             else:
                 self._start(stream, partial(self._rerun, handler))
         nursery.start_soon(self._commit)
-        nursery.start_soon(self._held.run)
+        nursery.start_soon(self._streams.run)
         # Whoever asks first shall hear how it ended, not that it still runs.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
@@ -295,16 +286,16 @@ class Engine:
     async def shut_down(self) -> None:
         """End everything in good order, within 4 s: running calls end as `interrupted`."""
         self._is_closing = True
-        for stream in self._streams:
+        for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
-                self._held.leave_off(stream)
+                self._streams.leave_off(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
         for connection in self._connections:
             connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
-            for delivery in list(connection.deliveries.values()):
+            for delivery in list(connection.deliveries):
                 delivery.end("released")
         await self._wait_for_connections(RELEASE_S)
         for connection in self._connections:

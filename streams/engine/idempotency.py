@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from streams.engine.cache import Resting
+from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
 from streams.exchange import vouched
@@ -29,8 +29,8 @@ class Called(msgspec.Struct, frozen=True):
 class KeyedCalls:
     """The calls of an engine, as their keys lead to them."""
 
-    def __init__(self, resting: Resting, keyring: Keyring) -> None:
-        self._resting = resting
+    def __init__(self, cache: Cache, keyring: Keyring) -> None:
+        self._cache = cache
         self._keyring = keyring
         self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of who looks, or begins a call
 
@@ -53,7 +53,7 @@ class KeyedCalls:
 
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:
-            if stream := await self._resting.named(name):
+            if stream := await self._cache.named(name):
                 return stream
         return None
 

@@ -160,6 +160,6 @@ class Registry:
 def is_probably_read(stream: Stream) -> bool:
     """Whether it was fully written to a client that confirms nothing, or not that it has it all."""
     state = stream.state
-    is_written = state.is_ended and state.written == state.last
+    is_written = state.is_ended and state.handed == state.last
     may_confirm = state.client_confirms and not state.is_paged
     return is_written and not may_confirm and stream.delivery is None

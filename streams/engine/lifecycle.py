@@ -4,15 +4,15 @@ There is no input or output here, and no clock: time comes in as `now` (seconds,
 what must be made durable goes out as values. A method returns what it caused, or raises and has
 changed nothing.
 
-    lines offered ──► numbered, in a batch ──► durable ──► written ──► delivered
-                      `last`                   `durable`   `written`   `delivered`
+    lines offered ──► numbered, in a batch ──► durable ──► handed ──► delivered
+                      `last`                   `durable`   `handed`   `delivered`
 
 These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
 no longer kept.
 
 `reader` is the position of the delivery that is attached now, if there is one. `delivered` never
 passes it, so a reader always finds in the journal what follows its position. A new reader may stand
-far below `written`: the replay of a backlog begins again at `delivered`.
+far below `handed`: the replay of a backlog begins again at `delivered`.
 """
 
 import enum
@@ -86,10 +86,9 @@ class StreamState:
     __slots__ = (
         "_answered_at",
         "_batch",
-        "_batch_bytes",
         "_bytes_delivered",
+        "_bytes_handed",
         "_bytes_numbered",
-        "_bytes_written",
         "_held",
         "_last_error",
         "_last_request",
@@ -98,35 +97,39 @@ class StreamState:
         "_record",
         "_restored",
         "_was_ended_at",
+        "batch_bytes",
         "client_confirms",
         "delivered",
         "durable",
+        "handed",
         "idle_since",
+        "is_paged",
         "last",
         "outcome",
         "pages",
         "questions",
         "reader",
-        "written",
     )
 
     def __init__(self, record: Record, limits: Limits) -> None:
         self._record = record
         self._limits = limits
         self.outcome = record.outcome
+        # Whether there may be responses before the final one, which only their page tokens confirm.
+        self.is_paged = record.pages is not None
         self.pages = list(record.pages or ())  # the seqs of those that are kept
         self.last = self.durable = record.last
         self.delivered = record.acked
-        self.written = record.last if record.is_read else record.acked
+        self.handed = record.last if record.is_read else record.acked
         self.reader: int | None = None
         self._last_request = record.last_request
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
         self._batch: list[bytes] = []
-        self._batch_bytes = 0
+        self.batch_bytes = 0  # that are numbered and wait for the next commit
         self._held: dict[ProgressToken, bytes] = {}
         self._restored = record.last  # up to where the bytes of what is numbered are not known
-        self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
+        self._bytes_numbered = self._bytes_handed = self._bytes_delivered = 0
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
@@ -147,13 +150,8 @@ class StreamState:
     @property
     def _has_unsent_room(self) -> bool:
         limits = self._limits
-        has_place = self.last - self.written < limits.unsent_entries_max
-        return has_place and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes that are numbered and wait for the next commit."""
-        return self._batch_bytes
+        has_place = self.last - self.handed < limits.unsent_entries_max
+        return has_place and self._bytes_numbered - self._bytes_handed < limits.unsent_bytes_max
 
     @property
     def kept_bytes(self) -> int:
@@ -224,7 +222,7 @@ class StreamState:
     def _number(self, line: bytes) -> None:
         self.last += 1
         self._batch.append(line)
-        self._batch_bytes += len(line)
+        self.batch_bytes += len(line)
         self._bytes_numbered += len(line)
 
     def _move(self, event: Event) -> Outcome:
@@ -242,7 +240,7 @@ class StreamState:
         first = self.last + 1 - len(self._batch)
         run = Run(first, len(self._batch), b"".join(self._batch))
         self._batch.clear()
-        self._batch_bytes = 0
+        self.batch_bytes = 0
         return Append(
             stream=self._record.stream,
             fence=fence,
@@ -259,24 +257,25 @@ class StreamState:
         if not self.is_tombstone:  # the commit was under way when the stream was closed
             self.durable = max(self.durable, seq)
 
-    def wrote(self, run: Run) -> bool:
+    def hand(self, run: Run) -> bool:
         """The run was written to a connection; tell whether that alone counts as delivered.
 
         It does for the oldest of what a client that confirms nothing has been sent too much of.
         """
-        self.committed(run.last)  # it came from the journal, which may be ahead of its own report
-        self.reader = run.last
-        if run.last <= self.written:
+        last = run.last
+        self.committed(last)  # it came from the journal, which may be ahead of its own report
+        self.reader = last
+        if last <= self.handed:
             return False
-        news = run.after(self.written)
-        self._bytes_written += len(news.body)
-        if self.written < self._restored:
+        news = run.after(self.handed)
+        self._bytes_handed += len(news.body)
+        if self.handed < self._restored:
             self._bytes_numbered += len(news.until(self._restored).body)
-        self.written = run.last
+        self.handed = last
         marks = self._marks
-        if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:
+        if len(marks) > 1 and self._bytes_handed - marks[-2][1] < MARK_BYTES:
             marks.pop()
-        marks.append((self.written, self._bytes_written))
+        marks.append((self.handed, self._bytes_handed))
         is_news = False
         while len(marks) > 1 and self._is_undelivered_full and not self.client_confirms:
             is_news |= self.deliver(marks[0][0])
@@ -290,7 +289,7 @@ class StreamState:
         if not self.delivered < seq <= (self.durable if self.reader is None else self.reader):
             return False
         self.delivered = seq
-        self.written = max(self.written, seq)
+        self.handed = max(self.handed, seq)
         while self._marks and self._marks[0][0] <= seq:
             self._bytes_delivered = self._marks.popleft()[1]
         del self.pages[: bisect_right(self.pages, seq)]
@@ -298,18 +297,18 @@ class StreamState:
 
     @property
     def _is_undelivered_full(self) -> bool:
-        return self._bytes_written - self._bytes_delivered >= self._limits.undelivered_bytes_max
+        return self._bytes_handed - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
     def close(self, event: Event, fence: int, *, at: float) -> Close:
         """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
         self.outcome = self._move(event)
         self._batch.clear()
-        self._batch_bytes = 0
+        self.batch_bytes = 0
         self._held.clear()
         self.pages.clear()
         self.questions.clear()
         self.reader = None  # nothing is kept for it
-        self.delivered = self.written = self.last = self.durable
+        self.delivered = self.handed = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
 
     # What can be asked
@@ -318,11 +317,6 @@ class StreamState:
     def is_ended(self) -> bool:
         """Whether the final response is numbered; it may still be on its way to disk or client."""
         return self.outcome.is_end
-
-    @property
-    def is_paged(self) -> bool:
-        """Whether there may be responses before the final one, which only their tokens confirm."""
-        return self._record.pages is not None
 
     @property
     def is_tombstone(self) -> bool:
@@ -384,7 +378,7 @@ class StreamState:
     def fall_silent(self, now: float) -> None:
         """The attached connection shows no life: the clock of `max` runs again."""
         self.idle_since = now
-        if self.is_paged and self._answered_at is None and self.is_finished(self.written):
+        if self.is_paged and self._answered_at is None and self.is_finished(self.handed):
             self._answered_at = now
 
     def touch(self, now: float) -> None:

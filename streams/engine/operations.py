@@ -7,32 +7,19 @@ stream.
 
 import math
 import re
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import trio
 
 from streams import messages
-from streams.engine.asking import Answer
-from streams.engine.cache import Resting
-from streams.engine.checks import (
-    check_answerable,
-    check_cursor,
-    check_free,
-    check_ids,
-    check_same_call,
-    check_undelivered,
-)
-from streams.engine.connection import Connection, CursorOf, no_cursor
-from streams.engine.delivery import Delivery
+from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
-from streams.engine.index import Registry
 from streams.engine.lifecycle import StreamState
-from streams.engine.session import Session
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
-from streams.errors import INVALID_PARAMS, Refusal, refusal
+from streams.engine.streams import Streams
+from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import is_anonymous, vouched
 from streams.journal.contract import Record
 from streams.keys import Keyring, name_of, place_of
@@ -44,28 +31,25 @@ _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 PAGE: Final = 100  # streams on one page of a poll of all
 
 
-class Access:
+class Operations:
     """The streams of an engine, as clients reach them."""
 
     def __init__(
         self,
-        streams: Registry,
-        resting: Resting,
+        streams: Streams,
         keyring: Keyring,
-        answers: dict[RequestId, Answer],
         *,
         enforce_min: bool,
         require_token: bool,
-        on_cancel: Callable[[Stream], None],
     ) -> None:
         """`require_token`: a stream's id alone opens it to no caller but the one that made it."""
         self._streams = streams
-        self._resting = resting
+        self._index = streams.index
+        self._cache = streams.cache
+        self._answers = streams.answers
         self._keyring = keyring
-        self._answers = answers
         self._enforce_min = enforce_min
         self._takes_bare_ids = not require_token
-        self._on_cancel = on_cancel
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
         """What tells a client how to come back, in each dialect that it speaks."""
@@ -110,16 +94,16 @@ class Access:
         Raises `Refusal` where it is not there from this cursor on.
         """
         session = connection.session
-        given = connection.cursor_of(stream.id) if intent.after is None else intent.after
-        check_cursor(stream, given)
+        given = _cursor(stream, intent, connection.event_ids)
+        _check_cursor(stream, given)
         check_free(session, reply_id, besides=stream)
         if not takes_over:
-            check_ids(stream, session)
+            _check_ids(stream, session)
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if takes_over:
             stream.deliver(after)  # a client that has all of it is refused, but has said so
-            check_answerable(stream, after)
+            _check_answerable(stream, after)
         elif reply_id == stream.request_id:
             # Two responses cannot have one id: the stream's own, if it is to come, is the reply.
             takes_over = not stream.state.is_finished(after)
@@ -159,11 +143,11 @@ class Access:
         """
         session = connection.session
         check_free(session, reply_id, besides=stream)
-        check_same_call(stream, params)
+        _check_same_call(stream, params)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         after = stream.state.delivered
-        check_undelivered(stream, after)
+        _check_undelivered(stream, after)
         self._check_early(stream)
         _displace(stream, connection, reply_id)
         speaks = session.settings.dialects
@@ -171,7 +155,7 @@ class Access:
 
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
-        stream = self._streams.named(name)
+        stream = self._index.named(name)
         # As much is worked out for a stream that there is not: the time must not tell them apart.
         stream_id = token if stream is None else stream.id
         is_bound = stream is None or vouched(stream.record.principal)
@@ -196,7 +180,7 @@ class Access:
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
         # An answer is still wanted, whatever the cursor says.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.asking.note(connection.session, after)
+        stream.let_answer(connection.session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -221,9 +205,10 @@ class Access:
             raise refusal(stream.state.outcome.value)
         if granted.ended:
             raise refusal(granted.ended)
-        check_cursor(stream, told.seq)
+        _check_cursor(stream, told.seq)
         if (current := stream.displace()) is not None:
             # The response goes on over here: its client must not hear that it failed.
+            assert isinstance(current, Delivery)
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
@@ -246,9 +231,9 @@ class Access:
         """
         name = name_in(event_id)
         if name.hex() in session.streams:
-            await self._resting.named(name)
+            await self._cache.named(name)
         else:
-            await self._resting.recall(name, session.principal, session.key)
+            await self._cache.recall(name, session.principal, session.key)
 
     def has_more(self, session: Session, told: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
@@ -273,20 +258,22 @@ class Access:
         return self._told(told).request_id if reply_id is None else reply_id
 
     def _told(self, told: EventId) -> Stream:
-        stream = self._streams.get(told.stream)
+        stream = self._index.get(told.stream)
         if stream is None:
             raise refusal("stream_not_found")
         return stream
 
-    async def poll(self, session: Session, intent: Poll, cursor_of: CursorOf = no_cursor) -> Report:
+    async def poll(
+        self, session: Session, intent: Poll, event_ids: EventIds | None = None
+    ) -> Report:
         """How a stream stands. Raises `Refusal` as `find` and `resume` do.
 
         "the Last-Event-ID header can be used to derive the point from which its view of streams
-        will resume and poll from" (899): `cursor_of` tells that point.
+        will resume and poll from" (899): `event_ids` tell that point.
         """
         stream = await self.find(session, intent)
-        after = cursor_of(stream.id) if intent.after is None else intent.after
-        check_cursor(stream, after)
+        after = _cursor(stream, intent, event_ids)
+        _check_cursor(stream, after)
         self._check_early(stream)
         return self._stand(stream, after)
 
@@ -297,7 +284,7 @@ class Access:
             raise Refusal(
                 INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
             )
-        found, last = await self._resting.page(session.principal, int(cursor[1]), PAGE)
+        found, last = await self._cache.page(session.principal, int(cursor[1]), PAGE)
         reports = [
             self._stand(each) if isinstance(each, Stream) else self._stand_at_rest(each)
             for each in found
@@ -311,7 +298,7 @@ class Access:
     def _stand_at_rest(self, record: Record) -> Report:
         request_id = messages.parse(record.origin).id
         assert isinstance(request_id, int | str)
-        return _report(record.stream, request_id, self._resting.touch(record))
+        return _report(record.stream, request_id, self._cache.touch(record))
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
         """The stream that is meant. Raises `Refusal` where it is not there for this client."""
@@ -333,7 +320,7 @@ class Access:
         """
         token = intent.token
         if intent.stream is None:
-            stream = None if token is None else await self._resting.named(name_of(token))
+            stream = None if token is None else await self._cache.named(name_of(token))
             is_theirs = stream and token and self._keyring.is_token_of(stream.id, token)
             return stream if is_theirs else None
         if token is None:
@@ -342,10 +329,10 @@ class Access:
                 is_open = self._takes_bare_ids and is_anonymous(principal)
                 return is_open or principal == session.principal
 
-            return await self._resting.owned(intent.stream, may_have)
+            return await self._cache.owned(intent.stream, may_have)
         # A token follows from the id alone, so nothing is looked up for a wrong one.
         is_theirs = self._keyring.is_token_of(intent.stream, token)
-        return await self._resting.find(intent.stream) if is_theirs else None
+        return await self._cache.find(intent.stream) if is_theirs else None
 
     def _check_early(self, stream: Stream) -> None:
         early_s = stream.state.is_early(trio.current_time())
@@ -354,7 +341,7 @@ class Access:
 
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
         """A client confirms what it has; what is not its to confirm is dropped."""
-        stream = self._streams.get(stream_id)
+        stream = self._index.get(stream_id)
         if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
@@ -367,14 +354,14 @@ class Access:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
-        if stream.record.principal != session.principal and session not in answer.asked:
+        if stream.record.principal != session.principal and session not in answer.readers:
             log.warning("an answer from a stranger was dropped", stream=stream.id[:8])
             return
         # At once, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
             stream.confirm(session, question.seq)
-        stream.asking.answered(answer, question.seq, message)
+        stream.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
@@ -385,17 +372,17 @@ class Access:
                     delivery.granted.ended = "cancelled"
                 delivery.drop()
                 if delivery.stands_for_call:
-                    self._on_cancel(delivery.stream)
+                    self._streams.cancel(delivery.stream)
                 return
         # What is in flight here comes before what was made elsewhere under the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id:
-                self._on_cancel(delivery.stream)
+                self._streams.cancel(delivery.stream)
                 return
-        for stream in reversed(self._streams.wanted(session.principal)):
+        for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not _is_answered(stream.state):
-                self._on_cancel(stream)
+                self._streams.cancel(stream)
                 return
 
 
@@ -404,16 +391,24 @@ def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
     current = stream.displace()
     if current is None:
         return
+    assert isinstance(current, Delivery)
     if current.connection.session is by.session and current.waiting_id == reply_id:
         current.drop()  # its client asks again, and must not hear under this id that it failed
     else:
         current.supersede(by)
 
 
+def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -> int | None:
+    """Up to where the client says that it has a stream, in the request or its `Last-Event-ID`."""
+    if intent.after is None and event_ids is not None:
+        return event_ids.cursor(stream.id)
+    return intent.after
+
+
 def _is_answered(state: StreamState) -> bool:
     """Whether the originating request was, be it with the first of many pages."""
     answer = state.answer_after(0)
-    return answer is not None and answer <= state.written
+    return answer is not None and answer <= state.handed
 
 
 def _report(
@@ -429,3 +424,54 @@ def _report(
         has_request=flags.has_request,
         has_error=flags.has_error,
     )
+
+
+# What must be so before a stream is delivered. Each raises the `Refusal` that says why it is not.
+
+
+def check_free(session: Session, request_id: RequestId, *, besides: Stream | None = None) -> None:
+    """A new request needs an id of its own, unless it displaces what has that id: `besides`."""
+    if session.is_taken(request_id, besides=besides):
+        raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
+
+
+def _check_ids(stream: Stream, session: Session) -> None:
+    """The response is replayed under the id of the original request, which must be free."""
+    if session.is_taken(stream.request_id, besides=stream):
+        raise refusal("id_in_use")
+
+
+def _check_answerable(stream: Stream, after: int) -> None:
+    """A client that waits for the response itself cannot be told just that it has it already."""
+    if stream.state.is_finished(after):
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1).saying(
+            "Nothing is left to resume: all of it, the response too, is confirmed."
+        )
+
+
+def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:
+    """An idempotency key stands for one call, whatever its `_meta`."""
+    first = messages.parse(stream.record.origin).params
+    if call_digest(params, "") != call_digest(first, ""):
+        raise Refusal(
+            INVALID_PARAMS, "This idempotencyKey was used for another call: use a new one."
+        )
+
+
+def _check_undelivered(stream: Stream, after: int) -> None:
+    """Of a tool's pages, the first is what the call is made for; the others have their tokens."""
+    if stream.state.is_finished(after) or (stream.state.is_paged and after):
+        raise refusal("messages_gone", earliestSeq=after + 1).saying(
+            "The result of the call with this idempotencyKey was delivered already: "
+            "use a new key to make the call once more."
+        )
+
+
+def _check_cursor(stream: Stream, after: int | None) -> None:
+    """ "after: N": I have processed everything up to N. Never a silent gap."""
+    if after is None:
+        return
+    if after > stream.state.durable:
+        raise refusal("cursor_ahead", lastSeq=stream.state.durable)
+    if after < stream.state.delivered:
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)

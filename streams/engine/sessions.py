@@ -21,8 +21,7 @@ import trio
 
 from streams.clock import wall
 from streams.engine.committer import Committer
-from streams.engine.delivery import Delivery, Granted
-from streams.engine.session import Session
+from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
 from streams.journal.sessions import (
@@ -275,15 +274,20 @@ class Sessions:
 
     # Event ids
 
-    def name(self, session: HttpSession, delivery: Delivery) -> tuple[str, str]:
-        """What the ids of a delivery's events begin and end with."""
+    def event_ids(self, session: HttpSession, last_event_id: str | None) -> "SessionEventIds":
+        """The event ids of one request of a session, which has this `Last-Event-ID`."""
+        return SessionEventIds(self, session, last_event_id)
+
+    def grant(self, session: HttpSession, delivery: Delivery) -> bytes:
+        """Let the session resume this delivery; see `EventIds.grant`."""
         named = self._name(session, delivery.stream.id)
         if delivery.granted is None:
             if delivery.reply_id is None:
                 delivery.granted = named.granted[""] = Granted(None)
             else:
                 delivery.granted = self._grant(session, named, delivery, delivery.reply_id)
-        return named.key, delivery.granted.name
+        name = delivery.granted.name
+        return f"{named.key}_%d{name and '_'}{name}".encode()
 
     def _name(self, session: HttpSession, stream_id: str) -> _Named:
         keys = self._keyring.event_keys(stream_id)
@@ -347,6 +351,21 @@ class Sessions:
         for session in self._holders.pop(stream.id, ()):
             for key in keys:
                 session.streams.pop(key, None)
+
+
+class SessionEventIds:
+    """The `EventIds` of one request of a session."""
+
+    def __init__(self, sessions: Sessions, session: HttpSession, last: str | None) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._last = last
+
+    def cursor(self, stream_id: str) -> int | None:
+        return self._sessions.cursor(stream_id, self._last)
+
+    def grant(self, delivery: Delivery) -> bytes:
+        return self._sessions.grant(self._session, delivery)
 
 
 def name_in(event_id: str) -> bytes:

@@ -1,32 +1,26 @@
-"""One stream as its handler and the engine hold it: its state, and who waits for that to change."""
+"""One stream as its handler and the engine hold it: its state, the follower that delivers it, and
+the requests whose answers its handler waits for.
+"""
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import trio
 
 from streams import messages
 from streams.clock import wall
-from streams.engine.asking import Answer, Asking
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
-from streams.engine.lifecycle import Event, ProgressToken, StreamState
-from streams.engine.repeating import diverged
-from streams.engine.rerun import Rerun
-from streams.engine.session import LEVELS
-from streams.errors import Refusal, refusal
+from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
+from streams.engine.rerun import Rerun, diverged
+from streams.errors import Ended, Refusal, refusal
 from streams.exchange import vouched
-from streams.journal.contract import Ack, Append, Close, Forget, Outcome, Record
-from streams.keys import Keyring
+from streams.journal.contract import Ack, Append, Close, Forget, Record
+from streams.keys import Keyring, new_request_id
 from streams.limits import Limits
-from streams.messages import Message, RequestId, Run
+from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import extension
-
-if TYPE_CHECKING:
-    from streams.engine.delivery import Delivery
-    from streams.engine.proofs import Proofs
-    from streams.engine.session import Session
 
 Overflow = Literal["block", "fail"]
 
@@ -35,11 +29,85 @@ Overflow = Literal["block", "fail"]
 ACK_WAIT_S: Final = 10.0
 
 
+class Reader(Protocol):
+    """The client that a stream is delivered to: compared by identity."""
+
+    @property
+    def level(self) -> str:
+        """The least severe log messages that it wants."""
+
+    @property
+    def confirms(self) -> bool:
+        """Whether it says by cursors and acks what it has."""
+
+
+class Follower(Protocol):
+    """What delivers a stream to a client, as the stream sees it: one is attached at a time."""
+
+    number: int  # in the order of the stream's followers; set when it is attached
+
+    @property
+    def reader(self) -> Reader:
+        """The client."""
+
+    @property
+    def start(self) -> int:
+        """The seq behind which it began."""
+
+    @property
+    def position(self) -> int:
+        """Up to which seq it has handed the stream to its sender."""
+
+    @property
+    def written(self) -> int:
+        """Up to which seq the transport has confirmed that it was written."""
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """The id of the request that asked for it; None for the originating request's own."""
+
+    def wake(self) -> None:
+        """There may be something to read."""
+
+    def drop(self) -> None:
+        """Let go of the stream and say nothing."""
+
+    def fail(self, refused: Refusal) -> None:
+        """Let go of the stream with an error for the waiting client."""
+
+    def let_go(self) -> bool:
+        """Let go of the client, which may come back; False where others would lose by that."""
+
+
+class Answer:
+    """The client's answer to one request of a stream, given or still to come."""
+
+    __slots__ = ("_is_here", "_message", "readers", "stream")
+
+    def __init__(self, stream: "Stream") -> None:
+        self.stream = stream
+        self.readers: set[Reader] = set()  # that the request was sent to
+        self._is_here = trio.Event()
+        self._message: Message | None = None
+
+    def give(self, message: Message) -> None:
+        """Hand over the client's answer."""
+        self._message = message
+        self._is_here.set()
+
+    async def wait(self) -> Message:
+        """Wait for the client's answer."""
+        await self._is_here.wait()
+        assert self._message is not None
+        return self._message
+
+
 class Stream:
     """Everything that the handler of one originating request sends."""
 
     __slots__ = (
         "__weakref__",
+        "_answers",
         "_changed",
         "_committer",
         "_is_progress_wanted",
@@ -47,21 +115,23 @@ class Stream:
         "_left_at",
         "_limits",
         "_newest",
-        "_offered",
+        "_newest_handed",
         "_on_settled",
         "_progress_token",
         "_reader",
+        "_repeated_answers",
         "ahead_of_messages",
         "asked",
-        "asking",
         "delivery",
         "digest",
         "has_rested",
+        "id",
         "is_anonymous",
         "is_at_rest",
         "is_reachable",
         "is_recorded",
         "mark",
+        "number",
         "overflow",
         "record",
         "request_id",
@@ -83,8 +153,12 @@ class Stream:
         overflow: Overflow = "block",
         origin: Message | None = None,
     ) -> None:
-        """`origin` is the originating request, where that was parsed already."""
+        """`origin` is the originating request, where that was parsed already. `answers` holds the
+        answers that the handlers of all streams wait for.
+        """
         self.record = record
+        self.id = record.stream  # the streamId
+        self.number = record.number  # in the order of creation
         self.state = StreamState(record, limits)
         if origin is None:
             origin = messages.parse(record.origin)
@@ -103,7 +177,7 @@ class Stream:
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
         self.rerun: Rerun | None = None  # where the call is run again when its server has died
-        self.delivery: Delivery | None = None
+        self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
         self.has_rested = False  # the journal would find it, were it not in memory
@@ -112,26 +186,19 @@ class Stream:
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
-        self.asking = Asking(self, answers)
+        self._answers = answers
+        # To the requests that a restarted call is expected to send once more.
+        self._repeated_answers: dict[RequestId, Answer] = {}
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, attached or over: its number, its client, and up to which seq it
         # has come. Only what that client shows of that delivery can move the delivered mark.
         self._newest = 0
-        self._reader: Session | None = None
-        self._offered = 0
+        self._reader: Reader | None = None
+        self._newest_handed = 0
         self._left_at = -math.inf  # when that ended last
-        self.witness: Proofs | None = None  # whose signs of life may prove what was written
-
-    @property
-    def id(self) -> str:
-        """The streamId."""
-        return self.record.stream
-
-    @property
-    def number(self) -> int:
-        """Its place in the order of creation."""
-        return self.record.number
+        # Whether signs of life of a peer may yet prove that what was written was read.
+        self.witness: Callable[[Stream], bool] | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -164,7 +231,7 @@ class Stream:
         that was sent in its place before the server died.
         """
         await self._let_out_ahead_of(line)
-        if self.rerun is None or not await self.rerun.swallow(line, is_droppable=is_droppable):
+        if self.rerun is None or not await self._swallow(line, is_droppable=is_droppable):
             await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
@@ -175,7 +242,7 @@ class Stream:
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress; where there is no room, only the latest of its token is kept."""
         await self._let_out_ahead_of(line)
-        if self.rerun is not None and await self.rerun.swallow(line, is_droppable=True):
+        if self.rerun is not None and await self._swallow(line, is_droppable=True):
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -183,8 +250,23 @@ class Stream:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def send_request(self, request_id: RequestId, line: bytes) -> None:
-        """Send a request to the client. As for `send`."""
+    async def ask(self, method: str, params: Any) -> Message:
+        """Send a request to the client and wait for the answer, over however many connections.
+
+        Raises `Refusal` as `send` does.
+        """
+        repeated = None if self.rerun is None else await self._asked(method, params)
+        request_id, answer = repeated or (new_request_id(), Answer(self))
+        try:
+            if repeated is None:
+                self._answers[request_id] = answer
+                await self._send_request(request_id, messages.request(request_id, method, params))
+            return await answer.wait()
+        finally:
+            self._answers.pop(request_id, None)
+            self.state.questions.pop(request_id, None)
+
+    async def _send_request(self, request_id: RequestId, line: bytes) -> None:
         await self._let_out_ahead_of(line)
         is_forced = self.overflow == "fail"
         await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
@@ -211,7 +293,7 @@ class Stream:
     @property
     def is_repeating(self) -> bool:
         """Whether the handler still sends what was sent before its server died."""
-        return self.rerun is not None and not self.rerun.repetition.is_over
+        return self.rerun is not None and not self.rerun.is_over
 
     @property
     def is_suspended(self) -> bool:
@@ -269,6 +351,60 @@ class Stream:
         self.fail(failure)
         return failure
 
+    # For a handler that runs its call again
+
+    async def checkpoint(self, state: bytes) -> None:
+        """Begin here, with this state in JSON, at the next restart; returns when that is durable.
+
+        Raises `ValueError` where the state is too long, `Ended` once the stream has ended.
+        """
+        assert self.rerun is not None
+        limit = self._limits.checkpoint_bytes_max
+        if len(state) > limit:
+            raise ValueError(f"a checkpoint of {len(state)} bytes, of which there may be {limit}")
+        outcome = self.state.outcome
+        if outcome is not LIVE:
+            raise Ended(f"a checkpoint: the stream is {outcome.value} already")
+        self.make_use_of_room(is_forced=True)  # progress from before it is not sent behind it
+        await self.rerun.checkpoint(self.state.last, state)
+
+    async def reopen_questions(self) -> None:
+        """Open the unanswered requests once more: an answer may come before the tool asks."""
+        assert self.rerun is not None
+        for request_id, question in (await self.rerun.questions()).items():
+            answer = self._repeated_answers[request_id] = Answer(self)
+            line = self.rerun.answer_to(question.seq)
+            if line is not None:
+                answer.give(messages.parse(line))
+            else:
+                self._answers[request_id] = answer
+                self.state.questions[request_id] = question
+
+    async def _swallow(self, line: bytes, *, is_droppable: bool) -> bool:
+        """Whether a line needs no sending. A line that differs from the first run's ends the
+        stream.
+        """
+        assert self.rerun is not None
+        try:
+            return await self.rerun.swallow(line, is_droppable=is_droppable)
+        except Refusal as difference:
+            self._end_by(difference)
+            raise
+
+    async def _asked(self, method: str, params: Any) -> tuple[RequestId, Answer] | None:
+        """The id and the answer of a request that the first run sent. Raises as `_swallow`."""
+        assert self.rerun is not None
+        try:
+            request_id = await self.rerun.asked(method, params)
+        except Refusal as difference:
+            self._end_by(difference)
+            raise
+        return None if request_id is None else (request_id, self._repeated_answers[request_id])
+
+    def _end_by(self, difference: Refusal) -> None:
+        if not self.state.is_ended:
+            self.fail(difference)
+
     # For the engine
 
     def finish(self, line: bytes, *, is_error: bool) -> None:
@@ -292,8 +428,9 @@ class Stream:
     @property
     def can_wait(self) -> bool:
         """Whether there is more to come, for which there must be room first."""
-        is_saved = self.rerun is not None and self.rerun.is_saving
-        return self.state.outcome is Outcome.LIVE and not is_saved
+        # The lines before a checkpoint must be committed together with it.
+        is_saving = self.rerun is not None and self.state.durable < self.rerun.checkpoint_seq
+        return self.state.outcome is LIVE and not is_saving
 
     def take(self) -> Append | None:
         """What is new, for the journal."""
@@ -304,15 +441,34 @@ class Stream:
         self.is_recorded = True
         self.state.committed(seq)
         if self.delivery is not None:
-            self.delivery.connection.wake(self.delivery)
+            self.delivery.wake()
 
-    def wrote(self, runs: Sequence[Run]) -> None:
-        """The runs were written to the attached connection."""
-        self._offered = runs[-1].last
-        news = [self.state.wrote(run) for run in runs]
-        if any(news):
+    def hand(self, runs: Sequence[Run]) -> None:
+        """The runs, and all open requests among them, were handed to the attached follower."""
+        self._newest_handed = last = runs[-1].last
+        is_news = False
+        for run in runs:
+            is_news |= self.state.hand(run)
+        if is_news:
             self._delivered()
+        if self.state.questions:
+            self.let_answer(self._reader, last)
         self.make_use_of_room()
+
+    def let_answer(self, reader: Reader | None, seq: int) -> None:
+        """Allow this client to answer the open requests up to `seq`, which it was sent."""
+        assert reader is not None
+        for request_id, question in self.state.questions.items():
+            if question.seq <= seq:
+                self._answers[request_id].readers.add(reader)
+
+    def answered(self, answer: Answer, seq: int, message: Message) -> None:
+        """The client has answered the request at `seq`."""
+        if self.rerun is None:
+            answer.give(message)
+        else:
+            line = messages.answer(message)
+            self.rerun.keep_answer(seq, line, lambda: answer.give(message))
 
     def close(self, event: Event) -> Close:
         """Abandon or cancel, for the journal."""
@@ -354,12 +510,12 @@ class Stream:
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
-    def confirm(self, session: "Session", seq: int) -> bool:
+    def confirm(self, reader: Reader, seq: int) -> bool:
         """Take a client's word, an ack or an answer, that it has everything up to `seq`.
 
         False where the newest delivery is another client's, or has not come so far.
         """
-        if session is not self._reader or seq > self._offered:
+        if reader is not self._reader or seq > self._newest_handed:
             return False
         self.deliver(seq)
         return True
@@ -375,33 +531,33 @@ class Stream:
 
     def may_be_confirmed(self, now: float) -> bool:
         """Whether its last client may still say, or show, that it has more of it."""
-        if self.witness is not None and self.witness.may_prove(self):
+        if self.witness is not None and self.witness(self):
             return True
-        is_asked = self.state.client_confirms and self.state.delivered < self._offered
+        is_asked = self.state.client_confirms and self.state.delivered < self._newest_handed
         return is_asked and now - self._left_at < ACK_WAIT_S
 
-    def attach(self, delivery: "Delivery") -> None:
+    def attach(self, delivery: Follower) -> None:
         """From now on the delivery follows this stream, or it shows life again."""
-        session = delivery.connection.session
         if delivery is not self.delivery:
             self._newest += 1
             delivery.number = self._newest
-            self._reader, self._offered, self.witness = session, delivery.position, None
+            self._reader, self._newest_handed = delivery.reader, delivery.position
+            self.witness = None
         self.delivery = delivery
         if delivery.start > self.asked:
             self.asked = delivery.start
             self.notify()
-        confirms = session.settings.positions or self.state.is_paged
+        confirms = delivery.reader.confirms or self.state.is_paged
         self.state.attach(delivery.position, confirms=confirms)
 
-    def detach(self, delivery: "Delivery") -> None:
+    def detach(self, delivery: Follower) -> None:
         """The delivery is over; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
             self._leave(self.state.detach)
             self.notify()
 
-    def displace(self) -> "Delivery | None":
+    def displace(self) -> Follower | None:
         """Take away the attached delivery, which is returned, for another that is attached next.
 
         The stream is not left in between: one that only its connection leads to would end there.
@@ -412,7 +568,7 @@ class Stream:
             self.notify()
         return displaced
 
-    def fall_silent(self, delivery: "Delivery") -> None:
+    def fall_silent(self, delivery: Follower) -> None:
         """The delivery's peer shows no life: that counts as detached, until it does again."""
         if self.delivery is delivery and self.state.idle_since is None:
             self._leave(self.state.fall_silent)

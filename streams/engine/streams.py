@@ -11,8 +11,7 @@ from typing import Final
 
 import trio
 
-from streams.engine.asking import Answer
-from streams.engine.cache import Resting
+from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
 from streams.engine.index import Registry
@@ -20,10 +19,9 @@ from streams.engine.lifecycle import Event
 from streams.engine.rerun import Rerun
 from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
-from streams.engine.stream import Overflow, Stream
-from streams.engine.sweeping import Sweeper
+from streams.engine.stream import Answer, Overflow, Stream
 from streams.errors import refusal
-from streams.journal.contract import Journal, Outcome, Record, Rest
+from streams.journal.contract import Journal, Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits
@@ -33,7 +31,7 @@ from streams.messages import Message, RequestId
 WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
 
 
-class Holding:
+class Streams:
     """Every stream of a journal. `restore` it first, then `run` it in a task of its own."""
 
     def __init__(
@@ -44,19 +42,10 @@ class Holding:
         self._keyring = keyring
         self._limits = limits
         self.answers: dict[RequestId, Answer] = {}
-        self.streams = Registry(limits, keyring)
+        self.index = Registry(limits, keyring)
         self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
-        self.resting = Resting(
-            journal,
-            self.streams,
-            committer,
-            keyring,
-            limits,
-            revive=self._revive,
-            on_rest=self._put_to_rest,
-        )
-        self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
-        self._sweeper = Sweeper(journal, self.streams, self.resting, committer, on_due=self._expire)
+        self.cache = Cache(journal, self.index, committer, keyring, limits, self)
+        self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
         self._weighed: dict[str, int] = {}  # the bytes that wait for each principal
         self._weighed_at = -math.inf
         # The principals of sessions that have ended, no more than there were sessions.
@@ -65,14 +54,14 @@ class Holding:
     async def restore(self) -> list[Stream]:
         """Take over what the journal has; returns those whose calls are to be run again."""
         totals = await self._journal.totals()
-        self.streams.last_number, self.streams.at_rest = totals.last_number, totals.at_rest
+        self.index.last_number, self.index.at_rest = totals.last_number, totals.at_rest
         for record in await self._journal.claim():
             self._restore(record)
-        self.sessions.restore(*await self._journal.sessions(), self.streams)
+        self.sessions.restore(*await self._journal.sessions(), self.index)
         unfinished = []
-        for stream in self.streams:
+        for stream in self.index:
             if stream.rerun is not None:
-                await stream.rerun.recall(self.answers)
+                await stream.reopen_questions()
                 unfinished.append(stream)
         return unfinished
 
@@ -80,8 +69,7 @@ class Holding:
         """Give up what nobody comes for, and put to rest what nobody uses, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deadlines.run)
-            nursery.start_soon(self.resting.run)
-            nursery.start_soon(self._sweeper.run)
+            nursery.start_soon(self.cache.run)
             async for principal in self._next_over:
                 await self._drop_at_rest(principal)
 
@@ -92,7 +80,8 @@ class Holding:
         elif record.outcome is Outcome.LIVE and stream.rerun is None:
             self.interrupt(stream)
 
-    def _revive(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+    def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+        """See `Owner.load`."""
         stream = self._known(record, idle_since)
         self.sessions.remember(stream, grants)
         return stream
@@ -103,7 +92,7 @@ class Holding:
         stream.is_recorded = True
         stream.state.detach(idle_since)
         if stream.state.is_tombstone or stream.state.is_drained:
-            self.streams.retire(stream)
+            self.index.retire(stream)
         self._look_after(stream)
         return stream
 
@@ -121,8 +110,8 @@ class Holding:
             origin=origin,
         )
         if record.restart is not None:
-            stream.rerun = Rerun(stream, self._journal, self._committer, self._limits)
-        self.streams.add(stream)
+            stream.rerun = Rerun(record, self._journal, self._committer, self._limits)
+        self.index.add(stream)
         return stream
 
     async def make_room(self, principal: str) -> None:
@@ -130,7 +119,7 @@ class Holding:
         not.
         """
         self._check_bytes(principal)
-        for forgotten in await self.resting.make_room(principal):
+        for forgotten in await self.cache.make_room(principal):
             self._forget(forgotten)
 
     def _check_bytes(self, principal: str) -> None:
@@ -140,7 +129,7 @@ class Holding:
             self._weighed_at = now
             self._weighed.clear()
         if limit and principal not in self._weighed:
-            self._weighed[principal] = self.streams.kept_bytes(principal)
+            self._weighed[principal] = self.index.kept_bytes(principal)
         if limit and self._weighed[principal] >= limit:
             raise refusal("too_many_bytes", limit=limit)
 
@@ -150,7 +139,7 @@ class Holding:
         """The handler dies with the process and may not be run again: its call ends here."""
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
-        self.resting.note(stream)
+        self.cache.note(stream)
 
     def leave_off(self, stream: Stream) -> None:
         """The process ends: its call ends here, or goes on when it is run again."""
@@ -173,16 +162,17 @@ class Holding:
             self.cancel(stream)  # which its key shall tell
         else:
             if stream.state.is_drained:
-                self.streams.retire(stream)
+                self.index.retire(stream)
             self._look_after(stream)
 
     def _look_after(self, stream: Stream) -> None:
         """It is given up when nobody comes for it, and may leave memory before that."""
         self._deadlines.watch(stream)
-        self.resting.note(stream)
+        self.cache.note(stream)
 
-    def _expire(self, stream: Stream) -> None:
-        if self.streams.get(stream.id) is not stream:
+    def expire(self, stream: Stream) -> None:
+        """See `Owner.expire`."""
+        if self.index.get(stream.id) is not stream:
             return
         if stream.state.is_tombstone:
             self._forget(stream)
@@ -192,7 +182,7 @@ class Holding:
 
     def _close(self, stream: Stream, event: Event) -> None:
         """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
-        is_known = self.streams.get(stream.id) is stream
+        is_known = self.index.get(stream.id) is stream
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
@@ -200,7 +190,7 @@ class Holding:
             return
         self._committer.add(stream.close(event))
         stream.scope.cancel()
-        self.streams.retire(stream)
+        self.index.retire(stream)
         delivery = stream.delivery
         if delivery is None:
             stream.state.detach(trio.current_time())
@@ -218,9 +208,9 @@ class Holding:
             stream.delivery.drop()
 
     def _forget(self, stream: Stream) -> None:
-        if self.streams.get(stream.id) is stream:
-            self.streams.remove(stream)
-            self.resting.forget(stream)
+        if self.index.get(stream.id) is stream:
+            self.index.remove(stream)
+            self.cache.forget(stream)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             self._committer.add(stream.forget())
@@ -228,7 +218,7 @@ class Holding:
     def _end_session(self, session: HttpSession) -> None:
         """Streams whose tokens the client was told may be resumed from elsewhere."""
         if not session.settings.dialects:
-            for stream in self.streams.wanted(session.principal):
+            for stream in self.index.wanted(session.principal):
                 is_kept = stream.state.is_paged or stream.is_open_to_key
                 if session.has_begun(stream) and not is_kept:
                     self._drop(stream)
@@ -237,15 +227,15 @@ class Holding:
 
     async def _drop_at_rest(self, principal: str) -> None:
         after = 0
-        while records := await patiently(partial(self.resting.wanted, principal, after)):
+        while records := await patiently(partial(self.cache.wanted, principal, after)):
             for record in records:
-                stream = await patiently(partial(self.resting.find, record.stream))
+                stream = await patiently(partial(self.cache.find, record.stream))
                 if stream is not None and not stream.is_open_to_key:
                     self._drop(stream)  # at once, before it is at rest again
             await self._committer.settled()
             after = records[-1].number
 
-    def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
+    def evicted(self, stream: Stream) -> None:
+        """See `Owner.evicted`."""
         self._deadlines.forget(stream)
         self.sessions.forget(stream)
-        self._sweeper.note(rest)

@@ -37,15 +37,10 @@ class Outcome(enum.Enum):
     # Members are one of a kind, and Enum's own hash is a call of Python's for every message.
     __hash__ = object.__hash__
 
-    @property
-    def is_end(self) -> bool:
-        """Whether the final response is among the lines."""
-        return self in (Outcome.COMPLETED, Outcome.FAILED)
-
-    @property
-    def is_tombstone(self) -> bool:
-        """Whether all that is left is the memory of it."""
-        return self in (Outcome.ABANDONED, Outcome.CANCELLED)
+    def __init__(self, word: str) -> None:
+        # Attributes, since these are read several times for every message.
+        self.is_end = word in ("completed", "failed")  # the final response is among the lines
+        self.is_tombstone = word in ("abandoned", "cancelled")  # nothing but the record is kept
 
 
 # Looking a member up costs as much as the rest of an append's checks.

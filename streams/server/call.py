@@ -7,11 +7,10 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.session import LEVELS, LogLevel
 from streams.engine.stream import Stream
 from streams.errors import CallFailed
 from streams.forks import Confined
-from streams.messages import RequestId
+from streams.messages import LEVELS, LogLevel, RequestId
 from streams.server.tools import Tool
 
 _T = TypeVar("_T")
@@ -92,7 +91,7 @@ class Call:
         The answer may come after a reconnect, over another transport; there is no timeout but your
         own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        answer = await self._stream.asking.ask(method, {} if params is None else params)
+        answer = await self._stream.ask(method, {} if params is None else params)
         if isinstance(answer.result, msgspec.Raw):
             return messages.decode(answer.result, Any)
         assert isinstance(answer.error, msgspec.Raw)
@@ -125,7 +124,7 @@ class Call:
         if self._stream.rerun is None:  # nobody could come back
             await trio.lowlevel.checkpoint()
         else:
-            await self._stream.rerun.checkpoint(encoded)
+            await self._stream.checkpoint(encoded)
 
     async def disconnect(self) -> bool:
         """Let go of the client, once it was given what was sent so far; it comes back when it

@@ -13,11 +13,10 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.checks import check_free
-from streams.engine.connection import Connection, CursorOf, no_cursor
+from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
 from streams.engine.lifecycle import ProgressToken
-from streams.engine.session import LEVELS, Session
+from streams.engine.operations import check_free
 from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_PARAMS,
@@ -29,7 +28,7 @@ from streams.errors import (
     refusal,
 )
 from streams.logs import log
-from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Polling
@@ -167,22 +166,22 @@ class Peer:
         line: bytes,
         connection: Connection | None = None,
         *,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds | None = None,
     ) -> bytes | None:
         """Deal with a message; the reply to it, where that is here at once.
 
         `line` is the message as it came. A request that `delivers` needs a connection for it; for a
-        poll `cursor_of` is what the request's headers say of a stream. Raises `InsufficientScope`,
+        poll `event_ids` tell what its `Last-Event-ID` says of a stream. Raises `InsufficientScope`,
         before anything was begun or sent.
         """
         try:
             match message.kind:
                 case Kind.REQUEST:
-                    return await self._request(message, line, connection, cursor_of)
+                    return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
                     self._notification(message)
                 case Kind.RESULT | Kind.ERROR:
-                    self._engine.access.answer(self.session, message)
+                    self._engine.operations.answer(self.session, message)
         except InsufficientScope:
             raise
         except Refusal as refused:
@@ -192,7 +191,11 @@ class Peer:
         return None
 
     async def _request(
-        self, message: Message, line: bytes, connection: Connection | None, cursor_of: CursorOf
+        self,
+        message: Message,
+        line: bytes,
+        connection: Connection | None,
+        event_ids: EventIds | None,
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
@@ -204,7 +207,7 @@ class Peer:
             return None
         check_free(self.session, request_id)
         if method in self._questions:
-            return messages.result(request_id, await self._poll(message, cursor_of))
+            return messages.result(request_id, await self._poll(message, event_ids))
         if method in self._requests:
             return messages.result(request_id, self._requests[method](message))
         known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
@@ -296,8 +299,8 @@ class Peer:
                 marked = extension.marked(message, called.mark)
                 await self._begin(message, params, marked, connection, called.mark)
                 return
-            access, stream = self._engine.access, called.stream
-            access.repeat(connection, stream, message.params, reply_id=message.id)
+            operations, stream = self._engine.operations, called.stream
+            operations.repeat(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
     async def _begin(
@@ -348,11 +351,13 @@ class Peer:
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.access.turn(connection, token, message.params, reply_id=message.id)
+        stream = self._engine.operations.turn(
+            connection, token, message.params, reply_id=message.id
+        )
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
+        self._engine.operations.cancel(self.session, _params(message, _Cancelled).request_id)
 
     # The proposals
 
@@ -361,10 +366,10 @@ class Peer:
         assert isinstance(request_id, int | str)
         word = self._resumings[method]
         intent = word.read(message.params)
-        stream = await self._engine.access.find(self.session, intent)
+        stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
             self._check_scopes(stream, connection)
-        self._engine.access.resume(
+        self._engine.operations.resume(
             connection,
             stream,
             intent,
@@ -384,17 +389,17 @@ class Peer:
             if tool := self._server.tools.get(_params(origin, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
-    async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
+    async def _poll(self, message: Message, event_ids: EventIds | None) -> Any:
         word = self._questions[str(message.method)]
-        access = self._engine.access
+        operations = self._engine.operations
         if isinstance(word, Polling):
             intent = word.read(message.params)
-            return word.tell(await access.poll(self.session, intent, cursor_of))
-        return word.tell(*await access.poll_all(self.session, word.read(message.params)))
+            return word.tell(await operations.poll(self.session, intent, event_ids))
+        return word.tell(*await operations.poll_all(self.session, word.read(message.params)))
 
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
-        self._engine.access.ack(self.session, acked.stream, acked.seq)
+        self._engine.operations.ack(self.session, acked.stream, acked.seq)
 
 
 def _units(incoming: Incoming) -> int:

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
-from streams.engine.session import Session
 from streams.engine.stream import Overflow
 from streams.errors import JournalUnusable
 from streams.journal.contract import Journal

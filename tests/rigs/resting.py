@@ -25,11 +25,11 @@ def serving(resident_max: int = 0, **limits: Any) -> tuple[Server, Steps]:
 
 
 def in_memory(house: House) -> list[str]:
-    return [stream.id for stream in house.running.engine._streams]
+    return [stream.id for stream in house.running.engine._streams.index]
 
 
 def at_rest(house: House) -> int:
-    return house.running.engine._streams.at_rest
+    return house.running.engine._streams.index.at_rest
 
 
 async def rested(

@@ -201,18 +201,18 @@ class Rig:
     async def began(self) -> None:
         """Wait until the call is there."""
         await wait_all_tasks_blocked()
-        (self.stream,) = self.house.running.engine._streams
+        (self.stream,) = self.house.running.engine._streams.index
 
     @property
     def named(self) -> Json:
         """What leads to the stream: its token does for anyone."""
-        keyring = self.house.running.engine._held._keyring
+        keyring = self.house.running.engine._streams._keyring
         return {"streamId": self.stream.id, "resumeToken": keyring.token(self.stream.id)}
 
     @property
     def key(self) -> str:
         """What its event ids begin with."""
-        return self.house.running.engine._held._keyring.event_keys(self.stream.id)[0]
+        return self.house.running.engine._streams._keyring.event_keys(self.stream.id)[0]
 
     def say(self, count: int = 1) -> None:
         """Have the tool send messages."""

@@ -55,7 +55,7 @@ class Streams:
         """One that has ended and was written, to a client that confirms nothing."""
         known = {"outcome": Outcome.COMPLETED, "last": 3, "acked": 1}
         stream = self.add(principal, **(known | more))
-        stream.state.written = 3
+        stream.state.handed = 3
         return stream
 
 
@@ -181,7 +181,7 @@ def test_pages_that_were_all_written_make_room_although_nothing_can_confirm_the_
 
 def test_pages_that_were_not_all_written_are_kept() -> None:
     streams = Streams(streams_per_principal_max=1)
-    streams.written(pages=(2,)).state.written = 2
+    streams.written(pages=(2,)).state.handed = 2
     with pytest.raises(Refusal):
         streams.registry.make_room("alice")
 
