@@ -10,9 +10,9 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
+from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal, Unavailable, refusal
 from streams.exchange import vouched
-from streams.journal.contract import Ack, Append, Change, Forget, Journal, Rest, Shortage
+from streams.journal.contract import Ack, Append, Change, Evict, Forget, Journal, Shortage
 from streams.limits import MIB
 from streams.logs import log
 
@@ -45,7 +45,7 @@ class Source(Protocol):
     def is_anonymous(self) -> bool:
         """Whether it is a stream of an anonymous caller, of a session or a connection."""
 
-    def take(self) -> Append | Rest | None:
+    def take(self) -> Append | Evict | None:
         """What is new since the last time."""
 
     def committed(self, seq: int) -> None:
@@ -77,6 +77,10 @@ class Committer:
         self._wanted = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
+        # Around `run_until_stopped`: a server that is cancelled from outside still commits while it
+        # shuts down.
+        self._scope = trio.CancelScope(shield=True)
+        self.failure: JournalUnusable | None = None  # with which `run_until_stopped` has ended
         self._trouble: Unavailable | None = None
         self._shortage: Shortage | None = None  # of room for anything
         self._anonymous_shortage: Shortage | None = None
@@ -176,6 +180,19 @@ class Committer:
             await self._commit_once()
             if self._sources and (self._shortage or self._anonymous_shortage) is not None:
                 await self._wait_for_room()
+
+    async def run_until_stopped(self) -> None:
+        """As `run`, until `stop` and no other cancellation ends it."""
+        with self._scope:
+            try:
+                await self.run()
+            except JournalUnusable as error:
+                self.failure = error
+                raise
+
+    def stop(self) -> None:
+        """Commit nothing more."""
+        self._scope.cancel()
 
     async def _gather_acks(self) -> None:
         self._wanted = trio.Event()

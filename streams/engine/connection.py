@@ -656,7 +656,9 @@ class Connection:
                 write.add(*framing.run(stream.id, shown, is_last=not delivery.replays))
         write.runs.append((delivery, last))
         delivery.position = last
-        stream.hand(runs)  # now, since the client's ack may come before the write has returned
+        stream.hand(
+            runs, last
+        )  # now, since the client's ack may come before the write has returned
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
@@ -676,7 +678,7 @@ class Connection:
             delivery.written = seq
             stream = delivery.stream
             is_provable = self._may_prove and stream.record.is_announced
-            if seq and is_provable and stream.is_newest(delivery.number):
+            if seq and is_provable and delivery.number == stream.newest:
                 self._receipts.wrote(stream, delivery.number, seq)
             stream.notify()
         self.separation.wrote(write.size)

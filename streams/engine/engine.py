@@ -21,7 +21,7 @@ from streams.engine.operations import Operations
 from streams.engine.rates import Rates
 from streams.engine.stream import Overflow, Stream
 from streams.engine.streams import Streams
-from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
+from streams.errors import INTERNAL_ERROR, Refusal
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Create, Journal, Outcome, Record, Restart
@@ -33,7 +33,7 @@ from streams.protocol.extension import Mark
 # What a handler gives: its final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
 # Finds the handler of a stream whose former one has died; None where there is none.
-Again = Callable[[Stream], Handler | None]
+RestartHandler = Callable[[Stream], Handler | None]
 
 FENCE_FIRST: Final = 1  # a claim gives a record the next one
 RESTORE_S: Final = 5.0  # a journal that takes nothing does not keep the server from starting
@@ -78,14 +78,12 @@ class Engine:
         *,
         enforce_min: bool,
         require_token: bool,
-        again: Again,
+        restart_handler: RestartHandler,
     ) -> None:
         self._journal = journal
-        self._again = again
+        self._restart_handler = restart_handler
         self._committer = Committer(journal)
-        # Whoever cancels the engine from outside still gets the shutdown that was promised.
-        self._committing = trio.CancelScope(shield=True)
-        self.failure: BaseException | None = None  # what has ended it
+        self._failure: BaseException | None = None
         self._streams = Streams(journal, self._committer, keyring, limits)
         self.sessions = self._streams.sessions
         self.operations = Operations(
@@ -111,7 +109,7 @@ class Engine:
         max_s: float,
         overflow: Overflow = "block",
         is_paged: bool = False,
-        is_rerun: bool = False,
+        is_restartable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
@@ -140,7 +138,7 @@ class Engine:
             is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
-            restart=Restart() if is_rerun and is_reachable else None,
+            restart=Restart() if is_restartable and is_reachable else None,
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
@@ -187,7 +185,7 @@ class Engine:
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
-        self._streams.cache.note(stream)
+        self._streams.cache.used(stream)
         self._running -= 1
         self._stir()
 
@@ -240,7 +238,7 @@ class Engine:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 
-    async def rest(self, linger_s: float) -> None:
+    async def wait_idle(self, linger_s: float) -> None:
         """Wait until no connection is there and no handler runs, for so many seconds on end."""
         while True:
             if self._connections or self._running:
@@ -258,37 +256,29 @@ class Engine:
     async def run(self, nursery: trio.Nursery) -> None:
         """Take over what the journal has, and begin to work."""
         self._nursery = nursery
-        for stream in await self._streams.restore():
-            handler = self._again(stream)
+        for stream in await self._streams.take_over():
+            handler = self._restart_handler(stream)
             if handler is None:
                 self._streams.interrupt(stream)
             else:
-                self._start(stream, partial(self._rerun, handler))
-        nursery.start_soon(self._commit)
+                self._start(stream, partial(self._restart, handler))
+        nursery.start_soon(self._committer.run_until_stopped)
         nursery.start_soon(self._streams.run)
         # Whoever asks first shall hear how it ended, not that it still runs.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
 
-    async def _rerun(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
+    async def _restart(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
         await stream.rerun.begin()
         return await handler(stream)
-
-    async def _commit(self) -> None:
-        with self._committing:
-            try:
-                await self._committer.run()
-            except JournalUnusable as error:
-                self.failure = error
-                raise
 
     async def shut_down(self) -> None:
         """End everything in good order, within 4 s: running calls end as `interrupted`."""
         self._is_closing = True
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
-                self._streams.leave_off(stream)
+                self._streams.suspend(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
         for connection in self._connections:
@@ -304,10 +294,15 @@ class Engine:
             while self._connections:
                 await self._stirred.wait()
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the engine, if any."""
+        return self._failure or self._committer.failure
+
     def fail(self, error: BaseException) -> None:
         """Nobody can be served any more: end with this error, whoever has met it."""
 
-        self.failure = error
+        self._failure = error
 
         async def fail() -> None:
             raise error
@@ -316,7 +311,7 @@ class Engine:
 
     def stop(self) -> None:
         """Commit no more: the last thing there is to do."""
-        self._committing.cancel()
+        self._committer.stop()
 
     async def _wait_for_connections(self, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
@@ -332,14 +327,14 @@ async def open_engine(
     *,
     enforce_min: bool = False,
     require_token: bool = False,
-    again: Again = lambda _: None,
+    restart_handler: RestartHandler = lambda _: None,
 ) -> AsyncIterator[Engine]:
     """An engine on this journal, for the length of a block; leaving it shuts down in good order.
 
     `enforce_min` refuses a client that comes back before `min` instead of serving it.
-    `require_token` refuses a streamId alone to any caller but the stream's own principal. `again`
-    finds the handlers of streams that are to be run again. Raises `JournalUnusable` when memory and
-    disk have parted for good.
+    `require_token` refuses a streamId alone to any caller but the stream's own principal.
+    `restart_handler` finds the handlers of calls that are restarted. Raises `JournalUnusable` when
+    memory and disk have parted for good.
     """
     engine = Engine(
         journal,
@@ -347,7 +342,7 @@ async def open_engine(
         limits or Limits(),
         enforce_min=enforce_min,
         require_token=require_token,
-        again=again,
+        restart_handler=restart_handler,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

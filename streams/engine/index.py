@@ -19,7 +19,7 @@ class Elsewhere(msgspec.Struct):
 
     wanted: int = 0  # how many the journal has at rest, of one principal
     read: Record | None = None  # the first of these that was fully written
-    leftover: Record | None = None  # of anybody's, what is to be forgotten first
+    unwanted: Record | None = None  # of anybody's, what is to be forgotten first
 
 
 NOTHING_ELSEWHERE: Final = Elsewhere()
@@ -33,7 +33,7 @@ class Registry:
         self._limits = limits
         self._keyring = keyring
         self.last_number = 0  # that was given to a stream
-        self.at_rest = 0  # streams of the journal that are not here
+        self.evicted = 0  # streams of the journal that are not here
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # those that a token or a key alone may lead to
         # Running or not known to be delivered, of each principal, by their numbers, and in their
@@ -42,7 +42,7 @@ class Registry:
         self._disordered: set[str] = set()
         # Drained, abandoned and cancelled ones, in that order: what goes first where room is
         # needed.
-        self._leftover: dict[Stream, None] = {}
+        self._unwanted: dict[Stream, None] = {}
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._by_id.values()))
@@ -74,12 +74,12 @@ class Registry:
     def retire(self, stream: Stream) -> None:
         """Nothing of the stream is wanted any more, but it is remembered."""
         self._unwant(stream)
-        self._leftover[stream] = None
+        self._unwanted[stream] = None
 
     def evict(self, stream: Stream) -> None:
         """A stream is at rest, and in memory no more."""
         self.remove(stream)
-        self.at_rest += 1
+        self.evicted += 1
 
     def remove(self, stream: Stream) -> None:
         """Forget a stream."""
@@ -87,7 +87,7 @@ class Registry:
         if stream.record.is_announced:
             for name in stream.names:
                 self._by_name.pop(name, None)
-        self._leftover.pop(stream, None)
+        self._unwanted.pop(stream, None)
         self._unwant(stream)
 
     def _unwant(self, stream: Stream) -> None:
@@ -124,7 +124,7 @@ class Registry:
         wanted = self._wanted.get(principal, {})
         if len(wanted) + elsewhere.wanted < limit:
             return False
-        counted_twice = sum(stream.has_rested for stream in wanted.values())
+        counted_twice = sum(stream.was_evicted for stream in wanted.values())
         return len(wanted) + elsewhere.wanted - counted_twice >= limit
 
     def kept_bytes(self, principal: str) -> int:
@@ -133,7 +133,7 @@ class Registry:
 
     @property
     def _is_server_full(self) -> bool:
-        return len(self._by_id) + self.at_rest >= self._limits.streams_max
+        return len(self._by_id) + self.evicted >= self._limits.streams_max
 
     def make_room(
         self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE
@@ -150,10 +150,10 @@ class Registry:
                 raise refusal("too_many_streams", limit=self._limits.streams_per_principal_max)
             return [min(read, key=_number)]
         if self._is_server_full:
-            leftover = elsewhere.leftover or next(iter(self._leftover), None)
-            if leftover is None:
+            unwanted = elsewhere.unwanted or next(iter(self._unwanted), None)
+            if unwanted is None:
                 raise refusal("too_many_streams", limit=self._limits.streams_max)
-            return [leftover]
+            return [unwanted]
         return []
 
 

@@ -10,7 +10,7 @@ changed nothing.
 These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
 no longer kept.
 
-`reader` is the position of the delivery that is attached now, if there is one. `delivered` never
+`position` is the position of the delivery that is attached now, if there is one. `delivered` never
 passes it, so a reader always finds in the journal what follows its position. A new reader may stand
 far below `handed`: the replay of a backlog begins again at `delivered`.
 """
@@ -89,7 +89,6 @@ class StreamState:
         "_bytes_delivered",
         "_bytes_handed",
         "_bytes_numbered",
-        "_held",
         "_last_error",
         "_last_request",
         "_limits",
@@ -102,13 +101,14 @@ class StreamState:
         "delivered",
         "durable",
         "handed",
+        "held_back",
         "idle_since",
         "is_paged",
         "last",
         "outcome",
         "pages",
+        "position",
         "questions",
-        "reader",
     )
 
     def __init__(self, record: Record, limits: Limits) -> None:
@@ -121,13 +121,14 @@ class StreamState:
         self.last = self.durable = record.last
         self.delivered = record.acked
         self.handed = record.last if record.is_read else record.acked
-        self.reader: int | None = None
+        self.position: int | None = None
         self._last_request = record.last_request
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
         self._batch: list[bytes] = []
         self.batch_bytes = 0  # that are numbered and wait for the next commit
-        self._held: dict[ProgressToken, bytes] = {}
+        # Progress that there was no room for: the latest line of each token, without a number.
+        self.held_back: dict[ProgressToken, bytes] = {}
         self._restored = record.last  # up to where the bytes of what is numbered are not known
         self._bytes_numbered = self._bytes_handed = self._bytes_delivered = 0
         self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
@@ -167,7 +168,7 @@ class StreamState:
         self._move(Event.APPEND)
         if not (self._has_unsent_room if is_page else self.has_room):
             return False
-        if self._held:
+        if self.held_back:
             self._release_held()
         self._number(line)
         if is_page:
@@ -180,8 +181,8 @@ class StreamState:
         A held one has no number yet, so dropping the one before it leaves no gap.
         """
         self._move(Event.APPEND)
-        if self._held or not self.has_room:
-            self._held[token] = line
+        if self.held_back or not self.has_room:
+            self.held_back[token] = line
             return False
         self._number(line)
         return True
@@ -209,15 +210,15 @@ class StreamState:
 
     def release_held(self, *, is_forced: bool = False) -> bool:
         """Number what was held back where there is room again; tell whether anything was."""
-        if not (self._held and self.outcome is LIVE and (is_forced or self.has_room)):
+        if not (self.held_back and self.outcome is LIVE and (is_forced or self.has_room)):
             return False
         self._release_held()
         return True
 
     def _release_held(self) -> None:
-        for line in self._held.values():
+        for line in self.held_back.values():
             self._number(line)
-        self._held.clear()
+        self.held_back.clear()
 
     def _number(self, line: bytes) -> None:
         self.last += 1
@@ -264,7 +265,7 @@ class StreamState:
         """
         last = run.last
         self.committed(last)  # it came from the journal, which may be ahead of its own report
-        self.reader = last
+        self.position = last
         if last <= self.handed:
             return False
         news = run.after(self.handed)
@@ -286,7 +287,7 @@ class StreamState:
 
         It changes nothing where the attached reader is not there yet: its messages must be kept.
         """
-        if not self.delivered < seq <= (self.durable if self.reader is None else self.reader):
+        if not self.delivered < seq <= (self.durable if self.position is None else self.position):
             return False
         self.delivered = seq
         self.handed = max(self.handed, seq)
@@ -304,10 +305,10 @@ class StreamState:
         self.outcome = self._move(event)
         self._batch.clear()
         self.batch_bytes = 0
-        self._held.clear()
+        self.held_back.clear()
         self.pages.clear()
         self.questions.clear()
-        self.reader = None  # nothing is kept for it
+        self.position = None  # nothing is kept for it
         self.delivered = self.handed = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
 
@@ -366,13 +367,13 @@ class StreamState:
 
     def attach(self, position: int, *, confirms: bool) -> None:
         """A connection follows the stream from `position` on: the clock of `max` stands still."""
-        self.reader = position
+        self.position = position
         self.idle_since = None
         self.client_confirms = confirms
 
     def detach(self, now: float) -> None:
         """No connection follows the stream any more."""
-        self.reader = None
+        self.position = None
         self.fall_silent(now)
 
     def fall_silent(self, now: float) -> None:

@@ -102,16 +102,16 @@ class Operations:
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if takes_over:
-            stream.deliver(after)  # a client that has all of it is refused, but has said so
+            stream.acknowledge(after)  # a client that has all of it is refused, but has said so
             _check_answerable(stream, after)
         elif reply_id == stream.request_id:
             # Two responses cannot have one id: the stream's own, if it is to come, is the reply.
             takes_over = not stream.state.is_finished(after)
         _displace(stream, connection, reply_id)
-        stream.deliver(after)
+        stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
-    def turn(
+    def deliver_page(
         self,
         connection: Connection,
         token: str,
@@ -128,12 +128,12 @@ class Operations:
         session = connection.session
         check_free(session, reply_id, besides=stream)
         _displace(stream, connection, reply_id)
-        stream.turn(seq)
+        stream.mark_delivered(seq)
         speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
         return stream
 
-    def repeat(
+    def retry(
         self, connection: Connection, stream: Stream, params: msgspec.Raw, *, reply_id: RequestId
     ) -> None:
         """Deliver what is not delivered of a call to who makes it again, under the key that has led
@@ -194,18 +194,18 @@ class Operations:
             )
         )
 
-    def go_on(self, connection: Connection, told: EventId) -> None:
+    def resume_response(self, connection: Connection, event: EventId) -> None:
         """Deliver more of a response, from the event on that the client had last.
 
         Nothing is deleted, and no request to the client is sent again. Raises `Refusal` where the
         stream or the messages are gone, or the response has ended otherwise.
         """
-        session, stream, granted = connection.session, self._told(told), told.granted
+        session, stream, granted = connection.session, self._stream_of(event), event.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         if granted.ended:
             raise refusal(granted.ended)
-        _check_cursor(stream, told.seq)
+        _check_cursor(stream, event.seq)
         if (current := stream.displace()) is not None:
             # The response goes on over here: its client must not hear that it failed.
             assert isinstance(current, Delivery)
@@ -215,8 +215,8 @@ class Operations:
         delivery = Delivery(
             stream,
             connection,
-            after=told.seq,
-            preamble=self._beginning(stream, speaks, told.seq, called_as),
+            after=event.seq,
+            preamble=self._beginning(stream, speaks, event.seq, called_as),
             speaks=speaks,
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
@@ -225,7 +225,7 @@ class Operations:
         )
         connection.attach(delivery)
 
-    async def recall(self, session: HttpSession, event_id: str) -> None:
+    async def load(self, session: HttpSession, event_id: str) -> None:
         """Have the stream of this event id in memory, for what is asked next, if there is one that
         this session may go on with.
         """
@@ -233,32 +233,32 @@ class Operations:
         if name.hex() in session.streams:
             await self._cache.named(name)
         else:
-            await self._cache.recall(name, session.principal, session.key)
+            await self._cache.load_for(name, session.principal, session.key)
 
-    def has_more(self, session: Session, told: EventId) -> bool:
+    def has_more(self, session: Session, event: EventId) -> bool:
         """Whether there is, or will be, anything to say after this event.
 
         Raises `Refusal` where there never was such an event.
         """
-        stream = self._told(told)
-        if told.seq > stream.state.durable:
+        stream = self._stream_of(event)
+        if event.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-        if told.is_end or told.granted.ended == "cancelled":
+        if event.is_end or event.granted.ended == "cancelled":
             return False
-        stop = told.granted.stop or stream.state.answer_after(told.granted.start)
-        if stream.state.is_tombstone or stop is None or told.seq < stop:
+        stop = event.granted.stop or stream.state.answer_after(event.granted.start)
+        if stream.state.is_tombstone or stop is None or event.seq < stop:
             return True
         # A reply that follows a response of its own has no event id, and may not have come.
-        replays = told.granted.reply_id is not None and not told.granted.takes_over
+        replays = event.granted.reply_id is not None and not event.granted.takes_over
         return replays and session.settings.replay_response
 
-    def request_id(self, told: EventId) -> RequestId:
+    def request_id(self, event: EventId) -> RequestId:
         """Under which id the client waits for the end of this response."""
-        reply_id = told.granted.reply_id
-        return self._told(told).request_id if reply_id is None else reply_id
+        reply_id = event.granted.reply_id
+        return self._stream_of(event).request_id if reply_id is None else reply_id
 
-    def _told(self, told: EventId) -> Stream:
-        stream = self._index.get(told.stream)
+    def _stream_of(self, event: EventId) -> Stream:
+        stream = self._index.get(event.stream)
         if stream is None:
             raise refusal("stream_not_found")
         return stream
@@ -275,7 +275,7 @@ class Operations:
         after = _cursor(stream, intent, event_ids)
         _check_cursor(stream, after)
         self._check_early(stream)
-        return self._stand(stream, after)
+        return self._report_loaded(stream, after)
 
     async def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
         """How this client's running and undelivered streams stand: a page, and the next cursor."""
@@ -286,16 +286,16 @@ class Operations:
             )
         found, last = await self._cache.page(session.principal, int(cursor[1]), PAGE)
         reports = [
-            self._stand(each) if isinstance(each, Stream) else self._stand_at_rest(each)
+            self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
         ]
         return reports, None if last is None else f"after-{last}"
 
-    def _stand(self, stream: Stream, after: int | None = None) -> Report:
+    def _report_loaded(self, stream: Stream, after: int | None = None) -> Report:
         stream.state.touch(trio.current_time())
         return _report(stream.id, stream.request_id, stream.state, after)
 
-    def _stand_at_rest(self, record: Record) -> Report:
+    def _report_evicted(self, record: Record) -> Report:
         request_id = messages.parse(record.origin).id
         assert isinstance(request_id, int | str)
         return _report(record.stream, request_id, self._cache.touch(record))

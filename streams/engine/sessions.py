@@ -156,7 +156,7 @@ class Sessions:
         """Wall time, but for the steps of the clock since the start: they make nobody idle."""
         return trio.current_time() + self._wall_ahead_s
 
-    def restore(
+    def take_over(
         self,
         records: Iterable[SessionRecord],
         grants: Iterable[Grant],
@@ -174,9 +174,9 @@ class Sessions:
         for grant in grants:
             granted.setdefault(grant.stream, []).append(grant)
         for stream in streams:
-            self.remember(stream, granted.get(stream.id, ()))
+            self.load(stream, granted.get(stream.id, ()))
 
-    def remember(self, stream: Stream, grants: Iterable[Grant]) -> None:
+    def load(self, stream: Stream, grants: Iterable[Grant]) -> None:
         """A stream is in memory again: whoever could go on with it may do so."""
         principal = stream.record.principal
         for owner in self._of_principal.get(principal, {}).values():

@@ -108,29 +108,29 @@ class Stream:
     __slots__ = (
         "__weakref__",
         "_answers",
+        "_asked_for_progress",
         "_changed",
         "_committer",
-        "_is_progress_wanted",
         "_keyring",
         "_left_at",
         "_limits",
-        "_newest",
         "_newest_handed",
         "_on_settled",
         "_progress_token",
         "_reader",
-        "_repeated_answers",
+        "_rerun_answers",
         "ahead_of_messages",
         "asked",
         "delivery",
         "digest",
-        "has_rested",
         "id",
         "is_anonymous",
-        "is_at_rest",
+        "is_evicted",
+        "is_progress_wanted",
         "is_reachable",
         "is_recorded",
         "mark",
+        "newest",
         "number",
         "overflow",
         "record",
@@ -138,6 +138,7 @@ class Stream:
         "rerun",
         "scope",
         "state",
+        "was_evicted",
         "witness",
     )
 
@@ -172,7 +173,9 @@ class Stream:
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None
         # By its first request, of which a restarted server knows no more than this text.
-        self._is_progress_wanted = b'"progressToken"' in record.origin
+        self._asked_for_progress = b'"progressToken"' in record.origin
+        # Whether a call has asked for progress, and some of it may be among the messages.
+        self.is_progress_wanted = self._asked_for_progress
         # Lets out what must come first, where the tool gives pages.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
@@ -180,20 +183,20 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether anybody can come back for it
         self.is_recorded = False  # whether the journal has its record: not announced before
-        self.has_rested = False  # the journal would find it, were it not in memory
-        self.is_at_rest = False  # which has forgotten this object, and may have another one of it
+        self.was_evicted = False  # the journal would find it, were it not in memory
+        self.is_evicted = False  # which has forgotten this object, and may have another one of it
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
         self._answers = answers
         # To the requests that a restarted call is expected to send once more.
-        self._repeated_answers: dict[RequestId, Answer] = {}
+        self._rerun_answers: dict[RequestId, Answer] = {}
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, attached or over: its number, its client, and up to which seq it
         # has come. Only what that client shows of that delivery can move the delivered mark.
-        self._newest = 0
+        self.newest = 0
         self._reader: Reader | None = None
         self._newest_handed = 0
         self._left_at = -math.inf  # when that ended last
@@ -284,14 +287,10 @@ class Stream:
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
         self._progress_token = token
+        self.is_progress_wanted = self._asked_for_progress or token is not None
 
     @property
-    def is_progress_wanted(self) -> bool:
-        """Whether a call has asked for progress, and some of it may be among the messages."""
-        return self._is_progress_wanted or self._progress_token is not None
-
-    @property
-    def is_repeating(self) -> bool:
+    def is_rerunning(self) -> bool:
         """Whether the handler still sends what was sent before its server died."""
         return self.rerun is not None and not self.rerun.is_over
 
@@ -372,7 +371,7 @@ class Stream:
         """Open the unanswered requests once more: an answer may come before the tool asks."""
         assert self.rerun is not None
         for request_id, question in (await self.rerun.questions()).items():
-            answer = self._repeated_answers[request_id] = Answer(self)
+            answer = self._rerun_answers[request_id] = Answer(self)
             line = self.rerun.answer_to(question.seq)
             if line is not None:
                 answer.give(messages.parse(line))
@@ -399,7 +398,7 @@ class Stream:
         except Refusal as difference:
             self._end_by(difference)
             raise
-        return None if request_id is None else (request_id, self._repeated_answers[request_id])
+        return None if request_id is None else (request_id, self._rerun_answers[request_id])
 
     def _end_by(self, difference: Refusal) -> None:
         if not self.state.is_ended:
@@ -443,9 +442,9 @@ class Stream:
         if self.delivery is not None:
             self.delivery.wake()
 
-    def hand(self, runs: Sequence[Run]) -> None:
-        """The runs, and all open requests among them, were handed to the attached follower."""
-        self._newest_handed = last = runs[-1].last
+    def hand(self, runs: Sequence[Run], last: int) -> None:
+        """The runs up to `last`, open requests among them, were handed to the attached delivery."""
+        self._newest_handed = last
         is_news = False
         for run in runs:
             is_news |= self.state.hand(run)
@@ -480,20 +479,20 @@ class Stream:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
         return Forget(self.id, self.record.fence)
 
-    def deliver(self, seq: int) -> None:
+    def acknowledge(self, seq: int) -> None:
         """The client says itself that it has everything up to `seq`.
 
         A page that has arrived may be asked for again, so nothing is let go of a stream with pages.
         """
         if not self.state.is_paged:
-            self.turn(seq)
+            self.mark_delivered(seq)
 
-    def turn(self, seq: int) -> None:
+    def mark_delivered(self, seq: int) -> None:
         """Let go of everything up to `seq`, pages too, as far as the attached delivery has come.
 
         Everything that moves the delivered mark goes through here, or through `wrote`.
         """
-        if not self.is_at_rest and self.state.deliver(seq):
+        if not self.is_evicted and self.state.deliver(seq):
             self._delivered()
             self.make_use_of_room()
 
@@ -517,17 +516,13 @@ class Stream:
         """
         if reader is not self._reader or seq > self._newest_handed:
             return False
-        self.deliver(seq)
+        self.acknowledge(seq)
         return True
-
-    def is_newest(self, delivery_number: int) -> bool:
-        """Whether no later delivery has begun since this one."""
-        return delivery_number == self._newest
 
     def prove(self, delivery_number: int, seq: int) -> None:
         """A sign of life shows that a delivery was read up to `seq`: the newest one counts."""
-        if self.is_newest(delivery_number):
-            self.deliver(seq)
+        if delivery_number == self.newest:
+            self.acknowledge(seq)
 
     def may_be_confirmed(self, now: float) -> bool:
         """Whether its last client may still say, or show, that it has more of it."""
@@ -539,8 +534,8 @@ class Stream:
     def attach(self, delivery: Follower) -> None:
         """From now on the delivery follows this stream, or it shows life again."""
         if delivery is not self.delivery:
-            self._newest += 1
-            delivery.number = self._newest
+            self.newest += 1
+            delivery.number = self.newest
             self._reader, self._newest_handed = delivery.reader, delivery.position
             self.witness = None
         self.delivery = delivery
@@ -597,7 +592,9 @@ class Stream:
 
     def make_use_of_room(self, *, is_forced: bool = False) -> None:
         """Send the progress that was held back, if there is room now or it must be sent."""
-        size = self.state.batch_bytes
-        if self.state.release_held(is_forced=is_forced):
-            self._mark(size)
+        state = self.state
+        if state.held_back:
+            size = state.batch_bytes
+            if state.release_held(is_forced=is_forced):
+                self._mark(size)
         self.notify()

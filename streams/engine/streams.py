@@ -32,7 +32,7 @@ WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands
 
 
 class Streams:
-    """Every stream of a journal. `restore` it first, then `run` it in a task of its own."""
+    """Every stream of a journal. First `take_over`, then `run` in a task of its own."""
 
     def __init__(
         self, journal: Journal, committer: Committer, keyring: Keyring, limits: Limits
@@ -51,13 +51,13 @@ class Streams:
         # The principals of sessions that have ended, no more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
-    async def restore(self) -> list[Stream]:
+    async def take_over(self) -> list[Stream]:
         """Take over what the journal has; returns those whose calls are to be run again."""
         totals = await self._journal.totals()
-        self.index.last_number, self.index.at_rest = totals.last_number, totals.at_rest
+        self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
         for record in await self._journal.claim():
-            self._restore(record)
-        self.sessions.restore(*await self._journal.sessions(), self.index)
+            self._take_over(record)
+        self.sessions.take_over(*await self._journal.sessions(), self.index)
         unfinished = []
         for stream in self.index:
             if stream.rerun is not None:
@@ -71,10 +71,10 @@ class Streams:
             nursery.start_soon(self._deadlines.run)
             nursery.start_soon(self.cache.run)
             async for principal in self._next_over:
-                await self._drop_at_rest(principal)
+                await self._drop_evicted(principal)
 
-    def _restore(self, record: Record) -> None:
-        stream = self._known(record, trio.current_time())
+    def _take_over(self, record: Record) -> None:
+        stream = self._hold_stored(record, trio.current_time())
         if not record.is_announced:
             self._forget(stream)
         elif record.outcome is Outcome.LIVE and stream.rerun is None:
@@ -82,11 +82,11 @@ class Streams:
 
     def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
         """See `Owner.load`."""
-        stream = self._known(record, idle_since)
-        self.sessions.remember(stream, grants)
+        stream = self._hold_stored(record, idle_since)
+        self.sessions.load(stream, grants)
         return stream
 
-    def _known(self, record: Record, idle_since: float) -> Stream:
+    def _hold_stored(self, record: Record, idle_since: float) -> Stream:
         """A stream that the journal has, and that nobody follows."""
         stream = self.hold(record)
         stream.is_recorded = True
@@ -139,9 +139,9 @@ class Streams:
         """The handler dies with the process and may not be run again: its call ends here."""
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
-        self.cache.note(stream)
+        self.cache.used(stream)
 
-    def leave_off(self, stream: Stream) -> None:
+    def suspend(self, stream: Stream) -> None:
         """The process ends: its call ends here, or goes on when it is run again."""
         if stream.rerun is None:
             self.interrupt(stream)
@@ -168,7 +168,7 @@ class Streams:
     def _look_after(self, stream: Stream) -> None:
         """It is given up when nobody comes for it, and may leave memory before that."""
         self._deadlines.watch(stream)
-        self.cache.note(stream)
+        self.cache.used(stream)
 
     def expire(self, stream: Stream) -> None:
         """See `Owner.expire`."""
@@ -225,7 +225,7 @@ class Streams:
             if session.is_anonymous:  # what is at rest was its own
                 self._over.send_nowait(session.principal)
 
-    async def _drop_at_rest(self, principal: str) -> None:
+    async def _drop_evicted(self, principal: str) -> None:
         after = 0
         while records := await patiently(partial(self.cache.wanted, principal, after)):
             for record in records:

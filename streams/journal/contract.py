@@ -187,7 +187,7 @@ class Forget(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Rest(msgspec.Struct, frozen=True):
+class Evict(msgspec.Struct, frozen=True):
     """The stream has ended and leaves memory: from now on it is found by `streams.journal.lookups`
     alone.
 
@@ -204,7 +204,7 @@ class Rest(msgspec.Struct, frozen=True):
 
 
 OfRestart = Checkpoint | Answered | Restarted
-StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Rest
+StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict
 Change = StreamChange | SessionChange
 
 
@@ -296,7 +296,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
                 pages=record.pages and (),
                 restart=None,
             )
-        case Rest():
+        case Evict():
             if record.outcome is Outcome.LIVE or record.pages is not None:
                 raise Conflict(f"stream {record.stream[:8]}… must be looked after")
             return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
@@ -329,7 +329,7 @@ def _restarting(record: Record, change: OfRestart) -> Record:
 
 
 def _owned(
-    record: Record | None, change: Append | Ack | OfRestart | Close | Forget | Rest
+    record: Record | None, change: Append | Ack | OfRestart | Close | Forget | Evict
 ) -> Record:
     if record is None:
         raise Gone(f"no stream {change.stream[:8]}… in this journal")

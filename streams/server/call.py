@@ -52,9 +52,10 @@ class Call:
         behind only the latest report is kept.
         """
         stream = self._stream
-        if stream.progress_token is not None and stream.ahead_of_messages is not None:
-            await stream.ahead_of_messages()  # after which nobody may wait for this any more
         token = stream.progress_token
+        if token is not None and stream.ahead_of_messages is not None:
+            await stream.ahead_of_messages()
+            token = stream.progress_token  # the page that it is for may have been sent meanwhile
         if token is None:
             await trio.lowlevel.checkpoint()
             return
@@ -70,7 +71,7 @@ class Call:
         """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""
         stream = self._stream
         is_wanted = LEVELS.index(level) >= LEVELS.index(stream.level)
-        if not (is_wanted or stream.is_repeating):  # it may have been wanted when it was sent first
+        if not (is_wanted or stream.is_rerunning):  # it may have been wanted when it was sent first
             await trio.lowlevel.checkpoint()
             return
         params = {"level": level, "logger": logger or self._tool.name, "data": data}

@@ -300,7 +300,7 @@ class Peer:
                 await self._begin(message, params, marked, connection, called.mark)
                 return
             operations, stream = self._engine.operations, called.stream
-            operations.repeat(connection, stream, message.params, reply_id=message.id)
+            operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
     async def _begin(
@@ -341,7 +341,7 @@ class Peer:
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
-            is_rerun=tool.restart,
+            is_restartable=tool.restart,
             mark=mark,
             origin=message if mark is None else None,  # a marked line is another one
         )
@@ -351,7 +351,7 @@ class Peer:
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.operations.turn(
+        stream = self._engine.operations.deliver_page(
             connection, token, message.params, reply_id=message.id
         )
         stream.progress_token = progress

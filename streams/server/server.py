@@ -119,7 +119,7 @@ class Server:
                 self.limits,
                 enforce_min=self.enforce_min,
                 require_token=self.require_resume_token,
-                again=handlers.again,
+                restart_handler=handlers.restart_handler,
             ) as engine:
                 yield RunningServer(self, engine, handlers)
         finally:

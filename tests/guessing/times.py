@@ -148,7 +148,7 @@ def _asks(guesser: Guesser) -> dict[str, dict[str, Callable[[], Ask]]]:
     streams = {
         "unknown": guesser.unknown,
         "in memory": guesser.running,
-        "at rest": guesser.resting,
+        "at rest": guesser.evicted,
     }
     return {
         "id": {name: poll(choose, with_token=False) for name, choose in streams.items()},
@@ -176,7 +176,7 @@ async def _of_lookups(journal_path: Path, theirs: Theirs, rounds: int) -> list[A
         keyring = Keyring.load(key_path(journal_path))
         async with tools.open(journal, keyring) as running:
             engine = running.engine
-            ids = [*theirs.running, *theirs.resting]
+            ids = [*theirs.running, *theirs.evicted]
             here = [each for each in ids if engine._streams.index.get(each) is not None]
             away = [each for each in ids if each not in here]
             assert here, "some that ended just now are in memory"
@@ -224,7 +224,7 @@ class _Lookups:
 
     async def _recall(self, event_id: str) -> int:
         began = time.perf_counter_ns()
-        await self.engine.operations.recall(self.session, event_id)
+        await self.engine.operations.load(self.session, event_id)
         return time.perf_counter_ns() - began
 
     async def _find(self, intent: Poll) -> int:

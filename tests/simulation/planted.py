@@ -105,8 +105,8 @@ def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
     """What an older connection has read moves the mark, wherever the newest reader is."""
 
     def prove_any(stream: Stream, delivery_number: int, seq: int) -> None:
-        stream.state.reader = None
-        stream.deliver(seq)
+        stream.state.position = None
+        stream.acknowledge(seq)
 
     patch.setattr(Stream, "prove", prove_any)
 
@@ -143,12 +143,12 @@ def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
 @plant
 def the_mark_is_restored_too_high(patch: pytest.MonkeyPatch) -> None:
     """As if the client had one message more than it has confirmed."""
-    restore = Streams._restore
+    restore = Streams._take_over
 
     def restore_wrongly(streams: Streams, record: Record) -> None:
         restore(streams, replace(record, acked=min(record.acked + 1, record.last)))
 
-    patch.setattr(Streams, "_restore", restore_wrongly)
+    patch.setattr(Streams, "_take_over", restore_wrongly)
 
 
 @plant

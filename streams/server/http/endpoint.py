@@ -242,7 +242,7 @@ class HttpEndpoint:
             await self._stand(session, request, responder)
             return
         try:
-            await self._engine.operations.recall(session, last_event)
+            await self._engine.operations.load(session, last_event)
             told = self._engine.sessions.parse(session, last_event)
             has_more = self._engine.operations.has_more(session, told)
         except Refusal as refused:
@@ -260,7 +260,7 @@ class HttpEndpoint:
             channel, session, framing, event_ids=event_ids
         ) as connection:
             try:
-                self._engine.operations.go_on(connection, told)
+                self._engine.operations.resume_response(connection, told)
             except Refusal as refused:
                 waiting = self._engine.operations.request_id(told)
                 line = refused_line(waiting, refused)

@@ -248,7 +248,7 @@ class Rig:
         """What must hold at any time."""
         state, delivery = self.stream.state, self.stream.delivery
         if delivery is not None:
-            assert state.delivered <= delivery.position == state.reader
+            assert state.delivered <= delivery.position == state.position
         assert state.delivered <= max(line.had for line in self.lines)
 
     async def see_it_through(self) -> None:
@@ -449,8 +449,8 @@ async def test_a_reader_behind_what_is_kept_is_told_and_nobody_else(
         channel.line.is_open = False
         channel.say({"id": 2, "method": "stream/resume", "params": rig.named})
         await wait_all_tasks_blocked()
-        rig.stream.state.reader = None
-        rig.stream.turn(20)
+        rig.stream.state.position = None
+        rig.stream.mark_delivered(20)
         await trio.sleep(2)
         channel.line.open()
         await wait_all_tasks_blocked()

@@ -178,7 +178,7 @@ class Life(RuleBasedStateMachine):
 
     @invariant()
     def what_the_attached_reader_has_not_had_is_kept(self) -> None:
-        assert self.state.reader == self.reader
+        assert self.state.position == self.reader
         assert self.reader is None or self.state.delivered <= self.reader
 
     @invariant()
