@@ -24,14 +24,18 @@ _PASSES: Final = 64  # what is copied at a time is this part of what the WAL may
 _RESTS: Final = 32  # and what a commit may copy itself
 _HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
-# The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: mxFrame, nBackfill.
+# The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: szPage, mxFrame,
+# nPage and nBackfill.
+_SZ_PAGE_AT: Final = 14
 _MX_FRAME_AT: Final = 16
+_N_PAGE_AT: Final = 20
 _BACKFILL_AT: Final = 96
 _INDEX_BYTES: Final = 100
 
 
 class WalIndex:
-    """How long the WAL is and how much of it is in the file already: 2 µs.
+    """How long the WAL is, how much of it is in the file already, and how large the database is:
+    2 µs, without SQL.
 
     To be closed after the connections of this process: POSIX drops all locks of a process on a
     file when it closes any descriptor of it.
@@ -51,6 +55,17 @@ class WalIndex:
         [written] = struct.unpack_from("=I", header, _MX_FRAME_AT)
         [copied] = struct.unpack_from("=I", header, _BACKFILL_AT)
         return written, copied
+
+    def database_bytes(self) -> int:
+        """The size of the database as of the last commit, be it in the file or in the WAL.
+
+        0 while there was no commit since the WAL was made: only the file has its size then.
+        """
+        header = os.pread(self._fd, _INDEX_BYTES, 0)
+        [coded] = struct.unpack_from("=H", header, _SZ_PAGE_AT)
+        [pages] = struct.unpack_from("=I", header, _N_PAGE_AT)
+        page_bytes = 65_536 if coded == 1 else coded  # which two bytes cannot hold
+        return int(pages * page_bytes)
 
     def close(self) -> None:
         if self._fd >= 0:
