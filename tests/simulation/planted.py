@@ -178,20 +178,6 @@ def the_displaced_is_left_waiting(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
-def a_connection_is_told_once(patch: pytest.MonkeyPatch) -> None:
-    """The second request on one connection that is displaced gets no answer."""
-    told: set[tuple[Connection, str]] = set()
-    supersede = Delivery.supersede
-
-    def supersede_once(delivery: Delivery, by: Connection) -> None:
-        key = (delivery.connection, delivery.stream.id)
-        delivery.drop() if key in told else supersede(delivery, by)
-        told.add(key)
-
-    patch.setattr(Delivery, "supersede", supersede_once)
-
-
-@plant
 def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
     """As if the server had let go of the stream."""
     patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("released"))
