@@ -111,7 +111,7 @@ class SQLiteLookups:
 
     def named(self, name: bytes) -> str | None:
         found = self._all(
-            "SELECT name, streams.engine.stream FROM names JOIN streams ON streams.id = names.stream "
+            "SELECT name, streams.stream FROM names JOIN streams ON streams.id = names.stream "
             "WHERE name >= ? ORDER BY name LIMIT 1",
             name,
         )

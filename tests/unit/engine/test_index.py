@@ -62,12 +62,12 @@ class Streams:
 def test_streams_are_found_by_their_id() -> None:
     streams = Streams()
     one, two = streams.add(), streams.add()
-    assert streams.engine.index.get(one.id) is one
-    assert streams.engine.index.get("none") is None
-    assert list(streams.engine.index) == [one, two]
-    streams.engine.index.remove(one)
-    streams.engine.index.remove(one)
-    assert list(streams.engine.index) == [two]
+    assert streams.registry.get(one.id) is one
+    assert streams.registry.get("none") is None
+    assert list(streams.registry) == [one, two]
+    streams.registry.remove(one)
+    streams.registry.remove(one)
+    assert list(streams.registry) == [two]
 
 
 def test_streams_are_found_by_what_their_tokens_are_named() -> None:
@@ -76,16 +76,14 @@ def test_streams_are_found_by_what_their_tokens_are_named() -> None:
     for stream in (one, two):
         names = streams.keyring.names(stream.id)
         assert len(names) == 2  # one for each key
-        assert [streams.engine.index.named(name) for name in names] == [stream, stream]
-    assert all(
-        streams.engine.index.named(name) is None for name in streams.keyring.names(hidden.id)
-    )
-    assert streams.engine.index.named(b"") is None
-    streams.engine.index.retire(one)
-    streams.engine.index.remove(two)
-    streams.engine.index.remove(hidden)
-    assert all(streams.engine.index.named(name) is one for name in streams.keyring.names(one.id))
-    assert all(streams.engine.index.named(name) is None for name in streams.keyring.names(two.id))
+        assert [streams.registry.named(name) for name in names] == [stream, stream]
+    assert all(streams.registry.named(name) is None for name in streams.keyring.names(hidden.id))
+    assert streams.registry.named(b"") is None
+    streams.registry.retire(one)
+    streams.registry.remove(two)
+    streams.registry.remove(hidden)
+    assert all(streams.registry.named(name) is one for name in streams.keyring.names(one.id))
+    assert all(streams.registry.named(name) is None for name in streams.keyring.names(two.id))
 
 
 def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -> None:
@@ -93,41 +91,41 @@ def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -
     mine = [streams.add() for _ in range(5)]
     streams.add("bob")
     streams.add(is_announced=False)
-    streams.engine.index.retire(mine[1])
-    assert streams.engine.index.page("alice", 0, 2) == ([mine[0], mine[2]], True)
-    assert streams.engine.index.page("alice", mine[2].number, 2) == ([mine[3], mine[4]], False)
-    assert streams.engine.index.page("carol", 0, 2) == ([], False)
+    streams.registry.retire(mine[1])
+    assert streams.registry.page("alice", 0, 2) == ([mine[0], mine[2]], True)
+    assert streams.registry.page("alice", mine[2].number, 2) == ([mine[3], mine[4]], False)
+    assert streams.registry.page("carol", 0, 2) == ([], False)
 
 
 def test_what_comes_back_from_rest_has_its_old_place() -> None:
     streams = Streams()
     mine = [streams.add() for _ in range(5)]
     for stream in (mine[3], mine[1]):
-        streams.engine.index.evict(stream)
-    assert streams.engine.index.at_rest == 2
-    assert streams.engine.index.wanted("alice") == [mine[0], mine[2], mine[4]]
+        streams.registry.evict(stream)
+    assert streams.registry.at_rest == 2
+    assert streams.registry.wanted("alice") == [mine[0], mine[2], mine[4]]
     for stream in (mine[1], mine[3]):
-        streams.engine.index.add(stream)
-    assert streams.engine.index.wanted("alice") == mine
-    assert streams.engine.index.page("alice", mine[0].number, 2) == ([mine[1], mine[2]], True)
+        streams.registry.add(stream)
+    assert streams.registry.wanted("alice") == mine
+    assert streams.registry.page("alice", mine[0].number, 2) == ([mine[1], mine[2]], True)
 
 
 def test_those_elsewhere_count_once() -> None:
     streams = Streams(streams_per_principal_max=3)
     here = [streams.add(), streams.written()]
-    assert not streams.engine.index.is_full("alice", Elsewhere())
-    assert streams.engine.index.is_full("alice", Elsewhere(wanted=1))
+    assert not streams.registry.is_full("alice", Elsewhere())
+    assert streams.registry.is_full("alice", Elsewhere(wanted=1))
     here[0].has_rested = True  # so the journal counts it as well
-    assert not streams.engine.index.is_full("alice", Elsewhere(wanted=1))
-    assert streams.engine.index.is_full("alice", Elsewhere(wanted=2))
+    assert not streams.registry.is_full("alice", Elsewhere(wanted=1))
+    assert streams.registry.is_full("alice", Elsewhere(wanted=2))
 
 
 def test_what_was_written_first_goes_first_wherever_it_is() -> None:
     streams = Streams(streams_per_principal_max=2)
     older, here, newer = streams.written(), streams.written(), streams.written()
     for away in (older, newer):
-        streams.engine.index.evict(away)
-    room = streams.engine.index.make_room
+        streams.registry.evict(away)
+    room = streams.registry.make_room
     assert room("alice", Elsewhere(wanted=2, read=older.record)) == [older.record]
     assert room("alice", Elsewhere(wanted=1, read=newer.record)) == [here]
 
@@ -135,16 +133,16 @@ def test_what_was_written_first_goes_first_wherever_it_is() -> None:
 def test_what_is_left_over_elsewhere_goes_before_what_is_here() -> None:
     streams = Streams(streams_max=2)
     away, here = streams.add("bob"), streams.add("bob")
-    streams.engine.index.retire(here)
-    streams.engine.index.evict(away)
-    assert streams.engine.index.make_room("alice", Elsewhere(leftover=away.record)) == [away.record]
-    assert streams.engine.index.make_room("alice", Elsewhere()) == [here]
+    streams.registry.retire(here)
+    streams.registry.evict(away)
+    assert streams.registry.make_room("alice", Elsewhere(leftover=away.record)) == [away.record]
+    assert streams.registry.make_room("alice", Elsewhere()) == [here]
 
 
 def test_what_has_room_costs_nobody() -> None:
     streams = Streams(streams_per_principal_max=2, streams_max=3)
     streams.add()
-    assert streams.engine.index.make_room("alice") == []
+    assert streams.registry.make_room("alice") == []
 
 
 def test_a_principals_running_streams_are_never_forgotten() -> None:
@@ -152,23 +150,23 @@ def test_a_principals_running_streams_are_never_forgotten() -> None:
     streams.add()
     streams.add()
     with pytest.raises(Refusal, match="Too many streams") as refused:
-        streams.engine.index.make_room("alice")
+        streams.registry.make_room("alice")
     assert refused.value.data == {"reason": "too_many_streams", "limit": 2}
-    assert streams.engine.index.make_room("bob") == []
+    assert streams.registry.make_room("bob") == []
 
 
 def test_what_was_fully_written_goes_first_the_oldest_before_others() -> None:
     streams = Streams(streams_per_principal_max=3)
     streams.add()
     oldest, _ = streams.written(), streams.written()
-    assert streams.engine.index.make_room("alice") == [oldest]
+    assert streams.registry.make_room("alice") == [oldest]
 
 
 def test_what_a_confirming_client_has_not_confirmed_is_kept() -> None:
     streams = Streams(streams_per_principal_max=1)
     streams.written().state.client_confirms = True
     with pytest.raises(Refusal):
-        streams.engine.index.make_room("alice")
+        streams.registry.make_room("alice")
 
 
 @pytest.mark.parametrize("outcome", [Outcome.COMPLETED, Outcome.FAILED])
@@ -178,26 +176,26 @@ def test_pages_that_were_all_written_make_room_although_nothing_can_confirm_the_
     streams = Streams(streams_per_principal_max=1)
     stream = streams.written(pages=(2,), outcome=outcome)
     stream.state.client_confirms = True  # it always is, of a stream with pages
-    assert streams.engine.index.make_room("alice") == [stream]
+    assert streams.registry.make_room("alice") == [stream]
 
 
 def test_pages_that_were_not_all_written_are_kept() -> None:
     streams = Streams(streams_per_principal_max=1)
     streams.written(pages=(2,)).state.written = 2
     with pytest.raises(Refusal):
-        streams.engine.index.make_room("alice")
+        streams.registry.make_room("alice")
 
 
 def test_retired_streams_count_for_nobody_and_go_first_in_that_order() -> None:
     streams = Streams(streams_per_principal_max=2, streams_max=3)
     first, second, third = streams.add(), streams.add("bob"), streams.add("carol")
     with pytest.raises(Refusal) as refused:
-        streams.engine.index.make_room("alice")
+        streams.registry.make_room("alice")
     assert refused.value.data == {"reason": "too_many_streams", "limit": 3}
-    streams.engine.index.retire(second)
-    streams.engine.index.retire(first)
-    streams.engine.index.retire(second)  # twice is as good as once
-    assert streams.engine.index.make_room("carol") == [second]
-    streams.engine.index.remove(second)
-    assert streams.engine.index.make_room("carol") == []
-    assert third in list(streams.engine.index)
+    streams.registry.retire(second)
+    streams.registry.retire(first)
+    streams.registry.retire(second)  # twice is as good as once
+    assert streams.registry.make_room("carol") == [second]
+    streams.registry.remove(second)
+    assert streams.registry.make_room("carol") == []
+    assert third in list(streams.registry)
