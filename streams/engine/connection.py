@@ -15,7 +15,6 @@ and `written` (confirmed by the transport). What its client is known to have is 
 (`streams.engine.lifecycle`).
 """
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
@@ -67,7 +66,7 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
-        self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
+        self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
 
     @property
     def confirms(self) -> bool:
@@ -92,7 +91,7 @@ class Session:
         own: set[RequestId] = set()
         if isinstance(displaced, Delivery) and displaced in self.deliveries:
             own = displaced.taken_ids
-        return self._taken[request_id] > (request_id in own)
+        return self._taken.get(request_id, 0) > (request_id in own)
 
     def has_begun(self, stream: Stream) -> bool:
         """Whether the stream was begun here, and its request can be cancelled from here even when
@@ -103,13 +102,14 @@ class Session:
     def attach(self, delivery: "Delivery") -> None:
         """A stream is delivered to this client from now on."""
         self.deliveries[delivery] = None
-        self._taken.update(delivery.taken_ids)
+        for each in delivery.taken_ids:
+            self._taken[each] = self._taken.get(each, 0) + 1
 
     def detach(self, delivery: "Delivery") -> None:
         """It no longer is. Twice is as good as once."""
         if self.deliveries.pop(delivery, delivery) is None:
-            self._taken.subtract(delivery.taken_ids)
             for each in delivery.taken_ids:
+                self._taken[each] -= 1
                 if not self._taken[each]:
                     del self._taken[each]
 
