@@ -593,7 +593,7 @@ class Connection:
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
         if runs and delivery.may_lose_progress:
-            runs = self.separation.hold(delivery, runs, stop)
+            runs = self.separation.hold(delivery, runs, is_last=runs[-1].last == stop)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None

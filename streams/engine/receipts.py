@@ -151,15 +151,15 @@ class Separation:
         """From here on responses may wait, in tasks of `nursery`."""
         self._nursery = nursery
 
-    def hold(self, delivery: Separated, runs: Sequence[Run], stop: int | None) -> Sequence[Run]:
-        """The part of `runs` to write now: all, or all but the response at their end.
+    def hold(self, delivery: Separated, runs: Sequence[Run], *, is_last: bool) -> Sequence[Run]:
+        """The part of `runs` to write now: all, or all but the response.
 
-        `stop` is the seq of that response; None while there is none.
+        `is_last`: the response ends the runs.
         """
         if self._nursery is None:
             return runs
         ahead = runs
-        if runs[-1].last == stop:
+        if is_last:
             rest, _ = runs[-1].without_last()
             ahead = [*runs[:-1], rest] if rest.count else runs[:-1]
         if not delivery.has_progress:
