@@ -1,8 +1,8 @@
-"""The engine: streams, who follows them, and when they end.
+"""The engine: it begins streams, runs their handlers, opens connections, and shuts all down.
 
-It owns every stream of one journal and runs their handlers, which go on while nobody is attached.
-It knows no transport (a connection is a channel of lines) and no MCP beyond what a dialect's
-intents need.
+It owns every stream of one journal. A handler runs on while no connection is attached. The engine
+knows no transport (a connection is a channel of lines) and nothing of MCP beyond the intents of the
+dialects.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,14 +30,14 @@ from streams.limits import Limits
 from streams.messages import Channel, Message
 from streams.protocol.extension import Mark
 
-# What a handler gives: its final response as a line, and whether that is an error.
+# Returns the final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
-# Finds the handler of a stream whose former one has died; None where there is none.
+# Finds the handler of a restarted call by its stream; None where the call cannot be restarted.
 RestartHandler = Callable[[Stream], Handler | None]
 
-FENCE_FIRST: Final = 1  # a claim gives a record the next one
-RESTORE_S: Final = 5.0  # a journal that takes nothing does not keep the server from starting
-# The steps of a shutdown: 4 s together with the channels' own farewells.
+FENCE_FIRST: Final = 1  # each claim of the journal adds one
+RESTORE_S: Final = 5.0  # the server starts after this time even if the journal takes no commit
+# The steps of a shutdown: 4 s, together with the closing of the channels.
 COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
 RELEASE_S: Final = 0.25
@@ -45,13 +45,13 @@ CLOSE_S: Final = 1.25
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
-_engines: Final[set["Engine"]] = set()  # that are open in this process
+_engines: Final[set["Engine"]] = set()  # those that are open in this process
 
 
 class _LastStep(trio.abc.Instrument):
-    """In a child that the task of a tool has forked: the step in which it was is the last one.
+    """Ends a child process that a tool has forked, after the task step in which it was forked.
 
-    The child has the event loop as well, and an epoll set that it shares with the server.
+    The child has a copy of the event loop, with an epoll set that it shares with the server.
     """
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:

@@ -1,4 +1,4 @@
-"""One stream, seen from its sender: what may happen to it, and what follows.
+"""The state of one stream: which events are allowed in it, and what each of them changes.
 
 There is no input or output here, and no clock: time comes in as `now` (seconds, any origin), and
 what must be made durable goes out as values. A method returns what it caused, or raises and has
@@ -7,12 +7,13 @@ changed nothing.
     lines offered ──► numbered, in a batch ──► durable ──► handed ──► delivered
                       `last`                   `durable`   `handed`   `delivered`
 
-These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
-no longer kept.
+These four marks are seqs, and each is never above the one before it. A line is *handed* when a
+connection has taken it for its next write, and *delivered* when its client is known to have it.
+Lines up to `delivered` are no longer kept.
 
-`position` is the position of the delivery that is attached now, if there is one. `delivered` never
-passes it, so a reader always finds in the journal what follows its position. A new reader may stand
-far below `handed`: the replay of a backlog begins again at `delivered`.
+`position` is how far the delivery that is attached now has come, if there is one. `delivered` never
+passes it, so a delivery always finds in the journal what follows its position. A new delivery may
+stand far below `handed`: the replay of a backlog begins again at `delivered`.
 """
 
 import enum
@@ -31,7 +32,7 @@ ProgressToken = RequestId
 
 
 class Event(enum.Enum):
-    """What can happen to a stream."""
+    """An event in the life of a stream."""
 
     APPEND = "a message"
     END = "the final response"
@@ -52,14 +53,14 @@ TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
         Event.ABANDON: Outcome.ABANDONED,
         Event.CANCEL: Outcome.CANCELLED,
     },
-    # A call that is done cannot be cancelled any more: the answer may be on its way already.
+    # A completed call cannot be cancelled any more: its response may be on its way already.
     COMPLETED: {Event.ABANDON: Outcome.ABANDONED},
     Outcome.FAILED: {Event.ABANDON: Outcome.ABANDONED},
     Outcome.ABANDONED: {},
     Outcome.CANCELLED: {},
 }
 
-# Written chunks are remembered no finer than this, so that their number stays small.
+# What was handed is remembered in steps of at least this size, so that the steps stay few.
 MARK_BYTES: Final = 64 * 1024
 
 
@@ -71,7 +72,7 @@ class Question(msgspec.Struct):
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What a poll tells. "pendingMessages: Whether there are unsent messages"."""
+    """The answer to a poll. "pendingMessages: Whether there are unsent messages"."""
 
     is_live: bool
     has_failed: bool
@@ -81,7 +82,7 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class StreamState:
-    """Where one stream stands."""
+    """The marks, the outcome and the unsent batch of one stream."""
 
     __slots__ = (
         "_answered_at",
@@ -117,7 +118,7 @@ class StreamState:
         self.outcome = record.outcome
         # Whether there may be responses before the final one, which only their page tokens confirm.
         self.is_paged = record.pages is not None
-        self.pages = list(record.pages or ())  # the seqs of those that are kept
+        self.pages = list(record.pages or ())  # the seqs of the kept ones
         self.last = self.durable = record.last
         self.delivered = record.acked
         self.handed = record.last if record.is_read else record.acked
@@ -129,15 +130,17 @@ class StreamState:
         self.batch_bytes = 0  # that are numbered and wait for the next commit
         # Progress that there was no room for: the latest line of each token, without a number.
         self.held_back: dict[ProgressToken, bytes] = {}
-        self._restored = record.last  # up to where the bytes of what is numbered are not known
+        # Up to this seq the lines were numbered before this object was made, and their sizes are
+        # not known.
+        self._restored = record.last
         self._bytes_numbered = self._bytes_handed = self._bytes_delivered = 0
-        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
+        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was handed
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
         self.idle_since: float | None = None  # None while a connection is attached
-        self._answered_at: float | None = None  # when the last page of all had been sent
+        self._answered_at: float | None = None  # when the last of all pages had been handed
 
-    # What the handler sends
+    # Sending
 
     @property
     def has_room(self) -> bool:
@@ -156,14 +159,14 @@ class StreamState:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were sent since it came into memory, and are not known to be delivered."""
+        """Bytes that were numbered since the stream is in memory, and are not delivered."""
         return max(0, self._bytes_numbered - self._bytes_delivered)
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
         """Number a message; False, and nothing has changed, where there is no room for it.
 
-        A page is a response that is not the last one. What was written leaves room for it, as that
-        goes when what is behind this page is asked for.
+        A page is a response that is not the last one. Undelivered lines take no room from it: the
+        client confirms them by asking for the page that follows.
         """
         self._move(Event.APPEND)
         if not (self._has_unsent_room if is_page else self.has_room):
@@ -178,7 +181,7 @@ class StreamState:
     def add_progress(self, token: ProgressToken, line: bytes) -> bool:
         """Number a progress notification; without room the latest of its token is held back.
 
-        A held one has no number yet, so dropping the one before it leaves no gap.
+        A held line has no number yet, so the next one may replace it and leaves no gap.
         """
         self._move(Event.APPEND)
         if self.held_back or not self.has_room:
@@ -209,7 +212,7 @@ class StreamState:
             self._last_error = self.last
 
     def release_held(self, *, is_forced: bool = False) -> bool:
-        """Number what was held back where there is room again; tell whether anything was."""
+        """Number what was held back where there is room again; returns whether anything was."""
         if not (self.held_back and self.outcome is LIVE and (is_forced or self.has_room)):
             return False
         self._release_held()
@@ -232,7 +235,7 @@ class StreamState:
         except KeyError:
             raise Ended(f"{event.value}: the stream is {self.outcome.value} already") from None
 
-    # What becomes of it
+    # Being written and delivered
 
     def take(self, fence: int) -> Append | None:
         """The batch, as the change that makes it durable; None where there is nothing new."""
@@ -255,13 +258,14 @@ class StreamState:
 
     def committed(self, seq: int) -> None:
         """Everything up to `seq` is durable."""
-        if not self.is_tombstone:  # the commit was under way when the stream was closed
+        if not self.is_tombstone:  # else the stream was closed while the commit was under way
             self.durable = max(self.durable, seq)
 
     def hand(self, run: Run) -> bool:
-        """The run was written to a connection; tell whether that alone counts as delivered.
+        """The run was handed to a sender; returns whether `delivered` has moved.
 
-        It does for the oldest of what a client that confirms nothing has been sent too much of.
+        It moves where a client that confirms nothing was sent more than is kept for it: then the
+        oldest of that counts as delivered.
         """
         last = run.last
         self.committed(last)  # it came from the journal, which may be ahead of its own report
@@ -283,9 +287,9 @@ class StreamState:
         return is_news
 
     def deliver(self, seq: int) -> bool:
-        """The client has everything up to `seq`; tell whether that is news.
+        """The client has everything up to `seq`; returns whether `delivered` has moved.
 
-        It changes nothing where the attached reader is not there yet: its messages must be kept.
+        It does not move past the attached delivery, whose messages must be kept.
         """
         if not self.delivered < seq <= (self.durable if self.position is None else self.position):
             return False
@@ -301,18 +305,18 @@ class StreamState:
         return self._bytes_handed - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
     def close(self, event: Event, fence: int, *, at: float) -> Close:
-        """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
+        """Abandon or cancel: only a tombstone is kept. `at` is wall time."""
         self.outcome = self._move(event)
         self._batch.clear()
         self.batch_bytes = 0
         self.held_back.clear()
         self.pages.clear()
         self.questions.clear()
-        self.position = None  # nothing is kept for it
+        self.position = None  # no lines are kept for the delivery
         self.delivered = self.handed = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
 
-    # What can be asked
+    # Questions
 
     @property
     def is_ended(self) -> bool:
@@ -321,7 +325,7 @@ class StreamState:
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether all that is left is the memory of how it ended."""
+        """Whether only its outcome is kept: it was abandoned or cancelled."""
         return self.outcome.is_tombstone
 
     @property
@@ -330,32 +334,32 @@ class StreamState:
         return self.is_ended and self.delivered == self.last
 
     def is_finished(self, position: int) -> bool:
-        """Whether a reader who has everything up to `position` can stop waiting.
+        """Whether a client that has everything up to `position` can stop waiting.
 
         Having ended is not enough: the last entries may still be on their way to disk.
         """
         return self.is_ended and position >= self.last
 
     def answer_after(self, position: int) -> int | None:
-        """The seq of the first response behind `position`, a page or the final one; None where it
-        is not there yet.
+        """The seq of the first response behind `position`, a page or the final one; None while
+        there is none.
         """
         if self.is_paged and position < self.delivered:
-            return self.delivered  # it was one: nothing else moves the mark of such a stream
+            return self.delivered  # a page: nothing else moves the mark of such a stream
         page = next((seq for seq in self.pages if seq > position), None)
         return self.last if page is None and self.is_ended else page
 
     def flags(self, after: int | None = None) -> Flags:
-        """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
+        """The answer to a poll of a client that has everything up to `after` (or `delivered`).
 
-        "hasRequest: Whether any pending messages include a server-to-client request"; one that was
-        delivered and not answered counts as well. "hasError: Whether any pending messages include
-        an error result".
+        "hasRequest: Whether any pending messages include a server-to-client request"; a request
+        that was delivered and not answered counts as well. "hasError: Whether any pending messages
+        include an error result".
         """
         mark = self.delivered if after is None else after
         return Flags(
-            # A final response that a crash could take back has not been given yet: who is told
-            # "completed" and "nothing pending" takes it that there will be no more.
+            # A final response that is not durable does not count, because a crash could take it
+            # back: a client that is told "completed" and "nothing pending" expects nothing more.
             is_live=self.outcome is LIVE or self.durable < self.last,
             has_failed=self.outcome is Outcome.FAILED,
             pending_messages=self.durable > mark,
@@ -363,7 +367,7 @@ class StreamState:
             has_error=mark < self._last_error <= self.durable,
         )
 
-    # Who is there
+    # Attached and detached
 
     def attach(self, position: int, *, confirms: bool) -> None:
         """A connection follows the stream from `position` on: the clock of `max` stands still."""
@@ -377,7 +381,7 @@ class StreamState:
         self.fall_silent(now)
 
     def fall_silent(self, now: float) -> None:
-        """The attached connection shows no life: the clock of `max` runs again."""
+        """The peer of the attached connection is silent: the clock of `max` runs again."""
         self.idle_since = now
         if self.is_paged and self._answered_at is None and self.is_finished(self.handed):
             self._answered_at = now
@@ -388,14 +392,14 @@ class StreamState:
             self.idle_since = now
 
     def is_early(self, now: float) -> float:
-        """For how many seconds more the client should have waited before it came back."""
+        """How many seconds longer the client should have waited before it came back."""
         if self.idle_since is None:
             return 0.0
         return max(0.0, self.idle_since + self._record.min_s - now)
 
     @property
     def deadline(self) -> float | None:
-        """When the stream is given up unless somebody comes; None while a connection is attached.
+        """When the stream expires unless a client uses it; None while a connection is attached.
 
         "max: Maximum seconds a client may wait before the server considers the stream abandoned".
         """

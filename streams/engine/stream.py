@@ -1,5 +1,8 @@
-"""One stream as its handler and the engine hold it: its state, the follower that delivers it, and
-the requests whose answers its handler waits for.
+"""One stream, between the handler that sends on it and the delivery that takes from it.
+
+`StreamState` (`streams.engine.lifecycle`) decides what may happen. A `Stream` adds what takes time:
+it waits for room, for commits and for the client's answers. It sees the delivery and its client
+through two protocols, so that it knows nothing of connections.
 """
 
 import math
@@ -24,13 +27,13 @@ from streams.protocol import extension
 
 Overflow = Literal["block", "fail"]
 
-# A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
-# last. This much later nothing is expected any more.
+# A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
+# messages that it was sent. This much later no ack is expected any more.
 ACK_WAIT_S: Final = 10.0
 
 
 class Reader(Protocol):
-    """The client that a stream is delivered to: compared by identity."""
+    """The client of a delivery. Two deliveries to one client have the same object."""
 
     @property
     def level(self) -> str:
@@ -38,13 +41,13 @@ class Reader(Protocol):
 
     @property
     def confirms(self) -> bool:
-        """Whether it says by cursors and acks what it has."""
+        """Whether it sends cursors and acks."""
 
 
 class Follower(Protocol):
-    """What delivers a stream to a client, as the stream sees it: one is attached at a time."""
+    """A delivery, as its stream sees it. At most one is attached to a stream."""
 
-    number: int  # in the order of the stream's followers; set when it is attached
+    number: int  # in the order of the stream's deliveries; set when it is attached
 
     @property
     def reader(self) -> Reader:
@@ -64,29 +67,29 @@ class Follower(Protocol):
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The id of the request that asked for it; None for the originating request's own."""
+        """The id of the resume that asked for it; None for the originating request's own."""
 
     def wake(self) -> None:
-        """There may be something to read."""
+        """The stream may have something to deliver."""
 
     def drop(self) -> None:
-        """Let go of the stream and say nothing."""
+        """Detach from the stream and send nothing more."""
 
     def fail(self, refused: Refusal) -> None:
-        """Let go of the stream with an error for the waiting client."""
+        """Detach from the stream and send this error to the client."""
 
     def let_go(self) -> bool:
-        """Let go of the client, which may come back; False where others would lose by that."""
+        """Detach a client that can resume; False where another client would lose a call by it."""
 
 
 class Answer:
-    """The client's answer to one request of a stream, given or still to come."""
+    """The client's answer to one request of a stream, which may still have to come."""
 
     __slots__ = ("_is_here", "_message", "readers", "stream")
 
     def __init__(self, stream: "Stream") -> None:
         self.stream = stream
-        self.readers: set[Reader] = set()  # that the request was sent to
+        self.readers: set[Reader] = set()  # the clients that the request was sent to
         self._is_here = trio.Event()
         self._message: Message | None = None
 
@@ -103,7 +106,7 @@ class Answer:
 
 
 class Stream:
-    """Everything that the handler of one originating request sends."""
+    """All messages of one originating request, from its handler to its deliveries."""
 
     __slots__ = (
         "__weakref__",
@@ -154,8 +157,8 @@ class Stream:
         overflow: Overflow = "block",
         origin: Message | None = None,
     ) -> None:
-        """`origin` is the originating request, where that was parsed already. `answers` holds the
-        answers that the handlers of all streams wait for.
+        """`answers` are those that the handlers of all streams wait for. `origin` is the
+        originating request, where that was parsed already.
         """
         self.record = record
         self.id = record.stream  # the streamId
@@ -167,50 +170,51 @@ class Stream:
         self.request_id = origin.id
         self.is_anonymous = not vouched(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
-        # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
+        # Its page tokens are bound to this call and its caller. Without authentication they are
+        # bound to the call alone: then the tokens themselves are the authority.
         owner = vouched(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
-        self.asked = 0  # the highest place that a client has asked for what is behind it
+        self.asked = 0  # the highest seq behind which a client has asked for a page
         self._progress_token: ProgressToken | None = None
-        # By its first request, of which a restarted server knows no more than this text.
+        # In the originating request, of which a restarted server has no more than the text.
         self._asked_for_progress = b'"progressToken"' in record.origin
         # Whether a call has asked for progress, and some of it may be among the messages.
         self.is_progress_wanted = self._asked_for_progress
-        # Lets out what must come first, where the tool gives pages.
+        # Sends the pages that are ready, which must come before any other message.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
-        self.rerun: Rerun | None = None  # where the call is run again when its server has died
+        self.rerun: Rerun | None = None  # for a call that is restarted when its server dies
         self.delivery: Follower | None = None
-        self.is_reachable = record.is_announced  # whether anybody can come back for it
-        self.is_recorded = False  # whether the journal has its record: not announced before
-        self.was_evicted = False  # the journal would find it, were it not in memory
-        self.is_evicted = False  # which has forgotten this object, and may have another one of it
+        self.is_reachable = record.is_announced  # whether a client can resume it
+        self.is_recorded = False  # whether its record is durable; it is announced after that
+        self.was_evicted = False  # once: the journal finds it, too
+        self.is_evicted = False  # now: memory may have another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
         self._answers = answers
-        # To the requests that a restarted call is expected to send once more.
+        # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
-        # The newest delivery, attached or over: its number, its client, and up to which seq it
-        # has come. Only what that client shows of that delivery can move the delivered mark.
+        # The newest delivery, attached or over: its number, its client, and up to which seq it was
+        # handed the stream. Only that client, about that delivery, can move the delivered mark.
         self.newest = 0
         self._reader: Reader | None = None
         self._newest_handed = 0
-        self._left_at = -math.inf  # when that ended last
-        # Whether signs of life of a peer may yet prove that what was written was read.
+        self._left_at = -math.inf  # when that delivery was detached or fell silent last
+        # Tells whether a sign of life of the peer may yet confirm what was written to it.
         self.witness: Callable[[Stream], bool] | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When it is due to be given up, in trio's time."""
+        """When it expires, in trio's time."""
         return self.state.deadline
 
     @property
     def names(self) -> tuple[bytes, ...]:
-        """What it is found by: what its tokens and its idempotency key lead to."""
+        """The names by which its tokens and its idempotency key lead to it."""
         names = self._keyring.names(self.id)
         return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
 
@@ -222,28 +226,28 @@ class Stream:
     # For the handler
 
     async def recorded(self) -> None:
-        """Wait until the journal has its record: no crash can make it unknown any more."""
+        """Wait until its record is durable, so that no crash can make it unknown."""
         while not self.is_recorded:
             await self._committer.commit_done()
 
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
-        """Send a notification: returns when it is accepted in order, waits while there is no room.
+        """Send a notification. Waits while there is no room, returns when it has its place.
 
-        `is_droppable` is one that may be sent at one time and not at another. Raises `Refusal`
-        where it is too large, or there is no room and the stream fails of that, or of another one
-        that was sent in its place before the server died.
+        `is_droppable`: the next run of the call may send it or not. Raises `Refusal` where the line
+        is too large, where there is no room and `overflow` is "fail", or where the call was
+        restarted and its first run sent another line in this place.
         """
         await self._let_out_ahead_of(line)
         if self.rerun is None or not await self._swallow(line, is_droppable=is_droppable):
             await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
-        """Send a response that is not the last one. As for `send`."""
+        """Send a response that is not the last one. Raises as `send` does."""
         self._check_size(line)
         await self._offer(lambda: self.state.add(line, is_page=True))
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
-        """Send progress; where there is no room, only the latest of its token is kept."""
+        """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
         if self.rerun is not None and await self._swallow(line, is_droppable=True):
             return
@@ -254,9 +258,9 @@ class Stream:
             await trio.lowlevel.checkpoint()
 
     async def ask(self, method: str, params: Any) -> Message:
-        """Send a request to the client and wait for the answer, over however many connections.
+        """Send a request to the client and wait for the answer, whichever connection it comes over.
 
-        Raises `Refusal` as `send` does.
+        Raises as `send` does.
         """
         repeated = None if self.rerun is None else await self._asked(method, params)
         request_id, answer = repeated or (new_request_id(), Answer(self))
@@ -276,10 +280,10 @@ class Stream:
 
     @property
     def progress_token(self) -> ProgressToken | None:
-        """Under which token progress is reported, if at all.
+        """The token under which progress is reported; None while no request wants it.
 
         MCP: "Progress notifications MUST only reference tokens that: were provided in an active
-        request": a page that is made before it is asked for has none.
+        request". So there is none for a page that is made before it is asked for.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         return self._progress_token if is_awaited else None
@@ -291,12 +295,12 @@ class Stream:
 
     @property
     def is_rerunning(self) -> bool:
-        """Whether the handler still sends what was sent before its server died."""
+        """Whether the handler still sends what it sent before the server died."""
         return self.rerun is not None and not self.rerun.is_over
 
     @property
     def is_suspended(self) -> bool:
-        """Whether its call goes on when the server is back."""
+        """Whether the server shuts down, and will restart the call when it is back."""
         return self.rerun is not None and self.rerun.is_suspended
 
     @property
@@ -307,11 +311,11 @@ class Stream:
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
         seq = self.state.last
-        while self.state.durable < min(seq, self.state.last):  # closing it takes `last` back
+        while self.state.durable < min(seq, self.state.last):  # `close` takes `last` back
             await self._committer.commit_done()
 
     async def written(self, seq: int) -> None:
-        """Wait until everything up to `seq` was written, or nobody is attached."""
+        """Wait until everything up to `seq` was written, or no delivery is attached."""
         while self.delivery is not None and self.delivery.written < seq:
             await self.change()
 
@@ -364,11 +368,14 @@ class Stream:
         outcome = self.state.outcome
         if outcome is not LIVE:
             raise Ended(f"a checkpoint: the stream is {outcome.value} already")
-        self.make_use_of_room(is_forced=True)  # progress from before it is not sent behind it
+        # Progress that was held back belongs before the checkpoint.
+        self.make_use_of_room(is_forced=True)
         await self.rerun.checkpoint(self.state.last, state)
 
     async def reopen_questions(self) -> None:
-        """Open the unanswered requests once more: an answer may come before the tool asks."""
+        """Open the unanswered requests of the first run: an answer may come before the tool asks
+        once more.
+        """
         assert self.rerun is not None
         for request_id, question in (await self.rerun.questions()).items():
             answer = self._rerun_answers[request_id] = Answer(self)
@@ -407,7 +414,7 @@ class Stream:
     # For the engine
 
     def finish(self, line: bytes, *, is_error: bool) -> None:
-        """Send the final response, a result; `is_error` tells whether it says `isError`."""
+        """Send a result as the final response; `is_error` where it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
             self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
         elif self.rerun is not None and self.rerun.is_different(is_error=is_error):
@@ -426,24 +433,24 @@ class Stream:
 
     @property
     def can_wait(self) -> bool:
-        """Whether there is more to come, for which there must be room first."""
+        """Whether its lines may wait until there is room in the journal."""
         # The lines before a checkpoint must be committed together with it.
         is_saving = self.rerun is not None and self.state.durable < self.rerun.checkpoint_seq
         return self.state.outcome is LIVE and not is_saving
 
     def take(self) -> Append | None:
-        """What is new, for the journal."""
+        """The batch, as a change for the journal; None where there is nothing new."""
         return self.state.take(self.record.fence)
 
     def committed(self, seq: int) -> None:
-        """The record and everything up to `seq` are durable: it may be delivered."""
+        """The record and everything up to `seq` are durable, and may be delivered."""
         self.is_recorded = True
         self.state.committed(seq)
         if self.delivery is not None:
             self.delivery.wake()
 
     def hand(self, runs: Sequence[Run], last: int) -> None:
-        """The runs up to `last`, open requests among them, were handed to the attached delivery."""
+        """The attached delivery has handed these runs, up to `last`, to its sender."""
         self._newest_handed = last
         is_news = False
         for run in runs:
@@ -455,7 +462,7 @@ class Stream:
         self.make_use_of_room()
 
     def let_answer(self, reader: Reader | None, seq: int) -> None:
-        """Allow this client to answer the open requests up to `seq`, which it was sent."""
+        """Let this client answer the open requests up to `seq`, which it was sent."""
         assert reader is not None
         for request_id, question in self.state.questions.items():
             if question.seq <= seq:
@@ -470,27 +477,30 @@ class Stream:
             self.rerun.keep_answer(seq, line, lambda: answer.give(message))
 
     def close(self, event: Event) -> Close:
-        """Abandon or cancel, for the journal."""
+        """Abandon or cancel the stream; returns the change for the journal."""
         return self.state.close(event, self.record.fence, at=wall())
 
     def forget(self) -> Forget:
-        """Keep nothing, for the journal; whatever the handler says after that goes nowhere."""
+        """Keep nothing of the stream; returns the change for the journal.
+
+        What the handler sends from now on is dropped.
+        """
         if not self.state.is_tombstone:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
         return Forget(self.id, self.record.fence)
 
     def acknowledge(self, seq: int) -> None:
-        """The client says itself that it has everything up to `seq`.
+        """The client is known to have everything up to `seq`.
 
-        A page that has arrived may be asked for again, so nothing is let go of a stream with pages.
+        In a stream with pages this deletes nothing, because a client may ask for a page again.
         """
         if not self.state.is_paged:
             self.mark_delivered(seq)
 
     def mark_delivered(self, seq: int) -> None:
-        """Let go of everything up to `seq`, pages too, as far as the attached delivery has come.
+        """Count everything up to `seq` as delivered, pages too.
 
-        Everything that moves the delivered mark goes through here, or through `wrote`.
+        The mark does not pass the attached delivery. It is moved here and in `hand` alone.
         """
         if not self.is_evicted and self.state.deliver(seq):
             self._delivered()
@@ -498,21 +508,22 @@ class Stream:
 
     @property
     def pages(self) -> Container[int]:
-        """The seqs behind which a page may be asked for; none once the stream is given up."""
+        """The seqs behind which a page may be asked for."""
         state = self.state
         if state.is_tombstone or not state.is_paged:
             return ()
         return (state.delivered, *state.pages) if state.delivered else state.pages
 
     def tell_page(self, seq: int) -> str:
-        """The token of the page behind `seq`, for a client that can come back with it."""
+        """The page token for what follows `seq`. From now on a client can come back by it."""
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
     def confirm(self, reader: Reader, seq: int) -> bool:
-        """Take a client's word, an ack or an answer, that it has everything up to `seq`.
+        """A client says by an ack or an answer that it has everything up to `seq`.
 
-        False where the newest delivery is another client's, or has not come so far.
+        False, and nothing has changed, where the newest delivery is another client's or has not
+        come so far.
         """
         if reader is not self._reader or seq > self._newest_handed:
             return False
@@ -520,19 +531,19 @@ class Stream:
         return True
 
     def prove(self, delivery_number: int, seq: int) -> None:
-        """A sign of life shows that a delivery was read up to `seq`: the newest one counts."""
+        """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
         if delivery_number == self.newest:
             self.acknowledge(seq)
 
     def may_be_confirmed(self, now: float) -> bool:
-        """Whether its last client may still say, or show, that it has more of it."""
+        """Whether an ack or a sign of life may still move the delivered mark."""
         if self.witness is not None and self.witness(self):
             return True
         is_asked = self.state.client_confirms and self.state.delivered < self._newest_handed
         return is_asked and now - self._left_at < ACK_WAIT_S
 
     def attach(self, delivery: Follower) -> None:
-        """From now on the delivery follows this stream, or it shows life again."""
+        """Attach a delivery, or attach it again after it fell silent."""
         if delivery is not self.delivery:
             self.newest += 1
             delivery.number = self.newest
@@ -546,16 +557,16 @@ class Stream:
         self.state.attach(delivery.position, confirms=confirms)
 
     def detach(self, delivery: Follower) -> None:
-        """The delivery is over; nothing changes where another one has taken its place."""
+        """Detach a delivery; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
             self._leave(self.state.detach)
             self.notify()
 
     def displace(self) -> Follower | None:
-        """Take away the attached delivery, which is returned, for another that is attached next.
+        """Remove the attached delivery and return it. The caller attaches another one next.
 
-        The stream is not left in between: one that only its connection leads to would end there.
+        `on_settled` is not called in between: it would end a stream that no client can resume.
         """
         displaced, self.delivery = self.delivery, None
         if displaced is not None:
@@ -564,7 +575,7 @@ class Stream:
         return displaced
 
     def fall_silent(self, delivery: Follower) -> None:
-        """The delivery's peer shows no life: that counts as detached, until it does again."""
+        """The delivery's peer is silent. That counts as detached until `attach` is called again."""
         if self.delivery is delivery and self.state.idle_since is None:
             self._leave(self.state.fall_silent)
 
@@ -574,13 +585,13 @@ class Stream:
         self._on_settled(self)
 
     async def change(self) -> None:
-        """Wait for something to happen to the stream, perhaps nothing of interest."""
+        """Wait for the next `notify`, whatever has changed."""
         if self._changed is None:
             self._changed = trio.Event()
         await self._changed.wait()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -591,7 +602,7 @@ class Stream:
             self._on_settled(self)
 
     def make_use_of_room(self, *, is_forced: bool = False) -> None:
-        """Send the progress that was held back, if there is room now or it must be sent."""
+        """Send the progress that was held back, if there is room now or `is_forced`."""
         state = self.state
         if state.held_back:
             size = state.batch_bytes
