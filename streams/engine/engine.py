@@ -68,7 +68,7 @@ in_child(_leave_event_loop)
 
 
 class Engine:
-    """Made by `open_engine`."""
+    """Streams, sessions and connections over one journal. Made by `open_engine`."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Engine:
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._is_closing = False
         self._running = 0  # handlers
-        self._stirred = trio.Event()  # handlers and connections come and go
+        self._stirred = trio.Event()  # set when a handler or a connection begins or ends
         self._nursery: trio.Nursery
 
-    # A new stream
+    # New streams
 
     def begin(
         self,
@@ -115,17 +115,18 @@ class Engine:
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
-        One that `is_paged` may send several responses: the tokens of the pages lead to the others.
-        One that `is_rerun` is begun again when the server has died, if its client can come back.
-        `mark` is what the request has in the place of its idempotency key.
-        `origin` is the request, where that was parsed already.
-        There is room for it if nothing was waited for since `make_room`.
+        With `is_paged` the handler may send several responses: a page token leads from each to the
+        next. With `is_restartable` the call is restarted after the server died, if its client can
+        resume it. `mark` stands in the request in place of its idempotency key. `origin` is the
+        request, where that was parsed already.
+
+        The caller must have called `make_room`, and must not have waited for anything since.
         """
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
-        # Pages are, once their client has a token.
+        # A stream with pages becomes reachable later, when its client has a page token.
         is_reachable = is_told or (mark is not None and not mark.is_own)
         record = Record(
             stream=new_id(),
@@ -143,7 +144,7 @@ class Engine:
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
         self._committer.add(Create(record))
-        self._committer.mark(stream, 0)  # to be told when it is there
+        self._committer.mark(stream, 0)  # calls `stream.committed` when the record is durable
         preamble = self.operations.announcements(stream, dialects)
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
@@ -156,9 +157,9 @@ class Engine:
         self._nursery.start_soon(self._run, stream, handler)
 
     async def make_room(self, principal: str) -> None:
-        """See to it that this principal may have one more stream.
+        """Make room for one more stream of this principal.
 
-        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
@@ -168,10 +169,10 @@ class Engine:
     async def _run(self, stream: Stream, handler: Handler) -> None:
         final: tuple[bytes, bool] | None = None
         failure = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
-        # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
+        # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
-                if stream.mark is not None:  # a crash must not make who comes again run it twice
+                if stream.mark is not None:  # else a retry after a crash would run the tool twice
                     await stream.recorded()
                 final = await handler(stream)
         except Refusal as refused:
@@ -189,12 +190,13 @@ class Engine:
         self._running -= 1
         self._stir()
 
-    # The engine's own life
+    # Connections
 
     @asynccontextmanager
     async def connect(self, channel: Channel) -> AsyncIterator[Connection]:
-        """A connection, for the length of a block; then what is owed is written, and it is closed.
+        """Open a connection for the length of a block.
 
+        At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
         async with (
@@ -215,8 +217,9 @@ class Engine:
         *,
         event_ids: EventIds,
     ) -> AsyncIterator[Connection]:
-        """A connection for the response to one request: what the block has begun is sent, and then
-        it is closed.
+        """Open a connection for the response to one HTTP request.
+
+        What is begun in the block is sent at its end, and then the connection is closed.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, event_ids=event_ids
@@ -239,7 +242,7 @@ class Engine:
                 await connection.channel.aclose()
 
     async def wait_idle(self, linger_s: float) -> None:
-        """Wait until no connection is there and no handler runs, for so many seconds on end."""
+        """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
                 await self._stirred.wait()
@@ -253,8 +256,10 @@ class Engine:
         self._stirred.set()
         self._stirred = trio.Event()
 
+    # Start and shutdown
+
     async def run(self, nursery: trio.Nursery) -> None:
-        """Take over what the journal has, and begin to work."""
+        """Take over the streams of the journal, restart their calls, and start all tasks."""
         self._nursery = nursery
         for stream in await self._streams.take_over():
             handler = self._restart_handler(stream)
@@ -264,7 +269,7 @@ class Engine:
                 self._start(stream, partial(self._restart, handler))
         nursery.start_soon(self._committer.run_until_stopped)
         nursery.start_soon(self._streams.run)
-        # Whoever asks first shall hear how it ended, not that it still runs.
+        # The first client must see that interrupted calls have ended, not that they still run.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
 
@@ -274,7 +279,7 @@ class Engine:
         return await handler(stream)
 
     async def shut_down(self) -> None:
-        """End everything in good order, within 4 s: running calls end as `interrupted`."""
+        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later."""
         self._is_closing = True
         for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
@@ -300,8 +305,7 @@ class Engine:
         return self._failure or self._committer.failure
 
     def fail(self, error: BaseException) -> None:
-        """Nobody can be served any more: end with this error, whoever has met it."""
-
+        """End the engine with this error, because it can serve no client any more."""
         self._failure = error
 
         async def fail() -> None:
@@ -310,7 +314,7 @@ class Engine:
         self._nursery.start_soon(fail)
 
     def stop(self) -> None:
-        """Commit no more: the last thing there is to do."""
+        """Commit nothing more. This is the last step of a shutdown."""
         self._committer.stop()
 
     async def _wait_for_connections(self, patience_s: float) -> None:
@@ -329,12 +333,12 @@ async def open_engine(
     require_token: bool = False,
     restart_handler: RestartHandler = lambda _: None,
 ) -> AsyncIterator[Engine]:
-    """An engine on this journal, for the length of a block; leaving it shuts down in good order.
+    """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
-    `enforce_min` refuses a client that comes back before `min` instead of serving it.
-    `require_token` refuses a streamId alone to any caller but the stream's own principal.
-    `restart_handler` finds the handlers of calls that are restarted. Raises `JournalUnusable` when
-    memory and disk have parted for good.
+    `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
+    refuses a streamId without its resume token to any caller but the stream's own principal.
+    `restart_handler` finds the handlers of restarted calls. Raises `JournalUnusable` where the
+    journal cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -355,5 +359,5 @@ async def open_engine(
                     await engine.shut_down()
         finally:
             _engines.discard(engine)
-            engine.stop()  # also where it is cancelled before it has begun to serve
+            engine.stop()  # also where `run` was cancelled
             nursery.cancel_scope.cancel()

@@ -1,7 +1,7 @@
-"""The streams of an engine, from when it holds them until nothing is kept of them.
+"""All streams of an engine, and how each of them ends.
 
-Whoever held one before may have been another process: what the journal has is taken over, and comes
-into memory when it is asked for.
+They may have begun in an earlier process: at the start the engine takes over those that the journal
+has. Evicted ones are loaded when a client asks for them (`streams.engine.cache`).
 """
 
 import math
@@ -28,11 +28,12 @@ from streams.limits import Limits
 from streams.logs import log
 from streams.messages import Message, RequestId
 
-WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
+# How long a sum of bytes is used: a principal with thousands of streams may begin thousands of calls.
+WEIGHED_EVERY_S: Final = 1.0
 
 
 class Streams:
-    """Every stream of a journal. First `take_over`, then `run` in a task of its own."""
+    """The streams of one journal. First `take_over`, then `run` in a task of its own."""
 
     def __init__(
         self, journal: Journal, committer: Committer, keyring: Keyring, limits: Limits
@@ -41,18 +42,18 @@ class Streams:
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
-        self.answers: dict[RequestId, Answer] = {}
+        self.answers: dict[RequestId, Answer] = {}  # that the handlers of all streams wait for
         self.index = Registry(limits, keyring)
         self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
-        self._weighed: dict[str, int] = {}  # the bytes that wait for each principal
+        self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
-        # The principals of sessions that have ended, no more than there were sessions.
+        # The principals of ended sessions: never more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
     async def take_over(self) -> list[Stream]:
-        """Take over what the journal has; returns those whose calls are to be run again."""
+        """Take over the streams of the journal; returns those whose calls are to be restarted."""
         totals = await self._journal.totals()
         self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
         for record in await self._journal.claim():
@@ -66,7 +67,7 @@ class Streams:
         return unfinished
 
     async def run(self) -> None:
-        """Give up what nobody comes for, and put to rest what nobody uses, for ever."""
+        """Let streams expire, and evict them, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deadlines.run)
             nursery.start_soon(self.cache.run)
@@ -87,7 +88,7 @@ class Streams:
         return stream
 
     def _hold_stored(self, record: Record, idle_since: float) -> Stream:
-        """A stream that the journal has, and that nobody follows."""
+        """Hold a stream that the journal has, with no delivery attached."""
         stream = self.hold(record)
         stream.is_recorded = True
         stream.state.detach(idle_since)
@@ -99,6 +100,7 @@ class Streams:
     def hold(
         self, record: Record, overflow: Overflow = "block", origin: Message | None = None
     ) -> Stream:
+        """Hold a stream in memory."""
         stream = Stream(
             record,
             self._limits,
@@ -115,15 +117,13 @@ class Streams:
         return stream
 
     async def make_room(self, principal: str) -> None:
-        """See to it that this principal may have one more stream. Raises `Refusal` where it may
-        not.
-        """
+        """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
         for forgotten in await self.cache.make_room(principal):
             self._forget(forgotten)
 
     def _check_bytes(self, principal: str) -> None:
-        """Whether too much waits for this principal, or did a moment ago."""
+        """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
         limit, now = self._limits.bytes_per_principal_max, trio.current_time()
         if now - self._weighed_at >= WEIGHED_EVERY_S:
             self._weighed_at = now
@@ -136,13 +136,13 @@ class Streams:
     # How streams end
 
     def interrupt(self, stream: Stream) -> None:
-        """The handler dies with the process and may not be run again: its call ends here."""
+        """End a call whose handler has ended with its process and cannot be restarted."""
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
         self.cache.used(stream)
 
     def suspend(self, stream: Stream) -> None:
-        """The process ends: its call ends here, or goes on when it is run again."""
+        """The process ends: the call ends as well, or waits for its restart."""
         if stream.rerun is None:
             self.interrupt(stream)
         else:
@@ -150,23 +150,23 @@ class Streams:
             stream.scope.cancel()
 
     def cancel(self, stream: Stream) -> None:
-        """The client does not want it any more."""
+        """The client cancels the call."""
         self._close(stream, Event.CANCEL)
 
     def _settled(self, stream: Stream) -> None:
-        """A stream has lost its connection, or its client has all of it."""
+        """A stream has lost its delivery, or its client has all of it."""
         is_lost = stream.delivery is None and not stream.is_reachable
         if is_lost and stream.mark is None:
             self._drop(stream)
         elif is_lost and not stream.state.is_ended:
-            self.cancel(stream)  # which its key shall tell
+            self.cancel(stream)  # a retry with the same idempotency key is told so
         else:
             if stream.state.is_drained:
                 self.index.retire(stream)
             self._look_after(stream)
 
     def _look_after(self, stream: Stream) -> None:
-        """It is given up when nobody comes for it, and may leave memory before that."""
+        """Watch the deadline of a stream, and consider it for eviction."""
         self._deadlines.watch(stream)
         self.cache.used(stream)
 
@@ -181,7 +181,7 @@ class Streams:
             self._close(stream, Event.ABANDON)
 
     def _close(self, stream: Stream, event: Event) -> None:
-        """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
+        """Abandon or cancel: the handler stops, the lines are deleted, a tombstone is kept."""
         is_known = self.index.get(stream.id) is stream
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
@@ -201,7 +201,7 @@ class Streams:
         self._look_after(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
+        """Stop the handler and keep nothing: no client can resume the stream, or none needs to."""
         stream.scope.cancel()
         self._forget(stream)
         if stream.delivery is not None:
@@ -216,13 +216,13 @@ class Streams:
             self._committer.add(stream.forget())
 
     def _end_session(self, session: HttpSession) -> None:
-        """Streams whose tokens the client was told may be resumed from elsewhere."""
+        # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):
                 is_kept = stream.state.is_paged or stream.is_open_to_key
                 if session.has_begun(stream) and not is_kept:
                     self._drop(stream)
-            if session.is_anonymous:  # what is at rest was its own
+            if session.is_anonymous:  # so all evicted streams of its principal are its own
                 self._over.send_nowait(session.principal)
 
     async def _drop_evicted(self, principal: str) -> None:
@@ -231,7 +231,7 @@ class Streams:
             for record in records:
                 stream = await patiently(partial(self.cache.find, record.stream))
                 if stream is not None and not stream.is_open_to_key:
-                    self._drop(stream)  # at once, before it is at rest again
+                    self._drop(stream)  # without waiting, so that it is not evicted again before
             await self._committer.settled()
             after = records[-1].number
 
