@@ -28,7 +28,7 @@ from streams.limits import Limits
 from streams.logs import log
 from streams.messages import Message, RequestId
 
-# How long a sum of bytes is used: a principal with thousands of streams may begin thousands of calls.
+# How long a sum of bytes is used. A principal with thousands of streams may begin thousands more.
 WEIGHED_EVERY_S: Final = 1.0
 
 
