@@ -20,7 +20,9 @@ from streams.protocol.extension import Mark
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The stream that a key leads to; None where there is none. `mark` is for a call that begins."""
+    """The stream that a key leads to, if any. `mark` is for the call that begins where there is
+    none.
+    """
 
     stream: Stream | None
     mark: Mark

@@ -148,8 +148,8 @@ class Sessions:
         self._of_principal: dict[str, dict[str, HttpSession]] = {}  # of each, by their keys
         self._saved: dict[str, SessionRecord] = {}
         self._holders: dict[str, set[HttpSession]] = {}  # those with event ids of each stream
-        # Streams from the journal, by the keys of their event ids. Their principals may have several
-        # sessions, and which of these had the response is not known.
+        # Streams from the journal, by the keys of their event ids. Their principals may have many
+        # sessions, and it is not known which of these had the response.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
 
