@@ -35,7 +35,7 @@ from streams.sqlite.file import (
 from streams.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.sqlite.presence import Presence
 from streams.sqlite.records import RECORD, record_of
-from streams.sqlite.room import Room, Share
+from streams.sqlite.room import Room, Share, small_disk
 from streams.sqlite.segments import Segments
 from streams.sqlite.sessions import SessionTables
 from streams.sqlite.tails import Budget, Tail, Tails
@@ -71,7 +71,8 @@ class SQLiteStore:
         WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
         be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
         vouched for. Raises `JournalUnusable`, which says
-        what to do, where the file is owned, foreign, damaged, newer or not writable.
+        what to do, where the file is owned, foreign, damaged, newer or not writable, or its
+        disk has less than 8 MiB in all.
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
@@ -82,13 +83,18 @@ class SQLiteStore:
         if bytes_max is not None:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
-        self._room = Room(path, file_bytes_max, bytes_max)
         self._is_short = False
-        self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
             opened.callback(lock.release)
+            disk_bytes = small_disk(path)
+            if disk_bytes is not None:
+                budget = budget.within(disk_bytes)
+            limit = file_bytes_max if bytes_max is None else bytes_max
+            self._room = Room(path, file_bytes_max, limit, disk_bytes)
+            file_bytes_max = self._room.file_bytes_max
+            self._tails = Tails(budget)
             create_file(path)
             index = opened.enter_context(closing(WalIndex(path)))
             with translated(path):

@@ -96,6 +96,16 @@ def test_on_a_full_disk_no_server_starts(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_on_a_disk_that_is_too_small_for_a_journal_no_server_starts(
+    tmp_path: Path, way: str
+) -> None:
+    with mounted(tmp_path / "disk", "size=6m") as disk:
+        said = refused(disk / "journal.db", way)
+        assert "its disk has 6 MiB in all, and a journal needs at least 8 MiB" in said
+        assert not (disk / "journal.db").exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_however_little_room_there_is_it_starts_or_says_why_not(tmp_path: Path, way: str) -> None:
     for pages in (1, 3, 8, 21, 55):
         with mounted(tmp_path / f"disk{pages}") as disk:
