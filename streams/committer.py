@@ -317,7 +317,7 @@ def _parts(changes: list[Change]) -> tuple[list[Change], list[Change]]:
     An ack is of what was durable before these changes, so it can go ahead of them.
     """
     acks: list[Change] = [change for change in changes if isinstance(change, Ack)]
-    others = [change for change in changes if not isinstance(change, Ack)]
+    others: list[Change] = [change for change in changes if not isinstance(change, Ack)]
     if acks and others:
         return acks, others
     half = len(changes) // 2

@@ -11,6 +11,8 @@ from streams.extension import Settings
 from streams.messages import RequestId
 
 if TYPE_CHECKING:
+    import trio
+
     from streams.delivery import Delivery
     from streams.stream import Stream
 
@@ -28,6 +30,8 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
+        # Calls that have not begun, since their arguments are being checked.
+        self.checking: dict[RequestId, trio.CancelScope] = {}
         self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
 
     def is_taken(self, request_id: RequestId, *, besides: "Stream | None" = None) -> bool:
@@ -44,6 +48,8 @@ class Session:
         return self._is_taken_now(request_id, besides)
 
     def _is_taken_now(self, request_id: RequestId, besides: "Stream | None") -> bool:
+        if request_id in self.checking:
+            return True
         displaced = None if besides is None else besides.delivery
         own = displaced.taken_ids if displaced in self.deliveries else ()
         return self._taken[request_id] > (request_id in own)
