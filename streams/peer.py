@@ -1,8 +1,8 @@
 """What an MCP peer sees of a server: one session's conversation.
 
-Nothing here waits for a handler, which runs in the engine. A message may wait for the journal, which
-finds its stream, and the next one of the same connection waits with it. A call whose arguments a
-worker has to check waits in a task of its own: the next message does not wait for that.
+Nothing here waits for a handler, which runs in the engine. A message may wait for the journal,
+which finds its stream, and the next one of the same connection waits with it. A call whose
+arguments a worker has to check waits in a task of its own: the next message does not wait for that.
 """
 
 from collections.abc import Awaitable, Callable

@@ -13,6 +13,7 @@ from streams.clock import steady
 from streams.errors import JournalUnusable
 from streams.journal import Shortage
 from streams.limits import MIB
+from streams.logs import log
 
 # What is kept for that: a commit may need it twice, in the WAL and in the file. Of a small disk a
 # part.
@@ -130,18 +131,28 @@ class Share:
 
     @property
     def is_due(self) -> bool:
-        """Whether `commit` would count, which takes a while."""
+        """Whether the next commit counts, which takes a while."""
         return self._judge() is not None and steady() - self._counted_at >= COUNT_S
 
-    def commit(self, added: int, unwritten: Callable[[], int]) -> None:
-        """Count the bytes that a commit has added; `unwritten` gives those that are in no row."""
-        self._bytes += added
-        if self._bytes_max is None:
+    def recount(self, unwritten: Callable[[], int]) -> None:
+        """Before a commit: count the rows if that is due; `unwritten` gives the bytes in no row.
+
+        Where they cannot be counted the former count, which is not too low, stands: what is wrong
+        with the file is for the commit to find.
+        """
+        if not self.is_due:
             return
-        if self.is_due:
+        self._counted_at = steady()
+        try:
             [rows] = self._writer.execute(_COUNT).fetchone()
+        except sqlite3.Error as error:
+            log.warning("the share of anonymous callers cannot be counted", why=str(error))
+        else:
             self._bytes = rows + unwritten()
-            self._counted_at = steady()
+
+    def add(self, added: int) -> None:
+        """After a commit: count the bytes that it has added."""
+        self._bytes += added
         self._shortage = self._judge()
 
     def _judge(self) -> Shortage | None:

@@ -89,10 +89,8 @@ class SQLiteStore:
             lock.acquire()
             opened.callback(lock.release)
             disk_bytes = small_disk(path)
-            if disk_bytes is not None:
-                budget = budget.within(disk_bytes)
-            limit = file_bytes_max if bytes_max is None else bytes_max
-            self._room = Room(path, file_bytes_max, limit, disk_bytes)
+            budget = budget if disk_bytes is None else budget.within(disk_bytes)
+            self._room = Room(path, file_bytes_max, bytes_max or file_bytes_max, disk_bytes)
             file_bytes_max = self._room.file_bytes_max
             self._tails = Tails(budget)
             create_file(path)
@@ -192,6 +190,7 @@ class SQLiteStore:
     ) -> Sequence[JournalError | None]:
         with translated(self._path):
             self._checkpoints.make_room(lambda: _bytes_needed(changes))
+        self._share.recount(self._anonymous_unwritten)
         self._tails.evict()
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
         try:
@@ -204,9 +203,7 @@ class SQLiteStore:
         self._presence.check()
         batch.publish()
         self._checkpoints.committed()
-        with translated(self._path):
-            added = sum(map(self._anonymous_bytes, changes))
-            self._share.commit(added, self._anonymous_unwritten)
+        self._share.add(sum(map(self._anonymous_bytes, changes)))
         return answers
 
     def _anonymous_bytes(self, change: Change) -> int:

@@ -151,8 +151,8 @@ def test_a_call_that_is_checked_can_be_cancelled(server: ServerProcess, kind: st
     with server.connect(kind) as peer:
         peer.initialize({})
         cancelled = [peer.call("tree", **STALLING) for _ in range(3)]
-        for id in cancelled:
-            peer.notify("notifications/cancelled", {"requestId": id})
+        for each in cancelled:
+            peer.notify("notifications/cancelled", {"requestId": each})
         after = peer.call("numbers", items=list(range(200_000)))
         arrived = peer.read_until(answers_to(after))
         assert told(arrived[-1]) == (False, "numbers")
