@@ -137,7 +137,10 @@ class Committer:
                     "cancel some calls, or try again later."
                 )
         if shortage is not None and shortage.limit is not None:
-            raise refusal("journal_full", limit=shortage.limit)
+            raise refusal("journal_full", limit=shortage.limit, used=shortage.used).saying(
+                f"The journal has no room for new calls, {shortage.used} bytes of "
+                f"{shortage.limit} are in use: resume or cancel some, or try again later."
+            )
         trouble = self._trouble or shortage
         if trouble is not None:
             raise Refusal(

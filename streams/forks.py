@@ -4,8 +4,8 @@ A forked child has copies of the server's memory and descriptors, and must act o
 
 - A connection ends when the last process closes it, and an epoll set is shared: so in the child
   /dev/null takes the place of every descriptor that is withheld here. The number stays in use, so
-  that an object which closes it late closes no file that the child has opened since. Where /dev/null
-  cannot be opened, the descriptors are closed.
+  that an object which closes it late closes no file that the child has opened since. Where
+  /dev/null cannot be opened, the descriptors are closed.
 - The tool's code returns, or raises, into the server. There the child ends (`Confined`), as a child
   of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from streams.clock import steady
 from streams.errors import JournalUnusable
 from streams.journal import Shortage
@@ -101,7 +103,10 @@ class Room:
         if whole is None:
             return None
         free = whole - _pages(reader, "page_count") + self._unused(reader)
-        return judged(free, whole, self._where, was_short=self._is_short, limit=self._limit)
+        found = judged(free, whole, self._where, was_short=self._is_short, limit=self._limit)
+        if found is None or self._limit is None:
+            return found
+        return msgspec.structs.replace(found, used=whole - free)
 
     def _unused(self, reader: sqlite3.Connection) -> int:
         """Bytes within the file that are used before it grows."""
