@@ -378,6 +378,9 @@ class Access:
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
+        if (checking := session.checking.pop(request_id, None)) is not None:
+            checking.cancel()
+            return
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:

@@ -201,7 +201,20 @@ async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple
         bytes_max=limits.journal_bytes_max or None,
         anonymous_bytes_max=limits.anonymous_bytes_max or None,
     ) as journal:
+        _warn_of_limit(journal)
         yield journal, Keyring.load(key_path(options.journal))
+
+
+def _warn_of_limit(journal: Journal) -> None:
+    """Say so where the journal that was there has its limit: no client could say it as well."""
+    shortage = journal.shortage
+    if shortage is not None and shortage.limit is not None:
+        log.warning(
+            "the journal has its limit and new calls are refused: raise it with --limit "
+            "journal_bytes_max=BYTES (0 for none), or let clients resume or cancel their calls",
+            used=shortage.used,
+            journal_bytes_max=shortage.limit,
+        )
 
 
 @asynccontextmanager

@@ -78,6 +78,11 @@ class Handlers:
         """The names of the tools that have not ended, each once."""
         return sorted(set(self._at_work.values()))
 
+    def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
+        """Whether a worker has to check these arguments, which may take seconds."""
+        schema = tool.input_given
+        return schema is not None and schema.is_costly(len(given))
+
     async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
         """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
         schema = tool.input_given

@@ -1,8 +1,8 @@
 """What an MCP peer sees of a server: one session's conversation.
 
-Nothing here waits for a handler, which runs in the engine. A message waits for the journal, which
-finds its stream, or for a worker, which checks its arguments; the next one of the same connection
-waits for both.
+Nothing here waits for a handler, which runs in the engine. A message may wait for the journal,
+which finds its stream, and the next one of the same connection waits with it. A call whose
+arguments a worker has to check waits in a task of its own: the next message does not wait for that.
 """
 
 from collections.abc import Awaitable, Callable
@@ -51,6 +51,11 @@ _REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 # each message about progress.
 NAME_LETTERS_MAX: Final = 1024
 
+# How many calls of one connection may be checked, or wait for that, beside its reader. The worker
+# takes one of a principal at a time and up to 2.5 s for it, so the last begins within the 20 s that
+# a check may wait. A further call waits in the reader.
+CHECKS_MAX: Final = 4
+
 # How many refusals are logged at once, and per second in the long run: a line takes longer than the
 # rest of a refusal, and a log has no end.
 REFUSALS_TOLD: Final = 100
@@ -95,6 +100,8 @@ class Peer:
         self._engine = engine
         self._handlers = handlers
         self._large = large_work()
+        self._tasks: trio.Nursery | None = None  # of the connection, where that has a reader
+        self._may_check = trio.Semaphore(CHECKS_MAX)
         self._questions = dialects.questions()
         self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
@@ -119,6 +126,12 @@ class Peer:
 
     async def run(self, connection: Connection) -> None:
         """Listen until the client will send no more over this connection."""
+        async with trio.open_nursery() as self._tasks:
+            await self._listen(connection)
+            if not connection.channel.is_writable():
+                self._tasks.cancel_scope.cancel()  # a call that has not begun has no client
+
+    async def _listen(self, connection: Connection) -> None:
         turns = Turns()
         while True:
             try:
@@ -197,6 +210,8 @@ class Peer:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
         check_revision(revision_in(message, line))
+        if request_id in self.session.checking:
+            check_free(self.session, request_id)
         if method in self._deliveries:  # they check the id: a resume may displace its holder
             _check_name(request_id, "id")
             assert connection is not None
@@ -281,10 +296,51 @@ class Peer:
         key = extension.key_in(params.meta.key)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
-        elif key is not None:
-            await self._call_once(message, params, key, connection)
+            return
+        if key is not None:
+            begin = partial(self._call_once, message, params, key, connection)
         else:
-            await self._begin(message, params, line, connection)
+            begin = partial(self._begin, message, params, line, connection)
+        if tool is not None and self._handlers.is_costly(tool, params.arguments):
+            await self._begin_aside(message, connection, begin)
+        else:
+            await begin()
+
+    async def _begin_aside(
+        self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Begin a call that takes long to check, while the reader goes on: meanwhile its id is
+        taken, and a cancel ends it without an answer, as for a call that has begun.
+        """
+        assert isinstance(message.id, int | str)
+        request_id, checking = message.id, self.session.checking
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            try:
+                with scope:
+                    await begin()
+            except Refusal as refused:
+                connection.reply(refused_line(request_id, refused))
+            except Unavailable as trouble:
+                connection.reply(refused_line(request_id, unreadable(trouble)))
+            finally:
+                if checking.get(request_id) is scope:
+                    del checking[request_id]
+
+        async def run_beside() -> None:
+            try:
+                await run()
+            finally:
+                self._may_check.release()
+
+        if self._tasks is None:  # over HTTP the reader is this call's alone
+            checking[request_id] = scope
+            await run()
+        else:
+            await self._may_check.acquire()
+            checking[request_id] = scope
+            self._tasks.start_soon(run_beside)
 
     async def _call_once(
         self, message: Message, params: CallTool, key: str, connection: Connection
@@ -297,6 +353,7 @@ class Peer:
                 await self._begin(message, params, marked, connection, called.mark)
                 return
             access, stream = self._engine.access, called.stream
+            self.session.checking.pop(message.id, None)
             access.repeat(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
@@ -310,7 +367,9 @@ class Peer:
     ) -> None:
         """Begin a call whose request is kept as `line`, with this mark in it."""
         assert isinstance(message.id, int | str)
-        check_free(self.session, message.id)
+        checking = self.session.checking
+        if message.id not in checking:  # else it is this call that has the id
+            check_free(self.session, message.id)
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
@@ -329,6 +388,7 @@ class Peer:
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
+        checking.pop(message.id, None)
         check_free(self.session, message.id)  # it may have been taken meanwhile
         stream = self._engine.begin(
             connection,
