@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import trio
 
+from streams.exchange import Dialer
 from streams.journal.ownership import lock_path, socket_path
-from streams.messages import Dialer
 from streams.process.options import Durability
 from transports import dial, stdio
 

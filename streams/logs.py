@@ -92,6 +92,14 @@ def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
     }
 
 
+def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
+    """Send this process's log to standard error, in colour on a terminal, or as JSON lines."""
+    structlog.configure(
+        **settings(level, as_json=as_json),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
+
+
 def redacted(_: object, __: str, line: str) -> str:
     """A line of the log, rendered, without what must not be known to who reads logs.
 

@@ -25,7 +25,7 @@ from functools import partial
 
 TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
 if TYPE_CHECKING:
-    from streams.messages import Dialer
+    from streams.exchange import Dialer
     from transports.net.bearer import Token
 
 

@@ -19,13 +19,13 @@ from typing import Final
 import msgspec
 import trio
 
-from streams.blocks import Block
+from streams.exchange import Scopes
 from streams.forks import withhold
 from streams.messages import (
     LEADING_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    Block,
     Incoming,
-    Scopes,
     TooLarge,
     leading_id,
 )

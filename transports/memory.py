@@ -10,7 +10,8 @@ from typing import Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel, ClientChannel
+from streams.exchange import Channel, ClientChannel
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel
 
 # As much as a pipe of the kernel holds.

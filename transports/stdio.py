@@ -15,7 +15,8 @@ from typing import Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel
+from streams.exchange import Channel
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
 from transports.relay.standard import claim_standard_streams
 

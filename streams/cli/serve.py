@@ -134,10 +134,10 @@ def _run_server(options: Options) -> None:
 
         relay.run(options)
         return
-    from streams import console
+    from streams import logs
     from streams.process import serve as serving
 
-    console.log_to_stderr(as_json=options.json_log)
+    logs.log_to_stderr(as_json=options.json_log)
     serving.run(options)
 
 

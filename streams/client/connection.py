@@ -17,24 +17,15 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.blocks import Block
 from streams.client import wire
 from streams.client.answers import Answers
 from streams.client.buffer import Batch, cut
 from streams.client.call import RunningCall, Unsound
 from streams.client.wire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
+from streams.exchange import ClientChannel, RequestChannel
 from streams.logs import log
-from streams.messages import (
-    ClientChannel,
-    Incoming,
-    Kind,
-    Message,
-    RequestChannel,
-    RequestId,
-    TooLarge,
-    look,
-)
+from streams.messages import Block, Incoming, Kind, Message, RequestId, TooLarge, look
 from streams.protocol.ticket import Ticket
 
 # What may wait to be written before who wants to write waits too.

@@ -17,9 +17,10 @@ from streams.client.call import RunningCall
 from streams.client.connection import Calls, Link
 from streams.client.wire import Hello
 from streams.errors import CannotConnect
+from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.messages import ClientChannel, Dialer, Kind, Message
+from streams.messages import Kind, Message
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.

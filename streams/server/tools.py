@@ -28,9 +28,9 @@ from typing import Any, Final, Literal, TypedDict, get_args
 import msgspec
 
 from streams.errors import InsufficientScope
-from streams.exchange import checked_scopes
+from streams.exchange import Scopes, checked_scopes
 from streams.faults import is_failure, log_failure, text_of
-from streams.messages import Scopes, uncollected
+from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
 from streams.server.content import Block
 from streams.server.schemas import (

@@ -19,7 +19,8 @@ from wsproto.events import (
     Request,
 )
 
-from streams.messages import Channel, Incoming
+from streams.exchange import Channel
+from streams.messages import Incoming
 from tests.rigs.echo import LIMIT, Handler, echo
 from transports import websocket
 from transports.websocket.frames import MCP

@@ -7,7 +7,8 @@ from typing import Final
 
 import trio
 
-from streams.messages import Channel, Incoming, TooLarge
+from streams.exchange import Channel
+from streams.messages import Incoming, TooLarge
 
 LIMIT: Final = 64 * 1024  # of a message, in all of these tests
 

@@ -9,7 +9,8 @@ import trio
 import trio.testing
 
 from streams import messages
-from streams.messages import Channel, Incoming
+from streams.exchange import Channel
+from streams.messages import Incoming
 from streams.protocol.extension import POSITION
 from tests.rigs.scripted_http import NDJSON, Asked, HttpServer, Script, accept, http_server
 from transports.http import client

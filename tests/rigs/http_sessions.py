@@ -11,9 +11,9 @@ from typing import Final
 import trio
 
 from streams import messages
-from streams.exchange import Request, Responder
+from streams.exchange import Request, Responder, Scopes
 from streams.keys import new_id
-from streams.messages import Incoming, Scopes
+from streams.messages import Incoming
 from tests.rigs.echo import Handler
 from tests.rigs.scripted_http import NDJSON
 

@@ -28,7 +28,7 @@ from wsproto.events import (
 
 from streams import messages
 from streams.errors import refusal
-from streams.messages import ClientChannel
+from streams.exchange import ClientChannel
 from tests.rigs.bare_http import answers, asking
 from tests.rigs.bare_websocket import open_bare_websocket, shake_hands
 from tests.rigs.echo import LIMIT, Handler, echo

@@ -20,7 +20,7 @@ from benchmarks.servers import (
 )
 
 COUNT, SIZE = 3_000, 200
-FAULTY = ROOT / "tests" / "faulty_fill.py"
+FAULTY = ROOT / "tests" / "rigs" / "faulty_fill.py"
 
 Client = Callable[[int, int], Resumed]
 

@@ -17,9 +17,8 @@ from urllib.parse import urljoin
 import msgspec
 
 from streams import messages
-from streams.blocks import Block
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.messages import Incoming, Message, RequestId, TooLarge, look
+from streams.messages import Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.connections import Head
 from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address

@@ -31,18 +31,10 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.blocks import Block
 from streams.errors import INTERNAL_ERROR, Refusal
+from streams.exchange import Scopes
 from streams.logs import log
-from streams.messages import (
-    MESSAGE_BYTES_MAX,
-    Incoming,
-    Message,
-    RequestId,
-    Scopes,
-    TooLarge,
-    look,
-)
+from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.bodies import (
     ACCEPT,
     Body,

@@ -6,8 +6,7 @@ from typing import Final
 
 import trio
 
-from streams.blocks import Block
-from streams.messages import RequestId, TooLarge
+from streams.messages import Block, RequestId, TooLarge
 
 # What waits to be received before bodies are not read on. Each of them may hold a read more.
 INBOX_BYTES_MAX: Final = 1024 * 1024

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel
+from streams.exchange import Channel
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
 from transports.relay.handover import peer_uid, socket_address

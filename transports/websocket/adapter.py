@@ -16,9 +16,9 @@ import trio
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Admit, Caller
+from streams.exchange import Admit, Caller, Channel
 from streams.keys import new_id
-from streams.messages import MESSAGE_BYTES_MAX, Channel
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.net.bearer import Token, bearer_for
 from transports.net.dialing import WEBSOCKET, Address, reach
 from transports.net.listening import (

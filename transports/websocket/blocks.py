@@ -6,8 +6,7 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.blocks import Block
-from streams.messages import Incoming, TooLarge
+from streams.messages import Block, Incoming, TooLarge
 from transports.lines import LineSplitter, in_blocks, lines_of
 from transports.websocket.client import WebSocketChannel
 from transports.websocket.frames import LineFraming

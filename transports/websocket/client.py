@@ -13,8 +13,8 @@ import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.blocks import Block
-from streams.messages import Incoming, Scopes, TooLarge
+from streams.exchange import Scopes
+from streams.messages import Block, Incoming, TooLarge
 from transports.lines import CLOSE_S, in_blocks, unsent_bytes
 from transports.websocket.frames import Framing, Oversize, packed
 from transports.websocket.wire import Wire

@@ -11,8 +11,7 @@ from typing import Final, Protocol
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
-from streams.blocks import lines_in
-from streams.messages import Incoming, TooLarge
+from streams.messages import Incoming, TooLarge, lines_in
 from transports.lines import READ_BYTES, LineSplitter, one_line
 
 MCP: Final = "mcp"

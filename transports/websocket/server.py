@@ -21,8 +21,8 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Caller
-from streams.messages import Incoming, Scopes
+from streams.exchange import Caller, Scopes
+from streams.messages import Incoming
 from streams.turns import Budget, Turns
 from transports.lines import CLOSE_S, unsent_bytes
 from transports.net.listening import ServerStream, part, receive_some, tcp_of

@@ -12,8 +12,7 @@ import trio.testing
 from wsproto.events import CloseConnection, TextMessage
 
 from streams.errors import refusal
-from streams.exchange import Caller, Denied, Head, Request, Responder
-from streams.messages import Channel
+from streams.exchange import Caller, Channel, Denied, Head, Request, Responder
 from tests.rigs.bare_http import (
     CLOSE,
     PATIENT_S,

@@ -12,7 +12,7 @@ import trustme
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
-from streams.messages import Channel
+from streams.exchange import Channel
 from tests.rigs.bare_websocket import server
 from transports import dial, websocket
 from transports.net.origins import Origins
