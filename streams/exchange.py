@@ -13,7 +13,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-from streams.errors import Refusal
+from streams.errors import INVALID_REQUEST, Refusal
 from streams.messages import Block, Incoming, RequestId, TooLarge
 
 Scopes = frozenset[str] | None
@@ -177,14 +177,18 @@ class Request(Head, frozen=True):
     caller: Caller | None = None  # None where nobody is asked who they are
 
 
-class Denied(Exception):
-    """A request that may not come in, and the response that says so."""
+class HttpError(Exception):
+    """A request that is answered with an HTTP error; the body is a JSON-RPC error.
 
-    def __init__(self, status: int, refused: Refusal, headers: Headers = ()) -> None:
-        super().__init__(refused)
+    `refusal` is that error. A string becomes the message of an invalid request.
+    """
+
+    def __init__(self, status: int, refusal: Refusal | str, headers: Headers = ()) -> None:
+        super().__init__(refusal)
         self.status = status
-        self.refused = refused
+        self.refusal = Refusal(INVALID_REQUEST, refusal) if isinstance(refusal, str) else refusal
         self.headers = headers
+        self.request_id: RequestId | None = None  # where the body of the request was read
 
 
 class Responder(Protocol):
@@ -222,9 +226,9 @@ class Responder(Protocol):
 Endpoint = Callable[[Request, Responder], Awaitable[None]]
 
 Admit = Callable[[Head], Awaitable[Caller | None]]
-"""Who a request comes from; None for who need not say so. Raises `Denied`."""
+"""Who a request comes from; None for who need not say so. Raises `HttpError`."""
 
 Screen = Callable[[Request], int | None]
 """How long the body of a request may be, in bytes, before any of it is read; None for as long as
-any. The request that it is asked about has none yet. Raises `Denied` for what the head refuses.
+any. The request that it is asked about has none yet. Raises `HttpError` for what the head refuses.
 """

@@ -6,12 +6,11 @@ from typing import Any, cast
 import h11
 import trio
 
-from streams.exchange import Request
+from streams.exchange import HttpError, Request
 from tests.fuzz.pieces import same_however_cut
 from transports.http.connections import Connection
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
 from transports.net.heads import plain_head
-from transports.net.listening import Refused
 from transports.net.origins import Origins
 from transports.websocket.handshake import _reason
 
@@ -36,7 +35,7 @@ def requests(data: bytes) -> None:
                     reading.whole(200, (), b"ok")
                     if not reading.next_cycle():
                         return seen
-            except Refused as refused:
+            except HttpError as refused:
                 assert refused.status in (400, 403, 413, 431, 501, 505)
                 return [*seen, refused.status]
             assert len(reading._body) <= LIMIT + 2

@@ -14,7 +14,7 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Admit, Caller, Denied, Endpoint, Head, Headers, Request, Screen
+from streams.exchange import Admit, Caller, Endpoint, Head, Headers, HttpError, Request, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
@@ -24,16 +24,13 @@ from transports.net.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Contexts,
-    Refused,
     Room,
     ServerStream,
-    admitted,
     listen,
     origins_for,
     part,
     port_of,
     receive_some,
-    refused_as,
     secured,
     serve_listeners,
     turn_away,
@@ -127,7 +124,7 @@ class _Server:
                 try:
                     with self.room.held_by(request.caller):
                         await self._answer(request, requests, line)
-                except Refused as refused:
+                except HttpError as refused:
                     refused.request_id = messages.salvage_id(request.body)
                     raise
                 await line.unwatch()
@@ -135,7 +132,7 @@ class _Server:
                     await line.part()
                     return
                 phase = Phase.NOTHING
-        except Refused as refused:
+        except HttpError as refused:
             await line.unwatch()
             await line.turn_away(refused)
         finally:
@@ -146,7 +143,7 @@ class _Server:
     ) -> Request | None:
         """The next request, or None when the peer has hung up or is idle for too long.
 
-        Raises `Refused`, also for a request of which only a part comes.
+        Raises `HttpError`, also for a request of which only a part comes.
         """
         caller: Caller | None = None
         is_admitted = False
@@ -156,7 +153,7 @@ class _Server:
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
-                    caller = await admitted(self.admit, requests.head)
+                    caller = await self.admit(requests.head) if self.admit else None
                     self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
@@ -174,32 +171,29 @@ class _Server:
                     await line.turns.wait()
             else:
                 if not is_admitted:
-                    caller = await admitted(self.admit, request)
+                    caller = await self.admit(request) if self.admit else None
                 if caller is not None:
                     request = msgspec.structs.replace(request, caller=caller)
                 return request
         if requests.phase is Phase.NOTHING:
             return None
-        raise Refused(408, "The request did not come whole in time: send it again.")
+        raise HttpError(408, "The request did not come whole in time: send it again.")
 
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
-        """Decide on a request whose body is to be read yet. Raises `Refused`."""
+        """Decide on a request whose body is to be read yet. Raises `HttpError`."""
         if self.screen is None:
             return
-        try:
-            limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
-        except Denied as denied:
-            raise refused_as(denied) from None
+        limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
         if limit is not None:
             requests.limit_body(limit)
 
     def _check_room(self, line: "_Line") -> None:
         if self.room.is_over_full(line.tcp):
             full = "Too many connections are open: try again later."
-            raise Refused(503, Refusal(INTERNAL_ERROR, full))
+            raise HttpError(503, Refusal(INTERNAL_ERROR, full))
 
     async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
-        """Have the request answered. Raises `Refused` where the endpoint failed to."""
+        """Have the request answered. Raises `HttpError` where the endpoint failed to."""
         exchange = _Exchange(requests, line)
         try:
             await self.endpoint(request, exchange)
@@ -214,8 +208,8 @@ class _Server:
                 await line.close()  # half a response must not look like a whole one
 
 
-def _failed() -> Refused:
-    return Refused(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
+def _failed() -> HttpError:
+    return HttpError(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
 
 
 def _is_hang_up(error: Exception) -> bool:
@@ -335,7 +329,7 @@ class _Line:
         self._hang_up()
         await trio.aclose_forcefully(self.tcp)
 
-    async def turn_away(self, refused: Refused) -> None:
+    async def turn_away(self, refused: HttpError) -> None:
         if not self.gone.is_set():
             await turn_away(self._stream, refused)
 

@@ -18,11 +18,10 @@ from typing import Final, NoReturn
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, Refusal, refusal
-from streams.exchange import Admit, Caller, Denied, Head
+from streams.errors import refusal
+from streams.exchange import Caller, HttpError
 from streams.forks import withhold
 from streams.logs import log
-from streams.messages import RequestId
 from streams.turns import TURN_UNITS, Turns
 from transports.lines import CLOSE_S
 from transports.net.origins import Origins, names_loopback
@@ -56,7 +55,7 @@ SHORTAGE_S: Final = 0.1
 
 HANDSHAKE_S: Final = 10.0
 
-_SOON: Final = (b"Retry-After", b"1")
+_SOON: Final = ("Retry-After", "1")
 
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
@@ -91,13 +90,13 @@ class Room:
 
     @contextlib.contextmanager
     def held_by(self, caller: Caller | None) -> Iterator[None]:
-        """Room for one more that this caller has. Raises `Refused` where it has too many."""
+        """Room for one more that this caller has. Raises `HttpError` where it has too many."""
         if caller is None:
             yield
             return
         principal, limit = caller.principal, self._per_principal_max
         if limit is not None and self._of_principal[principal] >= limit:
-            raise Refused(429, refusal("too_many_connections", limit=limit), [_SOON])
+            raise HttpError(429, refusal("too_many_connections", limit=limit), [_SOON])
         self._of_principal[principal] += 1
         try:
             yield
@@ -107,52 +106,7 @@ class Room:
                 del self._of_principal[principal]
 
 
-class Refused(Exception):
-    """A request that ends with an HTTP error and the end of its connection.
-
-    `why` is one sentence that says what to do next, or the JSON-RPC error that has it.
-    """
-
-    def __init__(
-        self, status: int, why: str | Refusal, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        super().__init__(why)
-        self.status = status
-        self.refusal = Refusal(INVALID_REQUEST, why) if isinstance(why, str) else why
-        self.headers = headers
-        self.request_id: RequestId | None = None  # of a request that was read before it was refused
-
-    def response(self) -> bytes:
-        phrase = http.HTTPStatus(self.status).phrase
-        body = messages.error(self.request_id, self.refusal)
-        fields = [
-            *self.headers,
-            (b"Content-Type", b"application/json"),
-            (b"Content-Length", str(len(body)).encode()),
-            (b"Connection", b"close"),
-        ]
-        lines = [f"HTTP/1.1 {self.status} {phrase}".encode()]
-        lines += [name + b": " + value for name, value in fields]
-        return b"\r\n".join([*lines, b"", body])
-
-
 # -- the door
-
-
-async def admitted(admit: Admit | None, head: Head) -> Caller | None:
-    """Who is at the door, where anybody asks. Raises `Refused`."""
-    if admit is None:
-        return None
-    try:
-        return await admit(head)
-    except Denied as denied:
-        raise refused_as(denied) from None
-
-
-def refused_as(denied: Denied) -> Refused:
-    """The same, as a response that ends the connection."""
-    headers = [(name.encode(), value.encode()) for name, value in denied.headers]
-    return Refused(denied.status, denied.refused, headers)
 
 
 async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStream:
@@ -321,11 +275,24 @@ def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
 # -- the end
 
 
-async def turn_away(stream: ServerStream, refused: Refused) -> None:
+def _response(refused: HttpError) -> bytes:
+    phrase = http.HTTPStatus(refused.status).phrase
+    body = messages.error(refused.request_id, refused.refusal)
+    fields = [
+        *refused.headers,
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+    ]
+    lines = [f"HTTP/1.1 {refused.status} {phrase}", *(f"{name}: {value}" for name, value in fields)]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+async def turn_away(stream: ServerStream, refused: HttpError) -> None:
     """Send the refusal and end the connection, within a second; the caller closes."""
     with trio.move_on_after(CLOSE_S):
         try:
-            await stream.send_all(refused.response())
+            await stream.send_all(_response(refused))
         except trio.BrokenResourceError:
             return  # it did not wait for the answer
         await part(stream)

@@ -16,7 +16,7 @@ import trio
 from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Admit, Caller, Channel
+from streams.exchange import Admit, Caller, Channel, HttpError
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.net.bearer import Token, bearer_for
@@ -25,10 +25,8 @@ from transports.net.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Contexts,
-    Refused,
     Room,
     ServerStream,
-    admitted,
     listen,
     origins_for,
     port_of,
@@ -110,11 +108,11 @@ class _Server:
             head, early = await read_head(stream)
             opening = parse_head(head)
             self._check_welcome(opening, tcp)
-            caller = await admitted(self.admit, opening.head)
+            caller = await self.admit(opening.head) if self.admit else None
             holding.enter_context(self.room.held_by(caller))
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
-        except Refused as refused:
+        except HttpError as refused:
             await turn_away(stream, refused)
             return None
         except (trio.BrokenResourceError, OSError):
@@ -135,20 +133,20 @@ class _Server:
                 await channel.aclose(code)
 
     def _check_welcome(self, opening: Opening, tcp: trio.SocketStream) -> None:
-        """Raises `Refused` for who may not come in, whoever it is."""
+        """Raises `HttpError` for who may not come in, whoever it is."""
         if self.room.is_over_full(tcp):
-            raise Refused(503, "Too many connections are open: try again later.")
+            raise HttpError(503, "Too many connections are open: try again later.")
         if why := self.origins.why_refused(opening.host, opening.origins):
-            raise Refused(403, why)
+            raise HttpError(403, why)
 
 
 def _agreed(opening: Opening) -> str | None:
-    """The subprotocol to speak, or None where none was offered. Raises `Refused`."""
+    """The subprotocol to speak, or None where none was offered. Raises `HttpError`."""
     for subprotocol in (MCP_STREAMS, MCP):
         if subprotocol in opening.subprotocols:
             return subprotocol
     if opening.subprotocols:
-        raise Refused(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
+        raise HttpError(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
     return None
 
 

@@ -19,12 +19,12 @@ from wsproto.utilities import (
     generate_accept_token,
 )
 
-from streams.exchange import Head
+from streams.exchange import Head, HttpError
 from transports.lines import READ_BYTES
 from transports.net.bearer import authorization
 from transports.net.dialing import Address, too_late
 from transports.net.heads import plain_head
-from transports.net.listening import Refused, ServerStream, receive_some
+from transports.net.listening import ServerStream, receive_some
 from transports.websocket.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
@@ -59,7 +59,7 @@ class Opening(NamedTuple):
 
 
 async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
-    """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
+    """The request, and what came after it. Raises `HttpError`, or `BrokenResourceError` at EOF."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
         data = await receive_some(stream, HEAD_BYTES_MAX)
@@ -68,12 +68,12 @@ async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
         head += data
     request, end, early = bytes(head).partition(b"\r\n\r\n")
     if len(request) > HEAD_BYTES_MAX:
-        raise Refused(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
+        raise HttpError(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
     return request + end, early
 
 
 def parse_head(head: bytes) -> Opening:
-    """The request to open a WebSocket. Raises `Refused` if it is none."""
+    """The request to open a WebSocket. Raises `HttpError` if it is none."""
     return _plain_opening(head) or _any_opening(head)
 
 
@@ -106,12 +106,13 @@ def _any_opening(head: bytes) -> Opening:
     except RemoteProtocolError as error:
         hint = error.event_hint
         if isinstance(hint, RejectConnection):
-            raise Refused(hint.status_code, f"{error}.", hint.headers) from None
-        raise Refused(400, f"{error}.") from None
+            headers = [(name.decode(), value.decode()) for name, value in hint.headers]
+            raise HttpError(hint.status_code, f"{error}.", headers) from None
+        raise HttpError(400, f"{error}.") from None
     except ValueError:  # wsproto decodes header values without a doubt
-        raise Refused(400, "A header is not in ASCII.") from None
+        raise HttpError(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
-        raise Refused(400, "This is no HTTP request.")
+        raise HttpError(400, "This is no HTTP request.")
     fields: dict[str, list[str]] = {"host": [request.host]}
     for name, value in request.extra_headers:
         fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))

@@ -12,7 +12,7 @@ import trio.testing
 from wsproto.events import CloseConnection, TextMessage
 
 from streams.errors import refusal
-from streams.exchange import Caller, Channel, Denied, Head, Request, Responder
+from streams.exchange import Caller, Channel, Head, HttpError, Request, Responder
 from tests.rigs.bare_http import (
     CLOSE,
     PATIENT_S,
@@ -48,7 +48,7 @@ class Porter:
         given = head.headers.get("authorization", "")
         if not given.startswith("Bearer good"):
             headers = (("www-authenticate", "Bearer"),)
-            raise Denied(401, refusal("unauthorized"), headers)
+            raise HttpError(401, refusal("unauthorized"), headers)
         return Caller(given.removeprefix("Bearer "), self._holds_for_s)
 
 
