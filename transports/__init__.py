@@ -26,7 +26,7 @@ from functools import partial
 TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
 if TYPE_CHECKING:
     from streams.exchange import Dialer
-    from transports.net.bearer import Token
+    from transports.net.dialing import Token
 
 
 def dial(url: str, *, token: "Token" = None) -> "Dialer":
@@ -42,15 +42,15 @@ def dial(url: str, *, token: "Token" = None) -> "Dialer":
     scheme, _, rest = url.partition(":")
     if scheme in ("http", "https"):
         from transports.http import client  # noqa: PLC0415
-        from transports.net import bearer, dialing  # noqa: PLC0415
+        from transports.net import dialing  # noqa: PLC0415
 
-        bearer.check_place(dialing.Address(url, dialing.HTTP), token)
+        dialing.check_place(dialing.Address(url, dialing.HTTP), token)
         return partial(client.connect, url, token=token)
     if scheme in ("ws", "wss"):
         from transports import websocket  # noqa: PLC0415
-        from transports.net import bearer, dialing  # noqa: PLC0415
+        from transports.net import dialing  # noqa: PLC0415
 
-        bearer.check_place(dialing.Address(url, dialing.WEBSOCKET), token)
+        dialing.check_place(dialing.Address(url, dialing.WEBSOCKET), token)
         return partial(websocket.connect, url, token=token)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415

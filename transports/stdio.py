@@ -17,7 +17,8 @@ import trio
 
 from streams.exchange import Channel
 from streams.messages import MESSAGE_BYTES_MAX
-from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
+from transports.lines import LineChannel, open_fds
+from transports.net.sockets import enlarge_pipe, unsent_bytes
 from transports.relay.standard import claim_standard_streams
 
 __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split_command"]

@@ -20,8 +20,9 @@ from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.connections import Head
-from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
+from transports.lines import LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address
+from transports.net.sockets import READ_BYTES
 
 
 class Media(enum.StrEnum):

@@ -49,9 +49,9 @@ from transports.http.bodies import (
 )
 from transports.http.connections import Connection, Connections, Head
 from transports.http.inbox import Inbox
-from transports.lines import CLOSE_S, in_blocks, last_lines, lines_of
-from transports.net.bearer import Token, authorization, bearer_for
-from transports.net.dialing import HTTP, Address
+from transports.lines import in_blocks, last_lines, lines_of
+from transports.net.dialing import HTTP, Address, Token, authorization, bearer_for
+from transports.net.sockets import CLOSE_S
 from transports.net.tasks import begin_or_leave, tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server

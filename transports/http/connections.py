@@ -16,8 +16,8 @@ import h11
 import msgspec
 import trio
 
-from transports.lines import READ_BYTES
 from transports.net.dialing import Address, ClientStream, reach
+from transports.net.sockets import READ_BYTES
 
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
 

@@ -19,24 +19,29 @@ from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
-from transports.lines import CLOSE_S, unsent_bytes
 from transports.net.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Contexts,
     Room,
-    ServerStream,
     listen,
     origins_for,
-    part,
     port_of,
-    receive_some,
     secured,
     serve_listeners,
     turn_away,
 )
 from transports.net.origins import Origins
-from transports.net.vectored import Pieces, send_now, send_pieces
+from transports.net.sockets import (
+    CLOSE_S,
+    Pieces,
+    ServerStream,
+    part,
+    receive_some,
+    send_now,
+    send_pieces,
+    unsent_bytes,
+)
 
 # How long the next part of a request may take, counted from the end of the one before. Clients and
 # proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30

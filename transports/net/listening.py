@@ -7,7 +7,6 @@ enough for the peer to read it.
 import contextlib
 import errno
 import http
-import os
 import resource
 import socket
 import ssl
@@ -23,8 +22,8 @@ from streams.exchange import Caller, HttpError
 from streams.forks import withhold
 from streams.logs import log
 from streams.turns import TURN_UNITS, Turns
-from transports.lines import CLOSE_S
 from transports.net.origins import Origins, names_loopback
+from transports.net.sockets import CLOSE_S, ServerStream, keep_alive, part
 
 # How many connections may be open, handshakes included; whoever comes after them gets a 503.
 CONNECTIONS_MAX: Final = 10_000
@@ -36,15 +35,9 @@ BACKLOG: Final = 4096
 # the kernel's memory.
 SEND_BUFFER_BYTES: Final = 512 * 1024
 
-# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
-USER_TIMEOUT_MS: Final = 180_000
-
 # How many are accepted before others run. With 64, forty tools that began together left a server
 # 30 MiB larger than when they began in turn.
 ACCEPTED_MAX: Final = 4
-
-# What is read at a time of what nobody is to have.
-HEARD_BYTES: Final = 16 * 1024
 
 # File descriptors that are left for what is no connection, as a look into the journal, and for who
 # is turned away.
@@ -61,9 +54,6 @@ _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
 """The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
-
-TLSStream = trio.SSLStream[trio.SocketStream]
-ServerStream = trio.SocketStream | TLSStream
 
 Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
@@ -121,11 +111,6 @@ async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStr
     stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
     await stream.do_handshake()
     return stream
-
-
-def tcp_of(stream: ServerStream) -> trio.SocketStream:
-    """The connection below."""
-    return stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -237,41 +222,6 @@ def origins_for(
     )
 
 
-def keep_alive(tcp: trio.socket.SocketType) -> None:
-    """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-
-
-async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
-    """What comes next, as from the stream's own method, at a fraction of what that costs TCP.
-
-    Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
-    """
-    if not isinstance(connection, trio.SocketStream):
-        return bytes(await connection.receive_some(bytes_max))
-    await trio.lowlevel.checkpoint_if_cancelled()
-    try:
-        data = _received(connection, bytes_max)
-        if data is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return data
-        while data is None:
-            await trio.lowlevel.wait_readable(connection.socket)
-            data = _received(connection, bytes_max)
-    except OSError as error:
-        raise trio.BrokenResourceError("the peer is gone") from error
-    return data
-
-
-def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
-    try:
-        return os.read(connection.socket.fileno(), bytes_max)
-    except BlockingIOError:
-        return None
-
-
 # -- the end
 
 
@@ -296,35 +246,3 @@ async def turn_away(stream: ServerStream, refused: HttpError) -> None:
         except trio.BrokenResourceError:
             return  # it did not wait for the answer
         await part(stream)
-
-
-async def part(stream: ServerStream) -> None:
-    """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
-    if isinstance(stream, trio.SocketStream):
-        await linger(stream)
-        return
-    tcp = stream.transport_stream
-    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
-    # talks on, or has hung up, is TCP's business alone.
-    with contextlib.suppress(trio.BrokenResourceError):
-        await stream.unwrap()
-    await linger(tcp)
-
-
-async def linger(stream: trio.abc.Stream) -> None:
-    """End our output and read on to the end of the peer's; to be bounded by the caller.
-
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
-    """
-    try:
-        if isinstance(stream, trio.SocketStream):
-            stream.socket.shutdown(socket.SHUT_WR)
-            while await receive_some(stream, HEARD_BYTES):
-                pass
-            return
-        if isinstance(stream, trio.abc.HalfCloseableStream):
-            await stream.send_eof()
-        while await stream.receive_some(HEARD_BYTES):
-            pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return  # the peer was faster

@@ -19,14 +19,12 @@ from wsproto.frame_protocol import CloseReason
 from streams.exchange import Admit, Caller, Channel, HttpError
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX
-from transports.net.bearer import Token, bearer_for
-from transports.net.dialing import WEBSOCKET, Address, reach
+from transports.net.dialing import WEBSOCKET, Address, Token, bearer_for, reach
 from transports.net.listening import (
     CONNECTIONS_MAX,
     HANDSHAKE_S,
     Contexts,
     Room,
-    ServerStream,
     listen,
     origins_for,
     port_of,
@@ -35,6 +33,7 @@ from transports.net.listening import (
     turn_away,
 )
 from transports.net.origins import Origins
+from transports.net.sockets import ServerStream
 from transports.websocket.blocks import BlockChannel
 from transports.websocket.client import WebSocketChannel
 from transports.websocket.frames import MCP, MCP_STREAMS, framing_of

@@ -15,7 +15,8 @@ from wsproto.frame_protocol import CloseReason
 
 from streams.exchange import Scopes
 from streams.messages import Block, Incoming, TooLarge
-from transports.lines import CLOSE_S, in_blocks, unsent_bytes
+from transports.lines import in_blocks
+from transports.net.sockets import CLOSE_S, unsent_bytes
 from transports.websocket.frames import Framing, Oversize, packed
 from transports.websocket.wire import Wire
 

@@ -12,7 +12,8 @@ from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
 from streams.messages import Incoming, TooLarge, lines_in
-from transports.lines import READ_BYTES, LineSplitter, one_line
+from transports.lines import LineSplitter, one_line
+from transports.net.sockets import READ_BYTES
 
 MCP: Final = "mcp"
 MCP_STREAMS: Final = "mcp-streams.v1"

@@ -20,11 +20,9 @@ from wsproto.utilities import (
 )
 
 from streams.exchange import Head, HttpError
-from transports.lines import READ_BYTES
-from transports.net.bearer import authorization
-from transports.net.dialing import Address, too_late
+from transports.net.dialing import Address, authorization, too_late
 from transports.net.heads import plain_head
-from transports.net.listening import ServerStream, receive_some
+from transports.net.sockets import READ_BYTES, ServerStream, receive_some
 from transports.websocket.wire import Wire
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say

@@ -24,9 +24,17 @@ from wsproto.frame_protocol import CloseReason
 from streams.exchange import Caller, Scopes
 from streams.messages import Incoming
 from streams.turns import Budget, Turns
-from transports.lines import CLOSE_S, unsent_bytes
-from transports.net.listening import ServerStream, part, receive_some, tcp_of
-from transports.net.vectored import Pieces, send_now, send_pieces
+from transports.net.sockets import (
+    CLOSE_S,
+    Pieces,
+    ServerStream,
+    part,
+    receive_some,
+    send_now,
+    send_pieces,
+    tcp_of,
+    unsent_bytes,
+)
 from transports.websocket.frames import Framing, Oversize, packed
 
 # After this long a peer that answers no ping counts as detached.

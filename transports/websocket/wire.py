@@ -24,9 +24,8 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
-from transports.net.listening import linger
+from transports.net.sockets import linger, send_pieces
 from transports.net.tasks import begin_or_leave, tasks_until
-from transports.net.vectored import send_pieces
 from transports.websocket.sieve import Piece, Sieve, Slot, until_left
 
 # What is kept of the answer to a client's handshake, for its error message.

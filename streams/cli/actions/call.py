@@ -26,7 +26,7 @@ from streams.exchange import Dialer
 from streams.permissions import read_secret
 from streams.protocol.ticket import Ticket
 from transports import dial, stdio
-from transports.net.bearer import Token
+from transports.net.dialing import Token
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
