@@ -135,6 +135,10 @@ class Dialer(Protocol):
         """Connect; leaving the block closes. Raises `OSError` when nobody answers."""
 
 
+Handler = Callable[[Channel], Awaitable[object]]
+"""What a transport runs for each connection; the connection closes when it returns."""
+
+
 class Head(msgspec.Struct, frozen=True):
     """What comes ahead of a request's body.
 

@@ -12,7 +12,7 @@ from transports.http.connections import Connection
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
 from transports.net.heads import plain_head
 from transports.net.origins import Origins
-from transports.websocket.handshake import _reason
+from transports.websocket.client import _reason
 
 LIMIT = 100
 Seen = tuple[str, str, tuple[tuple[str, str], ...], bytes]

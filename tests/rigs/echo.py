@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
@@ -11,8 +10,6 @@ from streams.exchange import Channel
 from streams.messages import Incoming, TooLarge
 
 LIMIT: Final = 64 * 1024  # of a message, in all of these tests
-
-Handler = Callable[[Channel], Awaitable[object]]
 
 
 def as_line(incoming: Incoming) -> bytes:

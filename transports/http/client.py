@@ -22,6 +22,7 @@ This file is longer than others: all of it is about one request, from its line t
 import random
 import re
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -48,7 +49,6 @@ from transports.http.bodies import (
     refusal_line,
 )
 from transports.http.connections import Connection, Connections, Head
-from transports.http.inbox import Inbox
 from transports.lines import in_blocks, last_lines, lines_of
 from transports.net.dialing import HTTP, Address, Token, authorization, bearer_for
 from transports.net.sockets import CLOSE_S
@@ -70,6 +70,12 @@ REFUSAL_S: Final = 10.0
 # A call waits so long for the standing stream to be there: a server may ask something of the client
 # while it works, and does not say it again.
 STANDING_S: Final = 1.0
+
+# What waits to be received before bodies are not read on. Each of them may hold a read more.
+INBOX_BYTES_MAX: Final = 1024 * 1024
+
+# How far a response has come: its request, and the id of its last event; empty for none.
+Mark = tuple[RequestId, bytes]
 
 # The pause before an event stream is continued, where the server does not say (`retry`), and the
 # shortest one, whatever it says.
@@ -571,6 +577,76 @@ class HttpChannel:
             if not self._is_gone(head, has_session=standing.has_session):
                 log.debug("the server has no standing stream", answer=str(head))
             standing.is_answered = True
+
+
+class Inbox:
+    """What has come and waits to be received."""
+
+    def __init__(self) -> None:
+        self.ended: str | None = None  # why no more comes
+        self.event_ids: dict[RequestId, bytes] = {}  # of the last events that are done with
+        self._batches: deque[tuple[Sequence[Block | TooLarge], int, Mark | None]] = deque()
+        self._mark: Mark | None = None  # of what was received last
+        self._bytes = 0
+        self._has_come = trio.Event()
+        self._has_room = trio.Event()
+        self._turn = trio.StrictFIFOLock()  # who waits for room, before the others who have more
+
+    async def put(
+        self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None
+    ) -> None:
+        """Hand over blocks in one piece, when there is room; once it is over, to nobody."""
+        async with self._turn:
+            while self._bytes >= INBOX_BYTES_MAX and self.ended is None:
+                self._has_room = trio.Event()
+                await self._has_room.wait()
+            self.add(blocks, size, mark)
+
+    def add(self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None) -> None:
+        """Hand over blocks, room or not: for few and small ones."""
+        if self.ended is None:
+            self._add(blocks, size, mark)
+
+    def end(self, why: str, last: Sequence[Block | TooLarge]) -> None:
+        """Nothing comes after `last`."""
+        if self.ended is None:
+            self.ended = why
+            if last:
+                self._add(last, 0)
+            self._has_come.set()
+            self._has_room.set()
+
+    def drop(self) -> None:
+        """Nobody receives any more."""
+        self._batches.clear()
+
+    async def take(self) -> Sequence[Block | TooLarge]:
+        """The next lines; those before them are done with. Raises `trio.EndOfChannel`."""
+        self._note()
+        await trio.lowlevel.checkpoint()
+        while not self._batches:
+            if self.ended is not None:
+                raise trio.EndOfChannel(self.ended)
+            self._has_come = trio.Event()
+            await self._has_come.wait()
+        blocks, size, self._mark = self._batches.popleft()
+        self._bytes -= size
+        self._has_room.set()
+        return blocks
+
+    def _note(self) -> None:
+        if self._mark is not None:
+            request_id, event_id = self._mark
+            self._mark = None
+            if event_id:
+                self.event_ids[request_id] = event_id
+            else:
+                self.event_ids.pop(request_id, None)
+
+    def _add(self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None) -> None:
+        self._batches.append((blocks, size, mark))
+        self._bytes += size
+        self._has_come.set()
 
 
 class _Params(msgspec.Struct, rename="camel"):

@@ -16,7 +16,7 @@ import h11
 import msgspec
 import trio
 
-from transports.net.dialing import Address, ClientStream, reach
+from transports.net.dialing import CONNECT_S, Address, ClientStream, reach
 from transports.net.sockets import READ_BYTES
 
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
@@ -32,8 +32,6 @@ HEAD_S: Final = 30.0
 READ_EVENTS_MAX: Final = 1_000
 
 REASON_CHARS_MAX: Final = 100  # of a status line, in an error
-
-CONNECT_S: Final = 10.0
 
 # Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
 IDLE_S: Final = 4.0

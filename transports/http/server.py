@@ -5,33 +5,21 @@ a peer that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
 import select
-from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Unpack
 
 import msgspec
 import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Admit, Caller, Endpoint, Head, Headers, HttpError, Request, Screen
+from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
-from transports.net.listening import (
-    CONNECTIONS_MAX,
-    HANDSHAKE_S,
-    Contexts,
-    Room,
-    listen,
-    origins_for,
-    port_of,
-    secured,
-    serve_listeners,
-    turn_away,
-)
-from transports.net.origins import Origins
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, turn_away
 from transports.net.sockets import (
     CLOSE_S,
     Pieces,
@@ -66,68 +54,51 @@ async def serve(
     port: int,
     *,
     body_bytes_max: int = MESSAGE_BYTES_MAX,
-    connections_max: int = CONNECTIONS_MAX,
-    allowed_hosts: Collection[str] = (),
-    allowed_origins: Collection[str] = (),
-    ssl_context: Contexts | None = None,
-    admit: Admit | None = None,
     screen: Screen | None = None,
-    per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[ListenOptions],
 ) -> None:
     """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
-    `body_bytes_max`. `transports.net.origins` says what the `allowed_…` add to. With `ssl_context`,
-    over TLS only. `admit` says whose a request is, before its body is read, and then `screen` how
-    much of that; a caller that `admit` knows has at most `per_principal_max` requests answered at
-    once. Cancelled, it closes every
-    connection at once. Raises `OSError` when the address cannot be had.
+    `body_bytes_max`. Once a request is authenticated, `screen` says how long its body may be.
+    Cancelled, it closes every connection at once. Raises `OSError` when the address cannot be had.
     """
-    listeners = await listen(host, port)
-    origins = origins_for(listeners, allowed_hosts, allowed_origins)
-    room = Room(connections_max, per_principal_max)
-    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit, screen)
-    task_status.started(port_of(listeners))
-    await serve_listeners(server.welcome, listeners)
+    listener = await open_listener(host, port, options)
+    task_status.started(listener.port)
+    await listener.serve(_Server(listener, endpoint, body_bytes_max, screen).welcome)
 
 
 @dataclass(frozen=True, slots=True)
 class _Server:
     """What the connections of one `serve` share."""
 
+    listener: Listener
     endpoint: Endpoint
     body_bytes_max: int
-    room: Room
-    origins: Origins
-    ssl_context: Contexts | None
-    admit: Admit | None
     screen: Screen | None
 
     async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
-        self.room.open += 1
-        try:
+        # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
+        # before.
+        with suppress(trio.BrokenResourceError, OSError):
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
-                stream = await secured(tcp, self.ssl_context)
+                stream = await self.listener.secured(tcp)
             if stream is not None:
                 await self._converse(_Line(stream, tcp, nursery))
-        except (trio.BrokenResourceError, OSError):
-            pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
-        finally:
-            self.room.open -= 1
 
     async def _converse(self, line: "_Line") -> None:
-        requests = Requests(self.origins, self.body_bytes_max)
+        requests = Requests(self.listener.origins, self.body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
-            self._check_room(line)
+            self.listener.check_room(line.tcp)
             while request := await self._next_request(line, requests, phase):
                 if line.turns.spend(TURN_UNITS):
                     await line.turns.wait()
                 try:
-                    with self.room.held_by(request.caller):
+                    with self.listener.held_by(request.caller):
                         await self._answer(request, requests, line)
                 except HttpError as refused:
                     refused.request_id = messages.salvage_id(request.body)
@@ -158,7 +129,7 @@ class _Server:
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
-                    caller = await self.admit(requests.head) if self.admit else None
+                    caller = await self.listener.caller(requests.head)
                     self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
@@ -176,7 +147,7 @@ class _Server:
                     await line.turns.wait()
             else:
                 if not is_admitted:
-                    caller = await self.admit(request) if self.admit else None
+                    caller = await self.listener.caller(request)
                 if caller is not None:
                     request = msgspec.structs.replace(request, caller=caller)
                 return request
@@ -191,11 +162,6 @@ class _Server:
         limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
         if limit is not None:
             requests.limit_body(limit)
-
-    def _check_room(self, line: "_Line") -> None:
-        if self.room.is_over_full(line.tcp):
-            full = "Too many connections are open: try again later."
-            raise HttpError(503, Refusal(INTERNAL_ERROR, full))
 
     async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
         """Have the request answered. Raises `HttpError` where the endpoint failed to."""

@@ -15,6 +15,9 @@ import trio
 from transports.net.origins import names_loopback
 from transports.net.sockets import keep_alive
 
+# How long a connection may take, to the end of a WebSocket's handshake.
+CONNECT_S: Final = 10.0
+
 # A network that was away has lost the first packet of a connection. TCP repeats it after 1, 3, 7
 # and 15 s, so that a connection which is begun anew is there sooner.
 AGAIN_S: Final = 2.0

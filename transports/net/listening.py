@@ -12,13 +12,13 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypedDict
 
 import trio
 
 from streams import messages
-from streams.errors import refusal
-from streams.exchange import Caller, HttpError
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.exchange import Admit, Caller, Head, HttpError
 from streams.forks import withhold
 from streams.logs import log
 from streams.turns import TURN_UNITS, Turns
@@ -58,25 +58,95 @@ Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
 Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
-class Room:
-    """How many connections are open at one listener, and whether there is room for one more; of
-    those whose callers are known also how many each of them has.
-    """
+class ListenOptions(TypedDict, total=False):
+    """What the `serve` of HTTP and of WebSocket have in common."""
 
-    def __init__(self, connections_max: int, per_principal_max: int | None = None) -> None:
-        self.open = 0
+    connections_max: int
+    """How many connections may be open, handshakes included; the next one gets a 503."""
+
+    per_principal_max: int | None
+    """How many of them one caller may have who is known, over HTTP: requests at once."""
+
+    allowed_hosts: Collection[str]
+    """Names by which the listener may be called; `transports.net.origins` has the others."""
+
+    allowed_origins: Collection[str]
+    """Web pages that may connect, likewise."""
+
+    ssl_context: Contexts | None
+    """With it, over TLS only."""
+
+    admit: Admit | None
+    """Authenticates each request, before its body is read."""
+
+
+class Listener:
+    """The sockets that listen at one address, and what is checked of each connection."""
+
+    def __init__(
+        self,
+        listeners: Sequence[trio.SocketListener],
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        per_principal_max: int | None = None,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+        ssl_context: Contexts | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._listeners = listeners
+        self.origins = origins_for(listeners, allowed_hosts, allowed_origins)
+        self._ssl_context = ssl_context
+        self._admit = admit
+        self._open = 0
         self._connections_max = connections_max
         self._per_principal_max = per_principal_max
         self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
 
-    def is_over_full(self, tcp: trio.SocketStream) -> bool:
-        """Whether `tcp`, which counts as open already, is one too many, or has one of the last file
-        descriptors: the kernel gives the lowest that is free.
+    @property
+    def port(self) -> int:
+        return port_of(self._listeners)
+
+    async def serve(self, welcome: Welcome) -> NoReturn:
+        """Run `welcome` for each connection, until cancelled; it is closed afterwards."""
+
+        async def counted(nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+            self._open += 1
+            try:
+                await welcome(nursery, tcp)
+            finally:
+                self._open -= 1
+
+        await serve_listeners(counted, self._listeners)
+
+    async def secured(self, tcp: trio.SocketStream) -> ServerStream:
+        """`tcp` itself, or TLS over it; the caller bounds the time that a handshake takes.
+
+        Raises `trio.BrokenResourceError`.
+        """
+        context = self._ssl_context
+        if context is None:
+            return tcp
+        if not isinstance(context, ssl.SSLContext):
+            context = context()
+        stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
+        await stream.do_handshake()
+        return stream
+
+    def check_room(self, tcp: trio.SocketStream) -> None:
+        """Raises `HttpError` where `tcp`, which counts as open already, is one too many, or has one
+        of the last file descriptors: the kernel gives the lowest that is free.
         """
         has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
-        return self.open > self._connections_max or has_one_of_the_last
+        if self._open > self._connections_max or has_one_of_the_last:
+            full = "Too many connections are open: try again later."
+            raise HttpError(503, Refusal(INTERNAL_ERROR, full))
+
+    async def caller(self, head: Head) -> Caller | None:
+        """Authenticate a request; None where the listener asks for no token. Raises `HttpError`."""
+        return await self._admit(head) if self._admit is not None else None
 
     @contextlib.contextmanager
     def held_by(self, caller: Caller | None) -> Iterator[None]:
@@ -96,21 +166,9 @@ class Room:
                 del self._of_principal[principal]
 
 
-# -- the door
-
-
-async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStream:
-    """`tcp` itself, or TLS over it; whoever calls bounds the time that a handshake takes.
-
-    Raises `trio.BrokenResourceError`.
-    """
-    if context is None:
-        return tcp
-    if not isinstance(context, ssl.SSLContext):
-        context = context()
-    stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
-    await stream.do_handshake()
-    return stream
+async def open_listener(host: str, port: int, options: ListenOptions) -> Listener:
+    """Listen at every address of `host`. Raises `OSError` when an address cannot be had."""
+    return Listener(await listen(host, port), **options)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -220,9 +278,6 @@ def origins_for(
         hosts=frozenset(name.lower() for name in hosts),
         origins=frozenset(name.lower() for name in origins),
     )
-
-
-# -- the end
 
 
 def _response(refused: HttpError) -> bytes:

@@ -11,12 +11,12 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
 
-from streams.exchange import Channel
+from streams.exchange import Handler
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
@@ -32,7 +32,6 @@ BACKLOG: Final = 128
 
 _INT_BYTES: Final = array.array("i").itemsize
 
-Handler = Callable[[Channel], Awaitable[object]]
 Hello = dict[str, Any]
 
 

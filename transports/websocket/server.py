@@ -13,17 +13,22 @@ trio-websocket, a task for its reader and another for what that owes would cost 
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
 
 import trio
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Caller, Scopes
-from streams.messages import Incoming
+from streams.exchange import Caller, Handler, HttpError, Scopes
+from streams.keys import new_id
+from streams.messages import MESSAGE_BYTES_MAX, Incoming
 from streams.turns import Budget, Turns
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, turn_away
 from transports.net.sockets import (
     CLOSE_S,
     Pieces,
@@ -35,7 +40,8 @@ from transports.net.sockets import (
     tcp_of,
     unsent_bytes,
 )
-from transports.websocket.frames import Framing, Oversize, packed
+from transports.websocket.frames import MCP, MCP_STREAMS, Framing, Oversize, framing_of, packed
+from transports.websocket.handshake import Opening, parse_head, read_head
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
@@ -56,6 +62,92 @@ FRAGMENT_BYTES: Final = 32
 
 # Header and mask of a control frame, as a client sends it.
 _CONTROL_BYTES: Final = 2 + 4
+
+
+async def serve(
+    handler: Handler,
+    host: str,
+    port: int,
+    *,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[ListenOptions],
+) -> None:
+    """Listen at every address of `host` and run `handler` for each connection, until cancelled.
+
+    Reports the port, which matters for port 0. A connection closes when its caller's token expires.
+    Raises `OSError` when the address cannot be had.
+    """
+    listener = await open_listener(host, port, options)
+    task_status.started(listener.port)
+    await listener.serve(_Server(listener, handler, message_bytes_max).welcome)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What the connections of one `serve` share."""
+
+    listener: Listener
+    handler: Handler
+    message_bytes_max: int
+
+    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+        """Serve one connection from its handshake to its end; the caller closes it."""
+        with ExitStack() as holding:
+            channel = None
+            with trio.move_on_after(HANDSHAKE_S):
+                channel = await self._shake_hands(nursery, tcp, holding)
+            if channel is not None:
+                await self._run(channel)
+
+    async def _shake_hands(
+        self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
+    ) -> "ServerWebSocket | None":
+        """An open WebSocket, if the request may come in."""
+        stream: ServerStream = tcp
+        try:
+            stream = await self.listener.secured(tcp)
+            head, early = await read_head(stream)
+            opening = parse_head(head)
+            self.listener.check_room(tcp)
+            self._check_origins(opening)
+            caller = await self.listener.caller(opening.head)
+            holding.enter_context(self.listener.held_by(caller))
+            subprotocol = _agreed(opening)
+            await stream.send_all(opening.accept(subprotocol))
+        except HttpError as refused:
+            await turn_away(stream, refused)
+            return None
+        except (trio.BrokenResourceError, OSError):
+            return None  # gone before it was in
+        framing = framing_of(subprotocol, self.message_bytes_max)
+        caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
+        return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
+
+    def _check_origins(self, opening: Opening) -> None:
+        if why := self.listener.origins.why_refused(opening.host, opening.origins):
+            raise HttpError(403, why)
+
+    async def _run(self, channel: "ServerWebSocket") -> None:
+        code = CloseReason.INTERNAL_ERROR
+        try:
+            await self.handler(channel)
+            code = CloseReason.NORMAL_CLOSURE
+        finally:
+            if trio.current_effective_deadline() == -math.inf:
+                code = CloseReason.GOING_AWAY  # cancelled
+            with trio.CancelScope(shield=True):
+                await channel.aclose(code)
+
+
+def _agreed(opening: Opening) -> str | None:
+    """The subprotocol to speak, or None where none was offered. Raises `HttpError`."""
+    for subprotocol in (MCP_STREAMS, MCP):
+        if subprotocol in opening.subprotocols:
+            return subprotocol
+    if opening.subprotocols:
+        raise HttpError(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
+    return None
 
 
 class ServerWebSocket:
