@@ -17,7 +17,7 @@ import trio
 
 from streams.exchange import Dialer
 from streams.journal.ownership import lock_path, socket_path
-from streams.process.options import Durability
+from streams.limits import Durability
 from transports import dial, stdio
 
 ROOT: Final = Path(__file__).resolve().parent.parent  # from where this package is found

@@ -7,8 +7,8 @@ import msgspec
 from cyclopts import Parameter
 
 from streams.cli.base import DONE, app, complain
-from streams.limits import Limits
-from streams.process.options import Auth, CannotServe, Durability, Options
+from streams.limits import Durability, Limits
+from streams.process.options import Auth, CannotServe, Options
 
 NOBODY_IS_ASKED: Final = Auth()
 

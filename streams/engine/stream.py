@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -19,7 +19,7 @@ from streams.errors import Refusal, refusal
 from streams.exchange import vouched
 from streams.journal.contract import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Limits, Overflow
 from streams.messages import Message, RequestId, Run
 from streams.protocol import extension
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from streams.engine.delivery import Delivery
     from streams.engine.proofs import Proofs
     from streams.engine.session import Session
-
-Overflow = Literal["block", "fail"]
 
 # A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
 # last. This much later nothing is expected any more.

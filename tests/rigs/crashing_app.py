@@ -21,8 +21,9 @@ from streams import Call, Server, logs
 from streams.journal.sqlite import SQLiteJournal, SQLiteStore
 from streams.journal.sqlite.tails import Budget
 from streams.journal.sqlite.thread import JobThread
+from streams.limits import Durability
 from streams.process import serve
-from streams.process.options import Durability, Options
+from streams.process.options import Options
 
 APP: Final = f"{Path(__file__)}:server"
 SCHEMA: Final = {"type": "object", "properties": {}}

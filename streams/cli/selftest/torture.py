@@ -24,7 +24,7 @@ from streams import logs
 from streams.cli.selftest.ledger import Figures
 from streams.cli.selftest.rigs import ListeningRig, Rig, StdioRig
 from streams.cli.selftest.storm import Front, Storm
-from streams.process.options import Durability
+from streams.limits import Durability
 
 APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
 TRANSPORTS: Final = ("stdio", "websocket", "http")

@@ -21,7 +21,6 @@ from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
     DAMAGED,
-    Durability,
     configure,
     configure_copier,
     connect,
@@ -37,7 +36,7 @@ from streams.journal.sqlite.room import Room, Share
 from streams.journal.sqlite.segments import Segments
 from streams.journal.sqlite.sessions import SessionTables
 from streams.journal.sqlite.tails import Budget, Tail, Tails
-from streams.limits import DAY_S, MIB
+from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
