@@ -27,7 +27,6 @@ LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is
 # which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
 _COLLECTED_BYTES_MAX: Final = 64 * 1024
 
-
 # What is handed on in one piece. Messages of one size make pieces of the former, whatever comes
 # makes none above the latter.
 BATCH_LINES_AIM: Final = 350
@@ -36,9 +35,12 @@ BATCH_LINES_MAX: Final = 400
 # From this length on it is faster to go from newline to newline than to make lines and count them.
 _LONG_BYTES: Final = 700
 
+# The method of a position header, which our servers send ahead of each run of a stream's messages.
+POSITION: Final = "notifications/stream/position"
+
 _NOTIFICATION: Final = b'{"jsonrpc":"2.0","method":"notifications/'
 _NEXT_NOTIFICATION: Final = b"\n" + _NOTIFICATION
-_NEXT_HEADER: Final = b'\n{"jsonrpc":"2.0","method":"notifications/stream/position"'
+_NEXT_HEADER: Final = b'\n{"jsonrpc":"2.0","method":"%b"' % POSITION.encode()
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
@@ -81,19 +83,11 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
         if len(self.body) <= bytes_max:
             yield self
             return
-        seq, start = self.seq, 0
-        while start < len(self.body):
-            end = self._cut(start, bytes_max)
-            body = self.body[start:end]
+        seq = self.seq
+        for body in split_lines(self.body, bytes_max):
             count = len(lines_in(body))
             yield Run(seq, count, body)
-            seq, start = seq + count, end
-
-    def _cut(self, start: int, bytes_max: int) -> int:
-        end = start + bytes_max
-        if end >= len(self.body):
-            return len(self.body)
-        return self.body.rfind(b"\n", start, end) + 1 or self.body.index(b"\n", end) + 1
+            seq += count
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -141,6 +135,18 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return skip_lines(data, at, most), most
 
 
+class Position(msgspec.Struct, frozen=True, rename="camel"):
+    """What a position header says: the next `count` messages are the stream's from `seq` on."""
+
+    stream_id: str
+    seq: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.seq < 1 or self.count < 1:
+            raise ValueError("seq and count start at 1")
+
+
 class Kind(enum.Enum):
     """What a JSON-RPC message is."""
 
@@ -178,7 +184,6 @@ class TooLarge(msgspec.Struct, frozen=True):
 
 
 Incoming = bytes | TooLarge
-
 
 _T = TypeVar("_T")
 _encode: Final = msgspec.json.Encoder().encode
@@ -363,6 +368,17 @@ def skip_lines(data: bytes, at: int, count: int) -> int:
     for _ in range(count):
         at = data.index(b"\n", at) + 1
     return at
+
+
+def split_lines(data: bytes, bytes_max: int) -> Iterator[bytes]:
+    """Whole lines in pieces of at most `bytes_max` bytes; a longer line is a piece of its own."""
+    start = 0
+    while start < len(data):
+        end = start + bytes_max
+        if end < len(data):
+            end = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1 or len(data)
+        yield data[start:end]  # no copy where that is all of it
+        start = end
 
 
 def _walk(data: bytes, at: int, end: int) -> int:

@@ -18,7 +18,7 @@ import msgspec
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.messages import Block, Incoming, Message, RequestId, TooLarge, look
+from streams.messages import POSITION, Block, Incoming, Message, Position, RequestId, TooLarge, look
 from transports.http.connections import Head
 from transports.lines import LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address
@@ -56,7 +56,7 @@ SAID_MAX: Final = 200
 
 _EVENT_ID: Final = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _RETRY: Final = re.compile(rb"[0-9]{1,15}")
-_POSITION: Final = b"notifications/stream/position"
+_METHOD: Final = POSITION.encode()
 _HEADER_BYTES: Final = 128  # in which the method of a header stands
 
 
@@ -165,19 +165,15 @@ class LineBody:
         return end
 
 
-class _Params(msgspec.Struct):
-    count: int
-
-
 def _run_length(line: bytes) -> int:
     """How many lines belong to this one: none, but for a position header."""
-    if _POSITION not in line[:_HEADER_BYTES]:
+    if _METHOD not in line[:_HEADER_BYTES]:
         return 0
     try:
         message = look(line)
-        if message.method != _POSITION.decode():
+        if message.method != POSITION:
             return 0
-        return max(0, messages.decode(message.params, _Params).count)
+        return messages.decode(message.params, Position).count
     except (ValueError, RecursionError):
         return 0  # whoever receives it will say what is wrong with it
 

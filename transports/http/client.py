@@ -32,6 +32,7 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.logs import log
@@ -682,10 +683,10 @@ class _Pauses:
             self._failures = 0
         self._seen = seen
         self.failing_s = trio.current_time() - self._since
-        doubled_s: float = RETRY_MIN_S * 2 ** min(self._failures, 10)
+        pause_s = backoff_s(RETRY_MIN_S, self._failures, most_s)
         self._failures += 1
         # Clients that have lost the same server do not all come back at once.
-        jitter_s: float = random.uniform(0.5, 1.0) * min(doubled_s, most_s)  # nosec B311 # jitter, not a secret
+        jitter_s: float = random.uniform(0.5, 1.0) * pause_s  # nosec B311 # jitter, not a secret
         return max(self.least_s, jitter_s)
 
 

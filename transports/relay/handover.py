@@ -38,7 +38,7 @@ class AnotherUser(Exception):
     """The process at the other end of a socket belongs to another user; the message says which."""
 
 
-class Refused(Exception):
+class RelayRefused(Exception):
     """The owner does not want this relay; the message is the owner's."""
 
 
@@ -71,7 +71,7 @@ def relay(
 
     Once they are handed over their numbers lead to /dev/null here, so that the owner alone decides
     when the client sees their end. Until then they are untouched. Raises `NobodyListens`,
-    `Refused`, or `AnotherUser` before anything is sent.
+    `RelayRefused`, or `AnotherUser` before anything is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -84,7 +84,7 @@ def relay(
         except (OSError, ValueError, RecursionError) as error:
             raise NobodyListens(f"nobody took over at {os.fspath(path)}: {error}") from error
         if "error" in answer:
-            raise Refused(str(answer["error"]))
+            raise RelayRefused(str(answer["error"]))
         _let_go(fds)
         connection.settimeout(None)
         # A reset is an end too: the owner was killed.

@@ -221,7 +221,8 @@ class WebSocketChannel:
     async def send(self, *lines: bytes) -> None:
         try:
             for frame in packed(lines):
-                await self._framing.put(frame, self._connection)
+                for message in self._framing.messages(frame):
+                    await self._connection.send_message(message)
                 await self._wire.flush()
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None

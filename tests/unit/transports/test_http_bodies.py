@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from streams import messages
-from streams.messages import Incoming, TooLarge
-from streams.protocol.extension import POSITION
+from streams.messages import POSITION, Incoming, TooLarge
 from transports.http.bodies import (
     EVENT_IDS_MAX,
     RETRY_MAX_S,

@@ -20,7 +20,7 @@ from streams.exchange import Channel
 from tests.rigs.echo import echo
 from tests.rigs.transports import HELLO, ROOT, pipes
 from transports.relay import owner as unix
-from transports.relay.handover import NobodyListens, Refused, relay
+from transports.relay.handover import NobodyListens, RelayRefused, relay
 
 HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
 
@@ -179,7 +179,7 @@ def test_a_relay_that_was_handed_over_has_let_go(path: Path) -> None:
 async def test_a_relay_of_another_app_is_refused_with_the_owner_s_words(path: Path) -> None:
     client = Client()
     async with owner(path):
-        with pytest.raises(Refused, match=r"serves file.py:server, not other.py:server"):
+        with pytest.raises(RelayRefused, match=r"serves file.py:server, not other.py:server"):
             await run_relay(path, {**HELLO, "app": "other.py:server"}, client.relay_fds)
         os.write(client.relay_fds[1], b"an error\n")  # still the relay's, to tell its client
         assert await client.stream.receive_some() == b"an error\n"
