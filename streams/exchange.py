@@ -161,8 +161,8 @@ class Caller(msgspec.Struct, frozen=True):
     scopes: frozenset[str] = frozenset()  # that the token was given
 
 
-def vouched(principal: str) -> str:
-    """A principal that somebody has vouched for; empty for any other.
+def authenticated(principal: str) -> str:
+    """A principal of an authenticated caller; empty for any other.
 
     An anonymous connection is not the same one after a reconnect.
     """

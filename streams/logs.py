@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from streams.turns import Budget
+from streams.turns import RateLimit
 
 REDACTED: Final = "[redacted]"
 
@@ -51,13 +51,15 @@ class Warnings:
     """Warnings about one peer, of which a bounded number is written."""
 
     def __init__(self) -> None:
-        self._budget: Budget | None = None  # it needs a clock, and this may be made before it runs
+        self._budget: RateLimit | None = (
+            None  # it needs a clock, and this may be made before it runs
+        )
         self._times = 0  # those since the last that was written, and that one
 
     def warn(self, event: str, **details: object) -> None:
         """Write a warning, or count it: the next that is written says `times`."""
         if self._budget is None:
-            self._budget = Budget(WARNINGS_MAX, WARNINGS_PER_S)
+            self._budget = RateLimit(WARNINGS_MAX, WARNINGS_PER_S)
         self._times += 1
         if self._budget.spend():
             if self._times > 1:

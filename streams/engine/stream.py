@@ -16,7 +16,7 @@ from streams.engine.repeating import diverged
 from streams.engine.rerun import Rerun
 from streams.engine.session import LEVELS
 from streams.errors import Refusal, refusal
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
 from streams.limits import Limits, Overflow
@@ -88,10 +88,10 @@ class Stream:
             origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        self.is_anonymous = not vouched(record.principal)
+        self.is_anonymous = not authenticated(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
-        owner = vouched(record.principal)
+        owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None

@@ -8,7 +8,7 @@ import trio
 
 from streams.exchange import HttpError, Request
 from tests.fuzz.pieces import same_however_cut
-from transports.http.connections import Connection
+from transports.http.connections import HttpConnection
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
 from transports.net.heads import plain_head
 from transports.net.origins import Origins
@@ -70,7 +70,7 @@ def response(data: bytes) -> None:
     """A client reads the same response however it is cut, or says what is wrong with it."""
 
     async def ask(pieces: Iterable[bytes]) -> tuple[Any, ...]:
-        connection = Connection(cast(Any, _Given(pieces)), cast(Any, None))
+        connection = HttpConnection(cast(Any, _Given(pieces)), cast(Any, None))
         _ask(connection)
         try:
             head = await connection.read_head()
@@ -91,7 +91,7 @@ def response(data: bytes) -> None:
     same_however_cut(data, read)
 
 
-def _ask(connection: Connection) -> None:
+def _ask(connection: HttpConnection) -> None:
     connection._http.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection._http.send(h11.EndOfMessage())
 

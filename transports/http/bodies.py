@@ -19,7 +19,7 @@ import msgspec
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.messages import POSITION, Block, Incoming, Message, Position, RequestId, TooLarge, look
-from transports.http.connections import Head
+from transports.http.connections import ResponseHead
 from transports.lines import LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address
 from transports.net.sockets import READ_BYTES
@@ -83,7 +83,7 @@ class Body(Protocol):
         """Whole lines of a run that is not: they may be given away if nothing follows them."""
 
 
-def body_of(head: Head, limit: int, trail: "EventTrail | None" = None) -> Body | None:
+def body_of(head: ResponseHead, limit: int, trail: "EventTrail | None" = None) -> Body | None:
     """What reads the body after `head`, or None for what no MCP server says.
 
     `limit` are the bytes that a message may have. `trail` is told how far an event stream comes.
@@ -370,7 +370,9 @@ def answer_in(
     return None
 
 
-def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str = "") -> bytes:
+def refusal_line(
+    head: ResponseHead, text: bytes, request_id: RequestId | None, url: str = ""
+) -> bytes:
     """An answer that is no success, as the error response to the request that it answers.
 
     `url` is where the request was sent.
@@ -388,7 +390,7 @@ def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str
     return messages.error(request_id, refused).rstrip(b"\n")
 
 
-def _sentence(head: Head, text: bytes, url: str) -> str:
+def _sentence(head: ResponseHead, text: bytes, url: str) -> str:
     if head.status < 300:
         return f"The server answered with {head}, and with nothing that MCP knows."
     if location := head.fields.get("location"):

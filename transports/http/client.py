@@ -49,7 +49,7 @@ from transports.http.bodies import (
     body_of,
     refusal_line,
 )
-from transports.http.connections import Connection, Connections, Head
+from transports.http.connections import ConnectionPool, HttpConnection, ResponseHead
 from transports.lines import in_blocks, last_lines, lines_of
 from transports.net.dialing import HTTP, Address, Token, authorization, bearer_for
 from transports.net.sockets import CLOSE_S
@@ -73,7 +73,7 @@ REFUSAL_S: Final = 10.0
 STANDING_S: Final = 1.0
 
 # What waits to be received before bodies are not read on. Each of them may hold a read more.
-INBOX_BYTES_MAX: Final = 1024 * 1024
+RECEIVE_BYTES_MAX: Final = 1024 * 1024
 
 # How far a response has come: its request, and the id of its last event; empty for none.
 Mark = tuple[RequestId, bytes]
@@ -115,7 +115,7 @@ async def connect(
     """
     address = Address(url, HTTP)
     bearer = bearer_for(address, token)
-    connections = Connections(address, ssl_context)
+    connections = ConnectionPool(address, ssl_context)
     await connections.open()
     channel = HttpChannel(connections, message_bytes_max, bearer)
     async with tasks_until(channel.aclose) as nursery:
@@ -126,11 +126,13 @@ async def connect(
 class HttpChannel:
     """The requests to one endpoint, in one session."""
 
-    def __init__(self, connections: Connections, message_bytes_max: int, token: str | None) -> None:
+    def __init__(
+        self, connections: ConnectionPool, message_bytes_max: int, token: str | None
+    ) -> None:
         self._connections = connections
         self._limit = message_bytes_max
         self._authorization = authorization(token)
-        self._inbox = Inbox()
+        self._received = ReceiveBuffer()
         self._session = ""
         self._version = ""
         self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
@@ -167,13 +169,13 @@ class HttpChannel:
         return None  # the peer is the server
 
     async def receive(self) -> Sequence[Incoming]:
-        return lines_of(await self._inbox.take())
+        return lines_of(await self._received.take())
 
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
-        return await self._inbox.take()
+        return await self._received.take()
 
     def is_writable(self) -> bool:
-        return self._inbox.ended is None
+        return self._received.ended is None
 
     async def send(self, *lines: bytes) -> None:
         try:
@@ -198,9 +200,9 @@ class HttpChannel:
             await trio.lowlevel.checkpoint()
             return
         self._is_closed = True
-        has_session = bool(self._session) and self._inbox.ended is None
+        has_session = bool(self._session) and self._received.ended is None
         self._end("closed")
-        self._inbox.drop()
+        self._received.drop()
         try:
             if has_session:
                 with trio.move_on_after(CLOSE_S):
@@ -224,7 +226,7 @@ class HttpChannel:
 
     def _end(self, why: str, last: Sequence[Block | TooLarge] = ()) -> None:
         """The channel is over; `last` is received before its end, and nothing after that."""
-        self._inbox.end(why, last)
+        self._received.end(why, last)
         self._tasks.cancel()
 
     # One line, one request
@@ -248,8 +250,8 @@ class HttpChannel:
         self._check()
 
     def _check(self) -> None:
-        if self._inbox.ended is not None:
-            raise trio.BrokenResourceError(self._inbox.ended)
+        if self._received.ended is not None:
+            raise trio.BrokenResourceError(self._received.ended)
 
     def _give_up(self, exchange: "_Exchange") -> "_Exchange | None":
         """What `exchange` cancels, if it is here: it need not be answered any more."""
@@ -314,7 +316,7 @@ class HttpChannel:
             exchange.is_answered = True
             refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
             line = messages.error(exchange.request_id, refused).rstrip(b"\n")
-            self._inbox.add(in_blocks([line]), len(line))
+            self._received.add(in_blocks([line]), len(line))
 
     async def _ask(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
@@ -344,7 +346,7 @@ class HttpChannel:
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
+    async def _connection(self) -> AsyncIterator[HttpConnection]:
         """A connection for one request, closed unless the response was read to its end."""
         connection = await self._connections.take()
         try:
@@ -383,7 +385,9 @@ class HttpChannel:
 
     # Its response
 
-    async def _answered(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+    async def _answered(
+        self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
+    ) -> None:
         is_success = 200 <= head.status < 300
         if is_success and exchange.method == _INITIALIZE:
             self._session = _printable(head.fields.get("mcp-session-id"))
@@ -405,7 +409,9 @@ class HttpChannel:
             self._begun(exchange)
         await self._read(exchange, body, connection)
 
-    async def _no_messages(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+    async def _no_messages(
+        self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
+    ) -> None:
         """A response that is no success, or has nothing in it: mostly a 202."""
         text = await _read_some(connection)
         if self._is_gone(head, has_session=exchange.has_session):
@@ -416,19 +422,19 @@ class HttpChannel:
         if exchange.is_awaited or head.status >= 300:
             exchange.is_answered = True
             line = refusal_line(head, text, exchange.request_id, self._connections.address.url)
-            await self._inbox.put(in_blocks([line]), len(line))
+            await self._received.put(in_blocks([line]), len(line))
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(self, head: Head, *, has_session: bool) -> bool:
+    def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
         """Whether a response says that the session is no more, which ends the channel."""
         if head.status == 404 and has_session:
             self._end("the server has forgotten the session")
         elif head.status == 401 and has_session:
             self._end("the server does not take the token any more")
-        return self._inbox.ended is not None
+        return self._received.ended is not None
 
-    async def _read(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+    async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
         """Read a response to its end, or for as long as it is of use.
 
         Raises `trio.BrokenResourceError`.
@@ -442,7 +448,9 @@ class HttpChannel:
                 self._end(str(error), body.held())
             raise
 
-    async def _read_all(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+    async def _read_all(
+        self, exchange: "_Exchange", body: Body, connection: HttpConnection
+    ) -> None:
         size = 0
         while data := await connection.read():
             size += len(data)
@@ -466,7 +474,7 @@ class HttpChannel:
         if exchange.request_id is not None and not self._is_ours:
             event_id = b"" if exchange.is_answered else exchange.trail.last_id
             mark = (exchange.request_id, event_id)
-        await self._inbox.put(blocks, size, mark)
+        await self._received.put(blocks, size, mark)
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -521,7 +529,7 @@ class HttpChannel:
             exchange.is_answered = True
 
     def last_event_id(self, request_id: RequestId) -> bytes:
-        return self._inbox.event_ids.get(request_id, b"")
+        return self._received.event_ids.get(request_id, b"")
 
     def heard_at(self, request_id: RequestId) -> float | None:
         exchange = self._exchanges.get(request_id)
@@ -580,7 +588,7 @@ class HttpChannel:
             standing.is_answered = True
 
 
-class Inbox:
+class ReceiveBuffer:
     """What has come and waits to be received."""
 
     def __init__(self) -> None:
@@ -598,7 +606,7 @@ class Inbox:
     ) -> None:
         """Hand over blocks in one piece, when there is room; once it is over, to nobody."""
         async with self._turn:
-            while self._bytes >= INBOX_BYTES_MAX and self.ended is None:
+            while self._bytes >= RECEIVE_BYTES_MAX and self.ended is None:
                 self._has_room = trio.Event()
                 await self._has_room.wait()
             self.add(blocks, size, mark)
@@ -743,7 +751,7 @@ async def _failure_of(
     return None
 
 
-async def _read_some(connection: Connection) -> bytes:
+async def _read_some(connection: HttpConnection) -> bytes:
     """The body of a refusal, or how it begins. Raises `trio.BrokenResourceError`."""
     text = b""
     with trio.move_on_after(REFUSAL_S):
@@ -752,7 +760,7 @@ async def _read_some(connection: Connection) -> bytes:
     return text
 
 
-def _is_event_stream(head: Head) -> bool:
+def _is_event_stream(head: ResponseHead) -> bool:
     return head.status == 200 and head.content_type == Media.EVENTS
 
 

@@ -19,12 +19,12 @@ from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
-from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, turn_away
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
     CLOSE_S,
     Pieces,
     ServerStream,
-    part,
+    close_gracefully,
     receive_some,
     send_now,
     send_pieces,
@@ -66,7 +66,7 @@ async def serve(
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
-    await listener.serve(_Server(listener, endpoint, body_bytes_max, screen).welcome)
+    await listener.serve(_Server(listener, endpoint, body_bytes_max, screen).serve_connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Server:
     body_bytes_max: int
     screen: Screen | None
 
-    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+    async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
         # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
         # before.
@@ -87,35 +87,35 @@ class _Server:
             with trio.move_on_after(HANDSHAKE_S):
                 stream = await self.listener.secured(tcp)
             if stream is not None:
-                await self._converse(_Line(stream, tcp, nursery))
+                await self._converse(_Connection(stream, tcp, nursery))
 
-    async def _converse(self, line: "_Line") -> None:
+    async def _converse(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
-            self.listener.check_room(line.tcp)
-            while request := await self._next_request(line, requests, phase):
-                if line.turns.spend(TURN_UNITS):
-                    await line.turns.wait()
+            self.listener.check_room(connection.tcp)
+            while request := await self._next_request(connection, requests, phase):
+                if connection.turns.spend(TURN_UNITS):
+                    await connection.turns.wait()
                 try:
                     with self.listener.held_by(request.caller):
-                        await self._answer(request, requests, line)
+                        await self._answer(request, requests, connection)
                 except HttpError as refused:
                     refused.request_id = messages.salvage_id(request.body)
                     raise
-                await line.unwatch()
+                await connection.unwatch()
                 if not requests.next_cycle():
-                    await line.part()
+                    await connection.close_gracefully()
                     return
                 phase = Phase.NOTHING
         except HttpError as refused:
-            await line.unwatch()
-            await line.turn_away(refused)
+            await connection.unwatch()
+            await connection.refuse(refused)
         finally:
-            line.end()
+            connection.end()
 
     async def _next_request(
-        self, line: "_Line", requests: Requests, phase: Phase
+        self, connection: "_Connection", requests: Requests, phase: Phase
     ) -> Request | None:
         """The next request, or None when the peer has hung up or is idle for too long.
 
@@ -133,18 +133,18 @@ class _Server:
                     self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
-                    await line.send(permission)
+                    await connection.send(permission)
                 if requests.has_more:
-                    line.turns.spend(TURN_UNITS)
-                    await line.turns.wait()
+                    connection.turns.spend(TURN_UNITS)
+                    await connection.turns.wait()
                     continue
                 bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
-                data = await line.receive(bytes_max)
+                data = await connection.receive(bytes_max)
                 if not data:
                     break
                 requests.feed(data)
-                if line.turns.spend():
-                    await line.turns.wait()
+                if connection.turns.spend():
+                    await connection.turns.wait()
             else:
                 if not is_admitted:
                     caller = await self.listener.caller(request)
@@ -163,20 +163,22 @@ class _Server:
         if limit is not None:
             requests.limit_body(limit)
 
-    async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
+    async def _answer(
+        self, request: Request, requests: Requests, connection: "_Connection"
+    ) -> None:
         """Have the request answered. Raises `HttpError` where the endpoint failed to."""
-        exchange = _Exchange(requests, line)
+        response = _Response(requests, connection)
         try:
-            await self.endpoint(request, exchange)
-            await exchange.complete()
+            await self.endpoint(request, response)
+            await response.complete()
         except Exception as error:
-            if not exchange.is_open() and _is_hang_up(error):
+            if not response.is_open() and _is_hang_up(error):
                 return
             log.exception("http.endpoint_failed", method=request.method, path=request.path)
-            if not exchange.has_begun:
+            if not response.has_begun:
                 raise _failed() from None
-            if not exchange.has_ended:
-                await line.close()  # half a response must not look like a whole one
+            if not response.has_ended:
+                await connection.close()  # half a response must not look like a whole one
 
 
 def _failed() -> HttpError:
@@ -189,7 +191,7 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
-class _Line:
+class _Connection:
     """The bytes of one connection, either way.
 
     Nobody reads while a request is being answered, unless somebody waits for the peer to hang up,
@@ -300,53 +302,53 @@ class _Line:
         self._hang_up()
         await trio.aclose_forcefully(self.tcp)
 
-    async def turn_away(self, refused: HttpError) -> None:
+    async def refuse(self, refused: HttpError) -> None:
         if not self.gone.is_set():
-            await turn_away(self._stream, refused)
+            await refuse(self._stream, refused)
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         """End the connection, so that what was written last arrives; the caller closes."""
         if not self.gone.is_set():
             with trio.move_on_after(CLOSE_S):
-                await part(self._stream)
+                await close_gracefully(self._stream)
 
 
-class _Exchange:
+class _Response:
     """The `Responder` of one request."""
 
-    def __init__(self, requests: Requests, line: _Line) -> None:
+    def __init__(self, requests: Requests, connection: _Connection) -> None:
         self.has_begun = False
         self.has_ended = False
         self._requests = requests
-        self._line = line
+        self._connection = connection
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         response = self._requests.whole(status, headers, body)
         self.has_begun = self.has_ended = True
-        await self._line.send(response)
+        await self._connection.send(response)
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)
         self.has_begun = True
-        await self._line.send(head, *self._requests.more(*first))
+        await self._connection.send(head, *self._requests.more(*first))
 
     async def write(self, *data: bytes) -> None:
-        await self._line.send(*self._requests.more(*data))
+        await self._connection.send(*self._requests.more(*data))
 
     async def finish(self) -> None:
         self.has_ended = True
         if end := self._requests.end():
-            await self._line.send(end)
+            await self._connection.send(end)
 
     async def gone(self) -> None:
-        self._line.watch()
-        await self._line.gone.wait()
+        self._connection.watch()
+        await self._connection.gone.wait()
 
     def is_open(self) -> bool:
-        return self._line.is_open()
+        return self._connection.is_open()
 
     def unsent_bytes(self) -> int | None:
-        return self._line.unsent_bytes()
+        return self._connection.unsent_bytes()
 
     async def complete(self) -> None:
         """Finish what the endpoint has begun and left. Raises `RuntimeError` if it said nothing."""

@@ -23,7 +23,7 @@ from streams.forks import withhold
 from streams.logs import log
 from streams.turns import TURN_UNITS, Turns
 from transports.net.origins import Origins, names_loopback
-from transports.net.sockets import CLOSE_S, ServerStream, keep_alive, part
+from transports.net.sockets import CLOSE_S, ServerStream, close_gracefully, keep_alive
 
 # How many connections may be open, handshakes included; whoever comes after them gets a 503.
 CONNECTIONS_MAX: Final = 10_000
@@ -55,7 +55,7 @@ _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
 """The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
 
-Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
+OnConnection = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
 class ListenOptions(TypedDict, total=False):
@@ -109,13 +109,13 @@ class Listener:
     def port(self) -> int:
         return port_of(self._listeners)
 
-    async def serve(self, welcome: Welcome) -> NoReturn:
-        """Run `welcome` for each connection, until cancelled; it is closed afterwards."""
+    async def serve(self, serve_connection: OnConnection) -> NoReturn:
+        """Run `serve_connection` for each connection, until cancelled; it is closed afterwards."""
 
         async def counted(nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
             self._open += 1
             try:
-                await welcome(nursery, tcp)
+                await serve_connection(nursery, tcp)
             finally:
                 self._open -= 1
 
@@ -198,29 +198,31 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
     return listeners
 
 
-async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListener]) -> NoReturn:
-    """Run `welcome` for each connection, in a nursery that it is given, and close that afterwards;
-    until cancelled, and then close the listeners.
+async def serve_listeners(
+    serve_connection: OnConnection, listeners: Sequence[trio.SocketListener]
+) -> NoReturn:
+    """Run `serve_connection` for each connection and close that afterwards, until cancelled; then
+    close the listeners.
 
     Where there are no file descriptors left, connections wait in the kernel's queue until there
     are: nobody is refused, and nothing ends. That is logged once until it is over.
     """
     arrivals = Turns()
 
-    async def welcome_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
+    async def serve_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
         # A handshake is as much work as some frames, and may be the next flood.
         if arrivals.spend(TURN_UNITS):
             await arrivals.wait()
-        await welcome(nursery, connection)
+        await serve_connection(nursery, connection)
 
     async with trio.open_nursery() as nursery:
         for listener in listeners:
-            nursery.start_soon(_accept_from, listener, welcome_in_turn, nursery)
+            nursery.start_soon(_accept_from, listener, serve_in_turn, nursery)
     raise AssertionError("the listeners are there until they are cancelled")
 
 
 async def _accept_from(
-    listener: trio.SocketListener, welcome: Welcome, nursery: trio.Nursery
+    listener: trio.SocketListener, serve_connection: OnConnection, nursery: trio.Nursery
 ) -> None:
     withhold(listener.socket)
     async with listener:
@@ -230,7 +232,7 @@ async def _accept_from(
             try:
                 for connection in _accepted(listener.socket):
                     is_short = False
-                    nursery.start_soon(_serve, connection, welcome, nursery)
+                    nursery.start_soon(_serve, connection, serve_connection, nursery)
             except OSError as error:
                 if error.errno not in _SHORTAGES:
                     raise
@@ -256,9 +258,11 @@ def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
         door.detach()
 
 
-async def _serve(connection: trio.SocketStream, welcome: Welcome, nursery: trio.Nursery) -> None:
+async def _serve(
+    connection: trio.SocketStream, serve_connection: OnConnection, nursery: trio.Nursery
+) -> None:
     try:
-        await welcome(nursery, connection)
+        await serve_connection(nursery, connection)
     finally:
         connection.socket.close()
 
@@ -293,11 +297,11 @@ def _response(refused: HttpError) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-async def turn_away(stream: ServerStream, refused: HttpError) -> None:
+async def refuse(stream: ServerStream, refused: HttpError) -> None:
     """Send the refusal and end the connection, within a second; the caller closes."""
     with trio.move_on_after(CLOSE_S):
         try:
             await stream.send_all(_response(refused))
         except trio.BrokenResourceError:
             return  # it did not wait for the answer
-        await part(stream)
+        await close_gracefully(stream)

@@ -194,7 +194,7 @@ def keep_alive(tcp: trio.socket.SocketType) -> None:
 # -- the end
 
 
-async def part(stream: ServerStream) -> None:
+async def close_gracefully(stream: ServerStream) -> None:
     """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
     if isinstance(stream, trio.SocketStream):
         await linger(stream)

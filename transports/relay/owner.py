@@ -56,12 +56,12 @@ async def serve(
     """
     listener = _listen(path)
 
-    async def welcome(_: trio.Nursery, stream: trio.SocketStream) -> None:
-        await _welcome(stream, handler, hello_check, message_bytes_max)
+    async def serve_connection(_: trio.Nursery, stream: trio.SocketStream) -> None:
+        await _serve_connection(stream, handler, hello_check, message_bytes_max)
 
     try:
         task_status.started()
-        await serve_listeners(welcome, [listener])
+        await serve_listeners(serve_connection, [listener])
     finally:
         with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
             os.unlink(path)
@@ -84,7 +84,7 @@ def _listen(path: str | os.PathLike[str]) -> trio.SocketListener:
         raise
 
 
-async def _welcome(
+async def _serve_connection(
     stream: trio.SocketStream,
     handler: Handler,
     hello_check: Callable[[Hello], str | None],

@@ -36,9 +36,9 @@ from transports.net.sockets import CLOSE_S, READ_BYTES, unsent_bytes
 from transports.websocket.frames import (
     MCP,
     MCP_STREAMS,
-    Framing,
     LineFraming,
     Oversize,
+    WebSocketFraming,
     framing_of,
     packed,
 )
@@ -171,7 +171,7 @@ class WebSocketChannel:
         self,
         wire: Wire,
         connection: WebSocketConnection,
-        framing: Framing,
+        framing: WebSocketFraming,
         *,
         principal: str,
         socket: trio.SocketStream,
@@ -184,7 +184,7 @@ class WebSocketChannel:
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
         self._is_closed = False
-        wire.guard(connection, framing.unclaimed_bytes_max)
+        wire.opened(connection, framing.unclaimed_bytes_max)
 
     @property
     def principal(self) -> str:
@@ -261,16 +261,16 @@ class WebSocketChannel:
         self._is_closed = True
         try:
             with trio.move_on_after(CLOSE_S):
-                await self._farewell(code)
+                await self._close_handshake(code)
         finally:
             with trio.CancelScope(shield=True):  # takes no time
                 await self._wire.hang_up()
 
-    async def _farewell(self, code: int) -> None:
+    async def _close_handshake(self, code: int) -> None:
         try:
             with self._wire.until_ended():
                 await self._connection.aclose(code)
-            await self._wire.part()
+            await self._wire.close_gracefully()
         except trio.BrokenResourceError:
             return  # the peer did not wait for it
 
@@ -291,7 +291,7 @@ class BlockChannel(WebSocketChannel):
         super().__init__(wire, connection, framing, principal=principal, socket=socket)
         self._splitter = LineSplitter(message_bytes_max)
         self._slot = Slot()
-        wire.take_out(Sieve(framing.message_size_max), self._slot)
+        wire.divert(Sieve(framing.message_size_max), self._slot)
 
     async def receive(self) -> Sequence[Incoming]:
         return lines_of(await self.receive_blocks())

@@ -36,7 +36,7 @@ class Oversize(Exception):
         self.before = before
 
 
-class Framing(Protocol):
+class WebSocketFraming(Protocol):
     """What a subprotocol makes of lines and of messages. One for each connection."""
 
     @property
@@ -102,7 +102,7 @@ class MessageFraming:
         return [line] if line else []
 
 
-def framing_of(subprotocol: str | None, message_bytes_max: int) -> Framing:
+def framing_of(subprotocol: str | None, message_bytes_max: int) -> WebSocketFraming:
     """The framing of an agreed subprotocol; none is taken for `mcp`."""
     if subprotocol == MCP_STREAMS:
         return LineFraming(message_bytes_max)

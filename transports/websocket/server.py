@@ -27,20 +27,27 @@ from wsproto.frame_protocol import CloseReason
 from streams.exchange import Caller, Handler, HttpError, Scopes
 from streams.keys import new_id
 from streams.messages import MESSAGE_BYTES_MAX, Incoming
-from streams.turns import Budget, Turns
-from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, turn_away
+from streams.turns import RateLimit, Turns
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
     CLOSE_S,
     Pieces,
     ServerStream,
-    part,
+    close_gracefully,
     receive_some,
     send_now,
     send_pieces,
     tcp_of,
     unsent_bytes,
 )
-from transports.websocket.frames import MCP, MCP_STREAMS, Framing, Oversize, framing_of, packed
+from transports.websocket.frames import (
+    MCP,
+    MCP_STREAMS,
+    Oversize,
+    WebSocketFraming,
+    framing_of,
+    packed,
+)
 from transports.websocket.handshake import Opening, parse_head, read_head
 
 # After this long a peer that answers no ping counts as detached.
@@ -80,7 +87,7 @@ async def serve(
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
-    await listener.serve(_Server(listener, handler, message_bytes_max).welcome)
+    await listener.serve(_Server(listener, handler, message_bytes_max).serve_connection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,7 @@ class _Server:
     handler: Handler
     message_bytes_max: int
 
-    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+    async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection from its handshake to its end; the caller closes it."""
         with ExitStack() as holding:
             channel = None
@@ -116,7 +123,7 @@ class _Server:
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except HttpError as refused:
-            await turn_away(stream, refused)
+            await refuse(stream, refused)
             return None
         except (trio.BrokenResourceError, OSError):
             return None  # gone before it was in
@@ -156,7 +163,7 @@ class ServerWebSocket:
     def __init__(
         self,
         stream: ServerStream,
-        framing: Framing,
+        framing: WebSocketFraming,
         nursery: trio.Nursery,
         *,
         caller: Caller,
@@ -174,8 +181,8 @@ class ServerWebSocket:
         self._events: Iterator[Event] = iter(())  # of what was read
         self._has_more = False  # of them, as far as is known
         self._turns = Turns()
-        self._empty_frames = Budget(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
-        self._fragments = Budget(FRAGMENTS_MAX, FRAGMENTS_PER_S)
+        self._empty_frames = RateLimit(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
+        self._fragments = RateLimit(FRAGMENTS_MAX, FRAGMENTS_PER_S)
         self._parts: list[Any] = []  # of a message that has not come whole
         self._parts_size = 0  # bytes of a binary one, characters of text
         self._unclaimed_bytes = 0  # were read since the last whole message
@@ -187,8 +194,8 @@ class ServerWebSocket:
         self._pings: dict[bytes, trio.Event] = {}
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
-        self._has_said_goodbye = False  # nothing more is sent but what is pending
-        self._is_torn = False  # nothing more goes either way
+        self._is_closing = False  # nothing more is sent but what is pending
+        self._is_broken = False  # nothing more goes either way
         self._is_closed = False
 
     @property
@@ -229,7 +236,7 @@ class ServerWebSocket:
             with trio.CancelScope(deadline=self._holds_until) as self._receiving:
                 return await receive_some(self._stream, READ_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._tear()
+            self._break()
             return b""
         return None
 
@@ -261,7 +268,7 @@ class ServerWebSocket:
             if isinstance(event, Message):
                 found += self._add(event)
             else:
-                self._obey(event)
+                self._on_control(event)
             if self._is_over or self._turns.spend():
                 break
         else:
@@ -293,12 +300,12 @@ class ServerWebSocket:
             self._count_empty()
         return found
 
-    def _obey(self, event: Event) -> None:
+    def _on_control(self, event: Event) -> None:
         """Do what a control frame, or a violation that stands for one, calls for."""
         if isinstance(event, Ping):
             self._count_empty()
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
-            if not self._has_said_goodbye:
+            if not self._is_closing:
                 self._pong = self._protocol.send(event.response())
         elif isinstance(event, Pong):
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
@@ -327,19 +334,19 @@ class ServerWebSocket:
 
     def _fail(self, code: int, reason: str) -> None:
         """Say goodbye with this code, if that was not said; no more is received."""
-        self._say_goodbye(code, reason)
+        self._queue_close(code, reason)
         self._end()
 
     def _end(self) -> None:
         """Nothing more comes: let everybody who waits for it see that."""
         self._is_over = True
-        self._is_torn |= not self._has_said_goodbye
+        self._is_broken |= not self._is_closing
         for answered in self._pings.values():
             answered.set()
 
-    def _tear(self) -> None:
+    def _break(self) -> None:
         """Nothing goes either way any more."""
-        self._is_torn = True
+        self._is_broken = True
         self._end()
 
     # -- sending
@@ -363,7 +370,7 @@ class ServerWebSocket:
         """
         async with self._writing:
             await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
-            if self._has_said_goodbye or self._is_torn:
+            if self._is_closing or self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing")
             await self._push(frames)
 
@@ -373,10 +380,10 @@ class ServerWebSocket:
             try:
                 await send_pieces(self._stream, rest)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._tear()
+                self._break()
                 raise trio.BrokenResourceError("the peer is gone") from None
             except BaseException:
-                self._tear()
+                self._break()
                 self._socket.close()
                 raise
             rest = self._send_at_once()  # what came up meanwhile
@@ -391,13 +398,13 @@ class ServerWebSocket:
         try:
             return send_now(self._stream, pieces) if pieces else ()
         except OSError:
-            self._tear()
+            self._break()
             raise trio.BrokenResourceError("the peer is gone") from None
 
     def _write_soon(self) -> None:
         """Write the control frames that are pending, without waiting for anybody."""
         is_pending = bool(self._pong or self._close)
-        if not is_pending or self._is_torn or self._rest or self._writing.locked():
+        if not is_pending or self._is_broken or self._rest or self._writing.locked():
             return
         try:
             self._rest = self._send_at_once()
@@ -414,12 +421,12 @@ class ServerWebSocket:
 
     async def _flush(self) -> None:
         async with self._writing:
-            if not self._is_torn:
+            if not self._is_broken:
                 await self._push()
 
-    def _say_goodbye(self, code: int, reason: str) -> None:
-        if not (self._has_said_goodbye or self._is_torn):
-            self._has_said_goodbye = True
+    def _queue_close(self, code: int, reason: str) -> None:
+        if not (self._is_closing or self._is_broken):
+            self._is_closing = True
             self._close = self._protocol.send(CloseConnection(code=code, reason=reason))
 
     # -- what else a channel does
@@ -445,7 +452,7 @@ class ServerWebSocket:
         return False
 
     def is_writable(self) -> bool:
-        return not (self._has_said_goodbye or self._is_torn or self._is_closed)
+        return not (self._is_closing or self._is_broken or self._is_closed)
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self._socket.fileno())
@@ -459,15 +466,15 @@ class ServerWebSocket:
         if self._receiving is not None:
             self._receiving.cancel()
         try:
-            if not self._is_torn:
+            if not self._is_broken:
                 with trio.move_on_after(CLOSE_S):
-                    await self._part(code)
+                    await self._close_handshake(code)
         finally:
-            self._tear()
+            self._break()
             self._socket.close()
 
-    async def _part(self, code: int) -> None:
-        self._say_goodbye(code, "")
+    async def _close_handshake(self, code: int) -> None:
+        self._queue_close(code, "")
         try:
             await self._flush()
             while not self._is_over:
@@ -476,6 +483,6 @@ class ServerWebSocket:
                 else:
                     await self._feed(await receive_some(self._stream, READ_BYTES))
                 self._take()
-            await part(self._stream)
+            await close_gracefully(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it

@@ -11,7 +11,7 @@ from typing import Final
 
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Append, Change, Create, Record, Shortage
 from streams.journal.ownership import OwnerLock, check_files
 from streams.journal.runs import joined
@@ -207,7 +207,7 @@ class SQLiteStore:
         if type(change) is Append:
             tail = self._tails.known.get(change.stream)
             return len(change.run.body) if tail is not None and tail.is_anonymous else 0
-        if type(change) is Create and not vouched(change.record.principal):
+        if type(change) is Create and not authenticated(change.record.principal):
             return len(change.record.origin)
         return 0
 

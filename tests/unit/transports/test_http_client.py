@@ -285,10 +285,10 @@ async def test_nobody_receives_so_the_server_must_wait() -> None:
 
 
 async def test_what_waits_to_be_received_is_bounded() -> None:
-    inbox = httpclient.Inbox()
+    inbox = httpclient.ReceiveBuffer()
     async with trio.open_nursery() as nursery:
         for _ in range(20):
-            nursery.start_soon(inbox.put, [b"x"], httpclient.INBOX_BYTES_MAX // 2)
+            nursery.start_soon(inbox.put, [b"x"], httpclient.RECEIVE_BYTES_MAX // 2)
         await trio.testing.wait_all_tasks_blocked()
         assert len(nursery.child_tasks) == 18
         assert await inbox.take() == [b"x"]

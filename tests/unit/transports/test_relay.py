@@ -20,7 +20,7 @@ from streams.exchange import Channel
 from tests.rigs.echo import echo
 from tests.rigs.transports import HELLO, ROOT, pipes
 from transports.relay import owner as unix
-from transports.relay.handover import NobodyListens, RelayRefused, relay
+from transports.relay.handover import NoOwner, RelayRefused, relay
 
 HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
 
@@ -188,11 +188,11 @@ async def test_a_relay_of_another_app_is_refused_with_the_owner_s_words(path: Pa
 
 
 def test_nobody_listens_is_an_answer_of_its_own(path: Path) -> None:
-    with pytest.raises(NobodyListens):
+    with pytest.raises(NoOwner):
         relay(path, HELLO, ())
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    with pytest.raises(NobodyListens):
+    with pytest.raises(NoOwner):
         relay(path, HELLO, ())
 
 
@@ -208,7 +208,7 @@ def test_an_owner_that_does_not_answer_as_one_is_none(path: Path, answer: bytes)
             taken.recv(4096)
             taken.sendall(answer)
             os._exit(0)
-        with pytest.raises(NobodyListens):
+        with pytest.raises(NoOwner):
             relay(path, HELLO, (client_in, client_out))
         os.waitpid(child, 0)
     os.close(client_in)  # untouched, to be handed to the next owner
