@@ -51,9 +51,16 @@ from transports.http.bodies import (
 )
 from transports.http.connections import ConnectionPool, HttpConnection, ResponseHead
 from transports.lines import in_blocks, last_lines, lines_of
-from transports.net.dialing import HTTP, Address, Token, authorization, bearer_for
+from transports.net.dialing import (
+    HTTP,
+    Address,
+    Token,
+    authorization,
+    bearer_for,
+    begin_or_leave,
+    tasks_until,
+)
 from transports.net.sockets import CLOSE_S
-from transports.net.tasks import begin_or_leave, tasks_until
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
 # that begins its response when it has all of it may take long: after this time the line has arrived

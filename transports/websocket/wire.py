@@ -24,8 +24,8 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
+from transports.net.dialing import begin_or_leave, tasks_until
 from transports.net.sockets import linger, send_pieces
-from transports.net.tasks import begin_or_leave, tasks_until
 from transports.websocket.sieve import Piece, Sieve, Slot, until_left
 
 # What is kept of the answer to a client's handshake, for its error message.

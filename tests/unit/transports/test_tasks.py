@@ -9,8 +9,7 @@ import trio.testing
 
 from transports.http.client import HttpChannel
 from transports.http.connections import ConnectionPool
-from transports.net.dialing import HTTP, Address
-from transports.net.tasks import tasks_until
+from transports.net.dialing import HTTP, Address, tasks_until
 from transports.websocket.wire import open_wire
 
 
