@@ -126,7 +126,7 @@ def large_work() -> LargeWork:
         return _large.get()
 
 
-class Budget:
+class RateLimit:
     """Units that may come at once, and per second in the long run."""
 
     __slots__ = ("_counted_at", "_left", "_most", "_per_s")

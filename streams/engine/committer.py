@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.errors import INTERNAL_ERROR, Full, Refusal, Unavailable, refusal
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Ack, Append, Change, Forget, Journal, Rest, Shortage
 from streams.limits import MIB
 from streams.logs import log
@@ -128,7 +128,7 @@ class Committer:
         and may lead to acks that make room.
         """
         shortage = self._journal.shortage
-        if shortage is None and principal is not None and not vouched(principal):
+        if shortage is None and principal is not None and not authenticated(principal):
             shortage = self._journal.anonymous_shortage
             if shortage is not None:
                 self._look_again_soon()

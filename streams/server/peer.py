@@ -35,7 +35,7 @@ from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Polling
 from streams.server.handlers import CallTool, Handlers
 from streams.server.tools import error_result
-from streams.turns import LARGE_BYTES, UNIT_BYTES, Budget, Turns, large_work
+from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
 if TYPE_CHECKING:
     from streams.server.server import Server
@@ -61,7 +61,7 @@ CHECKS_MAX: Final = 4
 REFUSALS_TOLD: Final = 100
 REFUSALS_TOLD_PER_S: Final = 10.0
 
-_told: Final = trio.lowlevel.RunVar[Budget]("what may be logged of refusals")
+_told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -517,7 +517,7 @@ def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
     try:
         budget = _told.get()
     except LookupError:
-        budget = Budget(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
+        budget = RateLimit(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
         _told.set(budget)
     if budget.spend():
         log.info("refused", code=refused.code, why=refused.message[:200])

@@ -12,8 +12,8 @@ from streams.turns import (
     PAUSE_S_MAX,
     PAUSE_TIMES,
     TURN_UNITS,
-    Budget,
     LargeWork,
+    RateLimit,
     Turns,
 )
 
@@ -72,7 +72,7 @@ async def test_a_connection_that_is_not_busy_waits_for_no_busy_one(
 
 
 async def test_what_is_free_comes_back_with_time(mock_clock: MockClock) -> None:
-    budget = Budget(3, 1.0)
+    budget = RateLimit(3, 1.0)
     assert [budget.spend() for _ in range(4)] == [True, True, True, False]
     mock_clock.jump(1.5)
     assert [budget.spend(), budget.spend()] == [True, False]
@@ -82,7 +82,7 @@ async def test_what_is_free_comes_back_with_time(mock_clock: MockClock) -> None:
 
 
 async def test_what_a_unit_has_earned_counts(mock_clock: MockClock) -> None:
-    budget = Budget(1, 0.0)
+    budget = RateLimit(1, 0.0)
     assert all(budget.spend(1.0) for _ in range(10))
     assert not budget.spend(0.5)
     assert budget.spend(0.5)

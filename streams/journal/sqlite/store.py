@@ -11,7 +11,7 @@ from typing import Final
 
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Append, Change, Create, Record, Shortage
 from streams.journal.ownership import OwnerLock, check_files
 from streams.journal.runs import joined
@@ -21,7 +21,6 @@ from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
     DAMAGED,
-    Durability,
     configure,
     configure_copier,
     connect,
@@ -37,7 +36,7 @@ from streams.journal.sqlite.room import Room, Share, small_disk
 from streams.journal.sqlite.segments import Segments
 from streams.journal.sqlite.sessions import SessionTables
 from streams.journal.sqlite.tails import Budget, Tail, Tails
-from streams.limits import DAY_S, MIB
+from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
@@ -210,7 +209,7 @@ class SQLiteStore:
         if type(change) is Append:
             tail = self._tails.known.get(change.stream)
             return len(change.run.body) if tail is not None and tail.is_anonymous else 0
-        if type(change) is Create and not vouched(change.record.principal):
+        if type(change) is Create and not authenticated(change.record.principal):
             return len(change.record.origin)
         return 0
 

@@ -16,7 +16,7 @@ from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
 from transports import websocket
-from transports.net import listening
+from transports.net import listening, sockets
 
 NO_DESCRIPTORS = "no_room_for_connections"
 
@@ -152,4 +152,4 @@ async def test_what_notices_a_vanished_peer_is_set_on_every_connection() -> None
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         if sys.platform == "linux":
             kept_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-            assert kept_ms == listening.USER_TIMEOUT_MS
+            assert kept_ms == sockets.USER_TIMEOUT_MS

@@ -21,7 +21,6 @@ from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import (
     APPLICATION_ID,
     SCHEMA_VERSION,
-    Durability,
     SQLiteJournal,
     SQLiteStore,
     file,
@@ -30,7 +29,7 @@ from streams.journal.sqlite import (
 )
 from streams.journal.sqlite.checkpoints import WalIndex
 from streams.journal.sqlite.tails import Budget
-from streams.limits import MIB
+from streams.limits import MIB, Durability
 from tests.rigs.journals import as_one, grant, session
 from tests.rigs.sqlite import (
     APPENDING,
