@@ -94,13 +94,20 @@ async def test_a_displaced_request_must_be_answered(
     assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
 
 
-async def test_a_displaced_request_is_not_released(scene: Scene, mock_clock: MockClock) -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_displaced_request_is_not_released(
+    scene: Scene, mock_clock: MockClock, is_late: bool
+) -> None:
     """Its client would come back, and displace the newer one."""
     older, newer = scene.channel(), scene.channel()
     scene.resumes(older, "1")
+    scene.is_sent_some(older)
     scene.resumes(newer, "2")
+    if not is_late:
+        scene.is_told(older, "1", "released")
     scene.is_sent_some(newer)
-    scene.is_told(older, "1", "released")
+    if is_late:
+        scene.is_told(older, "1", "released")
     assert scene.violations(mock_clock) == [f"{JOB}: released, and not superseded"]
 
 

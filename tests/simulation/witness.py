@@ -34,6 +34,7 @@ class Claim:
         self.key = key  # of the job
         self.channel = channel
         self.is_answered = False
+        self.is_released = False  # by that answer: the client may come back
         # The client has cancelled it, and expects no answer. What is being written goes out
         # nevertheless, and a call that has ended goes on.
         self.is_cancelled = False
@@ -93,6 +94,8 @@ class Witness:
             if is_same and not (served.is_answered or served.is_cancelled):
                 return
             number = served.number if is_same else served.number + 1
+            is_told = is_same or not (served.is_released and served.channel.is_ready)
+            self._world.expect(is_told, f"{key}: released, and not superseded")
         waiting = [claim for claim in self._claims.get(key, ()) if not claim.is_answered]
         newer = [each for each in waiting if each.channel is channel and each.number >= number]
         if self._world.expect(newer, f"{key} is sent to who was displaced, or never asked"):
@@ -106,11 +109,9 @@ class Witness:
         key = "" if claim is None else claim.key
         if claim is not None:
             claim.is_answered = True
-            is_displaced = self._displaced.pop(claim, None) is not None
-            is_released = b'"released"' in line
-            self._world.expect(
-                not (is_displaced and is_released), f"{key}: released, and not superseded"
-            )
+            claim.is_released = b'"released"' in line
+            is_late = self._displaced.pop(claim, None) is not None and claim.is_released
+            self._world.expect(not is_late, f"{key}: released, and not superseded")
         if b'"superseded"' in line:
             self._world.counts["told superseded"] += 1
             number = math.inf if claim is None else claim.number
