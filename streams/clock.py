@@ -11,3 +11,8 @@ def wall() -> float:
 def steady() -> float:
     """Seconds since some moment, whatever is done to the clock: for a thread without trio."""
     return time.monotonic()
+
+
+def worked() -> float:
+    """Seconds of a processor's time that this thread has had."""
+    return time.thread_time()
