@@ -15,13 +15,19 @@ from typing import Any, Final, Literal, TypeVar, cast
 
 import msgspec
 
-from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal
+from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal, refusal
 
 # An id keeps its JSON type: "1" is not 1. Null stands only in an answer to what had no readable id.
 RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
+
+# How many lists and objects a message may have, or one for so many bytes of a longer message. Each
+# takes 60 bytes of memory or more and up to 0.3 µs, in which nothing else of the server runs.
+CONTAINER_BYTES: Final = 16
+CONTAINERS_MAX: Final = MESSAGE_BYTES_MAX // CONTAINER_BYTES
+_NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[{'))
 
 # The garbage collector goes through all new objects several times while a large value is decoded,
 # which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
@@ -239,6 +245,31 @@ def parse(line: bytes) -> Message:
     elif message.id is None or has_answer:
         raise _invalid("a request needs an id (string or integer) and no result or error")
     return message
+
+
+def parse_bounded(line: bytes) -> Message:
+    """`parse`, and raises `Refusal` as well for too many lists and objects."""
+    limit = max(CONTAINERS_MAX, len(line) // CONTAINER_BYTES)
+    # Each takes two bytes at least: in a shorter message there is nothing to count.
+    if len(line) > 2 * limit and (count := _containers(line, limit)) > limit:
+        raise refusal("too_large", limit=limit).saying(
+            f"{count} lists and objects are too many: send at most {limit} in one message."
+        )
+    return parse(line)
+
+
+def _containers(line: bytes, limit: int) -> int:
+    """How many lists and objects a message has. Brackets in strings are counted as well where all
+    together are no more than `limit`.
+    """
+    found = line.count(b"[") + line.count(b"{")
+    if found <= limit:
+        return found
+    # Quotes without anything between them go: that changes neither what is in a string nor what
+    # is not. Every second part of the rest is outside of strings.
+    unescaped = line.replace(b"\\\\", b"").replace(b'\\"', b"")
+    structure = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
+    return len(b"".join(structure.split(b'"')[::2]))
 
 
 def _why_unreadable(line: bytes, error: Exception) -> Refusal:

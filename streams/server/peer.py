@@ -7,7 +7,7 @@ arguments a worker has to check waits in a task of its own: the next message doe
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -28,6 +28,7 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
+from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
@@ -60,6 +61,8 @@ CHECKS_MAX: Final = 4
 # rest of a refusal, and a log has no end.
 REFUSALS_TOLD: Final = 100
 REFUSALS_TOLD_PER_S: Final = 10.0
+
+_T = TypeVar("_T")
 
 _told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
 
@@ -156,7 +159,8 @@ class Peer:
         try:
             message = await self._parse(incoming)
         except Refusal as refused:
-            return refused_line(messages.salvage_id(incoming), refused)
+            request_id = await self._work(incoming, partial(messages.salvage_id, incoming))
+            return refused_line(request_id, refused)
         if message.kind is Kind.REQUEST:
             try:
                 self._engine.rates.check(self.session.principal)
@@ -168,11 +172,14 @@ class Peer:
             return refused_line(id_of(message), refused)
 
     async def _parse(self, line: bytes) -> Message:
-        principal = self.session.principal
         if len(line) < LARGE_BYTES:
-            self._large.note(principal)
+            self._large.note(self.session.principal)
             return messages.parse(line)
-        return await self._large.do(principal, partial(messages.parse, line))
+        return await self._work(line, partial(messages.parse_bounded, line))
+
+    async def _work(self, line: bytes, work: Callable[[], _T]) -> _T:
+        """Do one piece of work on a message, a large one when it is its turn."""
+        return await self._large.do_sized(len(line), self.session.principal, work)
 
     async def take(
         self,
@@ -193,9 +200,10 @@ class Peer:
                 case Kind.REQUEST:
                     return await self._request(message, line, connection, cursor_of)
                 case Kind.NOTIFICATION:
-                    self._notification(message)
+                    await self._work(line, partial(self._notification, message))
                 case Kind.RESULT | Kind.ERROR:
-                    self._engine.access.answer(self.session, message)
+                    answer = partial(self._engine.access.answer, self.session, message)
+                    await self._work(line, answer)
         except InsufficientScope:
             raise
         except Refusal as refused:
@@ -209,7 +217,7 @@ class Peer:
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        check_revision(revision_in(message, line))
+        check_revision(await self._work(line, partial(revision_in, message, line)))
         if request_id in self.session.checking:
             check_free(self.session, request_id)
         if method in self._deliveries:  # they check the id: a resume may displace its holder
@@ -219,9 +227,10 @@ class Peer:
             return None
         check_free(self.session, request_id)
         if method in self._questions:
-            return messages.result(request_id, await self._poll(message, cursor_of))
+            return messages.result(request_id, await self._poll(message, line, cursor_of))
         if method in self._requests:
-            return messages.result(request_id, self._requests[method](message))
+            answer = await self._work(line, partial(self._requests[method], message))
+            return messages.result(request_id, answer)
         known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
 
@@ -282,29 +291,38 @@ class Peer:
         return {}
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
-        params = _params(message, CallTool)
-        _check_name(params.meta.progress_token, "_meta.progressToken")
-        tool = self._server.tools.get(params.name)
-        token = dialects.page_token(message.params)
-        if tool is not None:
-            tool.check_scopes(connection.channel.scopes)
-            argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
-            token = argued if token is None else token
-            if arguments is not params.arguments:
-                params = msgspec.structs.replace(params, arguments=arguments)
-                message, line = _calling_with(message, arguments)
+        read = partial(self._read_call, message, line, connection.channel.scopes)
+        message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
             self._turn(message, token, params.meta.progress_token, connection)
             return
         if key is not None:
-            begin = partial(self._call_once, message, params, key, connection)
+            begin = partial(self._call_once, message, params, line, key, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
+        tool = self._server.tools.get(params.name)
         if tool is not None and self._handlers.is_costly(tool, params.arguments):
             await self._begin_aside(message, connection, begin)
         else:
             await begin()
+
+    def _read_call(
+        self, message: Message, line: bytes, scopes: Scopes
+    ) -> tuple[Message, bytes, CallTool, str | None]:
+        """A call without the token of a page among its arguments, its params, and that token."""
+        params = _params(message, CallTool)
+        _check_name(params.meta.progress_token, "_meta.progressToken")
+        tool = self._server.tools.get(params.name)
+        token = dialects.page_token(message.params)
+        if tool is not None:
+            tool.check_scopes(scopes)
+            argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
+            token = argued if token is None else token
+            if arguments is not params.arguments:
+                params = msgspec.structs.replace(params, arguments=arguments)
+                message, line = _calling_with(message, arguments)
+        return message, line, params, token
 
     async def _begin_aside(
         self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
@@ -343,13 +361,14 @@ class Peer:
             self._tasks.start_soon(run_beside)
 
     async def _call_once(
-        self, message: Message, params: CallTool, key: str, connection: Connection
+        self, message: Message, params: CallTool, line: bytes, key: str, connection: Connection
     ) -> None:
         """Begin a call, or deliver the one that was begun with the same key."""
         assert isinstance(message.id, int | str)
         async with self._engine.keyed.looked_up(key, self.session.principal) as called:
             if called.stream is None:
-                marked = extension.marked(message, called.mark)
+                mark = partial(extension.marked, message, called.mark)
+                marked = await self._work(line, mark)
                 await self._begin(message, params, marked, connection, called.mark)
                 return
             access, stream = self._engine.access, called.stream
@@ -416,11 +435,11 @@ class Peer:
 
     # The proposals
 
-    async def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
+    async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
         word = self._resumings[method]
-        intent = word.read(message.params)
+        intent = await self._work(line, partial(word.read, message.params))
         stream = await self._engine.access.find(self.session, intent)
         if intent.token is None:
             self._check_scopes(stream, connection)
@@ -444,13 +463,14 @@ class Peer:
             if tool := self._server.tools.get(_params(origin, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
-    async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
+    async def _poll(self, message: Message, line: bytes, cursor_of: CursorOf) -> Any:
         word = self._questions[str(message.method)]
         access = self._engine.access
         if isinstance(word, Polling):
-            intent = word.read(message.params)
+            intent = await self._work(line, partial(word.read, message.params))
             return word.tell(await access.poll(self.session, intent, cursor_of))
-        return word.tell(*await access.poll_all(self.session, word.read(message.params)))
+        asked = await self._work(line, partial(word.read, message.params))
+        return word.tell(*await access.poll_all(self.session, asked))
 
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)

@@ -17,6 +17,8 @@ from typing import Final
 
 import trio
 
+from streams.turns import FREE_UNITS, Turns
+
 # What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
 # by system calls (4 KiB reads cost three quarters of the throughput).
 READ_BYTES: Final = 256 * 1024
@@ -30,8 +32,15 @@ CLOSE_S: Final = 1.0
 # How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
 USER_TIMEOUT_MS: Final = 180_000
 
-# What is read at a time of what nobody is to have.
-HEARD_BYTES: Final = 16 * 1024
+# One read of what is thrown away at the end of a connection, and the pause after it. A refused body
+# of 4 MiB is read in 0.2 s: some clients look for the answer only then. A client that floods a
+# connection after its end is read at 25 MB/s at most.
+DISCARDED_BYTES: Final = 256 * 1024
+DISCARD_PAUSE_S: Final = 0.01
+# What such a read counts as in `Turns`: the second one joins the queue of the busy connections.
+DISCARD_UNITS: Final = int(FREE_UNITS)
+
+_discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections: nothing is read from it
 
 Pieces = Sequence[bytes | memoryview]
 
@@ -210,17 +219,29 @@ async def close_gracefully(stream: ServerStream) -> None:
 async def linger(stream: trio.abc.Stream) -> None:
     """End our output and read on to the end of the peer's; to be bounded by the caller.
 
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
+    To close with bytes unread makes the kernel send a reset, which can overtake our last words. A
+    peer that goes on sending is read at a low rate, and in turn with the other busy connections.
     """
+    turns = Turns()
     try:
         if isinstance(stream, trio.SocketStream):
             stream.socket.shutdown(socket.SHUT_WR)
-            while await receive_some(stream, HEARD_BYTES):
-                pass
+            while await _discard_some(stream):
+                await trio.sleep(DISCARD_PAUSE_S)
+                turns.spend(DISCARD_UNITS)
+                await turns.wait()
             return
         if isinstance(stream, trio.abc.HalfCloseableStream):
             await stream.send_eof()
-        while await stream.receive_some(HEARD_BYTES):
-            pass
+        while await stream.receive_some(DISCARDED_BYTES):
+            await trio.sleep(DISCARD_PAUSE_S)
     except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
         return  # the peer was faster
+
+
+async def _discard_some(connection: trio.SocketStream) -> int:
+    """Wait for bytes and throw them away; 0 at the end of them. Raises `OSError`."""
+    while True:
+        await trio.lowlevel.wait_readable(connection.socket)
+        with contextlib.suppress(BlockingIOError):
+            return os.readv(connection.socket.fileno(), [_discarded])

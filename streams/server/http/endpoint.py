@@ -7,7 +7,7 @@ that request's response. Where it is cut, a GET goes on with it, by the id of th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -47,6 +47,8 @@ PRIMING_SINCE: Final = "2025-11-25"
 
 # Of a GET or a DELETE, whose body says nothing; some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
+
+_T = TypeVar("_T")
 
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
@@ -91,7 +93,8 @@ class HttpEndpoint:
         try:
             await self._route(request)(request, responder)
         except HttpError as error:
-            body = refused_line(messages.salvage_id(request.body), error.refusal)
+            request_id = await self._work(request, partial(messages.salvage_id, request.body))
+            body = refused_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
     def _route(self, request: Request) -> Endpoint:
@@ -112,7 +115,8 @@ class HttpEndpoint:
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
-        self._check_revision(revision_in(message, request.body))
+        revision = await self._work(request, partial(revision_in, message, request.body))
+        self._check_revision(revision)
         session = self._session(request)
         if len(request.body) < LARGE_BYTES:
             large_work().note(session.principal)
@@ -133,13 +137,19 @@ class HttpEndpoint:
             await responder.respond(400, content(JSON), line)
 
     async def _parse(self, request: Request) -> Message:
-        body = request.body
-        if len(body) < LARGE_BYTES:
-            return _parse(body)
+        if len(request.body) >= LARGE_BYTES and _may_have_session(request):
+            self._session(request)  # a body that nobody will read is not parsed
+        return await self._work(request, partial(_parse, request.body))
+
+    async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
+        """Do one piece of work on the body when it is its turn."""
+        if len(request.body) < LARGE_BYTES:
+            return work()
         principal = _principal(request) or ""
         if _may_have_session(request):
-            principal = self._session(request).principal
-        return await large_work().do(principal, partial(_parse, body))
+            with suppress(HttpError):
+                principal = self._session(request).principal
+        return await large_work().do(principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -325,7 +335,7 @@ def _check_events(request: Request) -> None:
 
 def _parse(body: bytes) -> Message:
     try:
-        return messages.parse(body)
+        return messages.parse_bounded(body)
     except Refusal as refused:
         raise HttpError(400, refused) from None
 
