@@ -29,10 +29,11 @@ from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
 from streams.errors import Missing, Refusal, Unavailable, refusal
+from streams.exchange import Channel
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
 from streams.limits import MIB
-from streams.messages import LEVELS, Channel, RequestId, Run
+from streams.messages import LEVELS, RequestId, Run
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Settings
 from streams.protocol.vocabulary import Dialect
@@ -69,6 +70,8 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
+        # Calls that have not begun, because their arguments are still being checked.
+        self.checking: dict[RequestId, trio.CancelScope] = {}
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
 
     @property
@@ -77,8 +80,9 @@ class Session:
         return self.settings.positions
 
     def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
-        """Whether a delivery uses this request id now. The delivery of the stream `besides` does
-        not count, because the new request displaces it.
+        """Whether a delivery, or a call that is being checked, uses this request id now.
+
+        The delivery of the stream `besides` does not count, because the new request displaces it.
 
         A client that was cut off may use the same id again before the server has noticed the cut.
         So deliveries over dead connections are dropped first.
@@ -91,6 +95,8 @@ class Session:
         return self._is_taken_now(request_id, besides)
 
     def _is_taken_now(self, request_id: RequestId, besides: Stream | None) -> bool:
+        if request_id in self.checking:
+            return True
         displaced = None if besides is None else besides.delivery
         own: set[RequestId] = set()
         if isinstance(displaced, Delivery) and displaced in self.deliveries:

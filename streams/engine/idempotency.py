@@ -14,15 +14,13 @@ import trio
 from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.keys import Keyring
 from streams.protocol.extension import Mark
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The stream that a key leads to, if any. `mark` is for the call that begins where there is
-    none.
-    """
+    """The stream that a key leads to, if there is one. `mark` is for a call that begins."""
 
     stream: Stream | None
     mark: Mark
@@ -49,7 +47,7 @@ class KeyedCalls:
         """
         scope = scope_of(key, principal)
         names = self._keyring.call_names(scope, key)
-        mark = Mark(names[0].hex(), is_own=bool(scope) and not vouched(principal))
+        mark = Mark(names[0].hex(), is_own=bool(scope) and not authenticated(principal))
         async with self._turn(names[0]):
             yield Called(await self._find(names), mark)
 

@@ -20,7 +20,7 @@ from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
-from streams.exchange import is_anonymous, vouched
+from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Record
 from streams.keys import Keyring, name_of, place_of
 from streams.logs import log
@@ -161,7 +161,7 @@ class Operations:
         stream = self._index.named(name)
         # The work is the same for unknown streams, so that timing leaks nothing.
         stream_id = token if stream is None else stream.id
-        is_bound = stream is None or vouched(stream.record.principal)
+        is_bound = stream is None or authenticated(stream.record.principal)
         call = call_digest(params, session.principal if is_bound else "")
         is_theirs = self._keyring.is_page_token_of(stream_id, seq, call, token)
         if stream is None or not is_theirs or seq not in stream.pages:
@@ -366,6 +366,9 @@ class Operations:
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume."""
+        if (checking := session.checking.pop(request_id, None)) is not None:
+            checking.cancel()
+            return
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:

@@ -13,7 +13,8 @@ from typing import Final, Protocol
 import trio
 
 from streams.engine.stream import Stream
-from streams.messages import Channel, Run
+from streams.exchange import Channel
+from streams.messages import Run
 
 # What was written, has left the kernel's queue, and is followed so much later by a sign of life,
 # has arrived: the time is the one that the Streams page names.

@@ -16,6 +16,7 @@ from typing import Any, Final
 import trio
 
 from streams import messages
+from streams.clock import backoff_s
 from streams.engine.committer import Committer
 from streams.engine.lifecycle import Question
 from streams.engine.retry import patiently
@@ -156,7 +157,7 @@ class Rerun:
         if attempts > attempts_max:
             raise _given_up(attempts_max)
         if attempts > 1:
-            await trio.sleep(min(BACKOFF_FIRST_S * 2.0 ** (attempts - 2), BACKOFF_MAX_S))
+            await trio.sleep(backoff_s(BACKOFF_FIRST_S, attempts - 2, BACKOFF_MAX_S))
         # Recorded after the pause: a server that dies during the pause has not died of this call.
         await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
 

@@ -74,8 +74,8 @@ class HttpSession(Session):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the client has a response open now."""
-        return bool(self.deliveries) or self.standing is not None
+        """Whether the client has a response open now, or a call that is being checked."""
+        return bool(self.deliveries or self.checking) or self.standing is not None
 
     def is_of(self, caller: str | None) -> bool:
         """Whether this caller may use it: its own session, or any without authentication."""
@@ -148,8 +148,8 @@ class Sessions:
         self._of_principal: dict[str, dict[str, HttpSession]] = {}  # of each, by their keys
         self._saved: dict[str, SessionRecord] = {}
         self._holders: dict[str, set[HttpSession]] = {}  # those with event ids of each stream
-        # Streams from the journal, by the keys of their event ids. Their principals may have many
-        # sessions, and it is not known which of these had the response.
+        # Streams from the journal, by the keys of their event ids. Their principals may have
+        # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
 

@@ -7,7 +7,7 @@ through two protocols, so that it knows nothing of connections.
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -18,14 +18,12 @@ from streams.engine.identity import call_digest
 from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Ack, Append, Close, Forget, Record
 from streams.keys import Keyring, new_request_id
-from streams.limits import Limits
+from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import extension
-
-Overflow = Literal["block", "fail"]
 
 # A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
 # messages that it was sent. This much later no ack is expected any more.
@@ -168,11 +166,11 @@ class Stream:
             origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        self.is_anonymous = not vouched(record.principal)
+        self.is_anonymous = not authenticated(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # Its page tokens are bound to this call and its caller. Without authentication they are
         # bound to the call alone: then the tokens themselves are the authority.
-        owner = vouched(record.principal)
+        owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest seq behind which a client has asked for a page
         self._progress_token: ProgressToken | None = None
