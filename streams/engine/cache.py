@@ -1,6 +1,6 @@
-"""Which of the streams that have ended stay in memory, and how the others are loaded again.
+"""The cache of ended streams: it evicts those that were not used for long, and loads them on use.
 
-A stream that runs, is followed, or has pages stays in memory, always. Of the others, the
+A stream that runs, is attached, or has pages stays in memory, always. Of the others, the
 `Limits.resident_max` that were used last stay. The rest are evicted: the cache writes to the
 journal what it does not know of them yet. When that is durable and nothing has happened meanwhile,
 they leave memory. They are loaded as after a restart, when a client asks for them.
@@ -44,10 +44,10 @@ _number = attrgetter("number")
 
 
 class Owner(Protocol):
-    """What holds the streams of a journal, as their cache sees it."""
+    """The holder of a journal's streams, as their cache sees it."""
 
     def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
-        """Hold an evicted stream again, which no client has used since `idle_since`, by trio."""
+        """Hold an evicted stream, which no client has used since `idle_since` (trio's time)."""
 
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
@@ -178,9 +178,8 @@ class Cache:
         return self._streams.evicted > 0 and not is_known
 
     async def _load(self, stream_id: str) -> Stream | None:
-        """Load a stream; `_loading` keeps others from loading it meanwhile.
-
-        What was read of a stream must not be older than what becomes of it.
+        """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
+        read must not be used after the stream has changed.
         """
         done = self._loading[stream_id] = trio.Event()
         try:
@@ -196,7 +195,7 @@ class Cache:
             done.set()
 
     def _loaded(self, record: Record, grants: Sequence[Grant], names: tuple[bytes, ...]) -> Stream:
-        """Hold a stream again; the journal has yet to be told of `names`."""
+        """Hold a stream whose record was read; the journal does not have its `names` yet."""
         state = self.state_of(record)
         assert state.idle_since is not None
         stream = self._owner.load(record, grants, state.idle_since)
@@ -242,7 +241,7 @@ class Cache:
         self._committer.add(Evict(record.stream, record.fence, due_at, record.is_read))
 
     def postpone_loaded(self, stream: Stream) -> None:
-        """Move a stream that was loaded again: memory has its deadline, the journal's is stale."""
+        """Move a stream in the journal that is in memory, which has the true deadline."""
         due = stream.deadline
         if due is None:
             due = trio.current_time() + stream.record.max_s

@@ -10,11 +10,12 @@ one stream on its way to that client, and a `Connection` sends the deliveries. E
 by the state of the other two.
 
 A delivery has these marks: `start` (the seq behind which it began), `position` (handed to the
-sender) and `written` (confirmed by the transport). What the client is known to have is a mark of
-the stream (`streams.engine.lifecycle`). A delivery is entered in `Stream.delivery` and
-`Session.deliveries`, and in three places of its connection: `deliveries` until nothing more is to
-be sent for it, `ready` while it may have something to send, `_Write.finished` while its last bytes
-are being written.
+sender) and `written` (confirmed by the transport). The mark of what its client is known to have
+belongs to the stream (`streams.engine.lifecycle`).
+
+A delivery is entered in `Stream.delivery` and `Session.deliveries`, and in three places of its
+connection: `deliveries` until all of it is handed to the sender, `ready` while it may have something
+to send, and `_Write.finished` while its last bytes are being written.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -540,9 +541,8 @@ class Connection:
             except* trio.BrokenResourceError:
                 pass
         if not (self._has_written or self._is_hung_up or self._framing.is_json):
-            # The delivery was dropped without an answer: the request was cancelled, or made again
-            # elsewhere under the same id. MCP has no response to it, but HTTP must have one, so the
-            # response is empty.
+            # The delivery was dropped without an answer: its request was cancelled, or repeated over
+            # another connection. MCP has no response then. HTTP must have one, so it is empty.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.channel.send(b"")
 

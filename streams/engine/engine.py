@@ -220,7 +220,7 @@ class Engine:
     ) -> AsyncIterator[Connection]:
         """Open a connection for the response to one HTTP request.
 
-        What is begun in the block is sent at its end, and then the connection is closed.
+        At the end of the block the response is sent, and then the connection is closed.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, event_ids=event_ids

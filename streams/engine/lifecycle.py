@@ -13,7 +13,7 @@ Lines up to `delivered` are no longer kept.
 
 `position` is how far the delivery that is attached now has come, if there is one. `delivered` never
 passes it, so a delivery always finds in the journal what follows its position. A new delivery may
-stand far below `handed`: the replay of a backlog begins again at `delivered`.
+stand far below `handed`: the replay of a backlog begins at `delivered`.
 """
 
 import enum
@@ -60,7 +60,8 @@ TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
     Outcome.CANCELLED: {},
 }
 
-# What was handed is remembered in steps of at least this size, so that the steps stay few.
+# The sizes of handed lines are remembered in steps of at least this many bytes, so that the steps
+# stay few.
 MARK_BYTES: Final = 64 * 1024
 
 
@@ -392,7 +393,7 @@ class StreamState:
             self.idle_since = now
 
     def is_early(self, now: float) -> float:
-        """How many seconds longer the client should have waited before it came back."""
+        """How many seconds longer the client should have waited before it resumed."""
         if self.idle_since is None:
             return 0.0
         return max(0.0, self.idle_since + self._record.min_s - now)

@@ -281,7 +281,7 @@ class Stream:
         """The token under which progress is reported; None while no request wants it.
 
         MCP: "Progress notifications MUST only reference tokens that: were provided in an active
-        request". So there is none for a page that is made before it is asked for.
+        request". So a page that is made before it is asked for has no token.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         return self._progress_token if is_awaited else None
@@ -352,7 +352,7 @@ class Stream:
         self.fail(failure)
         return failure
 
-    # For a handler that runs its call again
+    # For the handler of a restarted call
 
     async def checkpoint(self, state: bytes) -> None:
         """Begin here, with this state in JSON, at the next restart; returns when that is durable.
@@ -481,7 +481,7 @@ class Stream:
     def forget(self) -> Forget:
         """Keep nothing of the stream; returns the change for the journal.
 
-        What the handler sends from now on is dropped.
+        All that the handler sends from now on is dropped.
         """
         if not self.state.is_tombstone:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
@@ -513,7 +513,7 @@ class Stream:
         return (state.delivered, *state.pages) if state.delivered else state.pages
 
     def tell_page(self, seq: int) -> str:
-        """The page token for what follows `seq`. From now on a client can come back by it."""
+        """The page token for what follows `seq`, by which a client can come back from now on."""
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
