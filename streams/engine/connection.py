@@ -14,8 +14,8 @@ sender) and `written` (confirmed by the transport). The mark of what its client 
 belongs to the stream (`streams.engine.lifecycle`).
 
 A delivery is entered in `Stream.delivery` and `Session.deliveries`, and in three places of its
-connection: `deliveries` until all of it is handed to the sender, `ready` while it may have something
-to send, and `_Write.finished` while its last bytes are being written.
+connection: `deliveries` until all of it is handed to the sender, `ready` while it may have
+something to send, and `_Write.finished` while its last bytes are being written.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -541,8 +541,8 @@ class Connection:
             except* trio.BrokenResourceError:
                 pass
         if not (self._has_written or self._is_hung_up or self._framing.is_json):
-            # The delivery was dropped without an answer: its request was cancelled, or repeated over
-            # another connection. MCP has no response then. HTTP must have one, so it is empty.
+            # The delivery was dropped without an answer: its request was cancelled, or repeated
+            # over another connection. MCP has no response then. HTTP must have one, so it is empty.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.channel.send(b"")
 

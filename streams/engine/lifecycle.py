@@ -119,7 +119,7 @@ class StreamState:
         self.outcome = record.outcome
         # Whether there may be responses before the final one, which only their page tokens confirm.
         self.is_paged = record.pages is not None
-        self.pages = list(record.pages or ())  # the seqs of the kept ones
+        self.pages = list(record.pages or ())  # the seqs of those that are kept
         self.last = self.durable = record.last
         self.delivered = record.acked
         self.handed = record.last if record.is_read else record.acked
@@ -128,7 +128,7 @@ class StreamState:
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
         self._batch: list[bytes] = []
-        self.batch_bytes = 0  # that are numbered and wait for the next commit
+        self.batch_bytes = 0  # bytes that are numbered and wait for the next commit
         # Progress that there was no room for: the latest line of each token, without a number.
         self.held_back: dict[ProgressToken, bytes] = {}
         # Up to this seq the lines were numbered before this object was made, and their sizes are
@@ -160,7 +160,7 @@ class StreamState:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were numbered since the stream is in memory, and are not delivered."""
+        """Bytes that were numbered since the stream came into memory, and are not delivered."""
         return max(0, self._bytes_numbered - self._bytes_delivered)
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
@@ -269,7 +269,7 @@ class StreamState:
         oldest of that counts as delivered.
         """
         last = run.last
-        self.committed(last)  # it came from the journal, which may be ahead of its own report
+        self.committed(last)  # the journal may be ahead of its report of the commit
         self.position = last
         if last <= self.handed:
             return False

@@ -185,8 +185,8 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether a client can resume it
         self.is_recorded = False  # whether its record is durable; it is announced after that
-        self.was_evicted = False  # once: the journal finds it, too
-        self.is_evicted = False  # now: memory may have another object of the same stream
+        self.was_evicted = False  # before it was loaded: the journal can find it too
+        self.is_evicted = False  # now: a load makes another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
