@@ -436,7 +436,7 @@ class Connection:
 
     @property
     def embeds_responses(self) -> bool:
-        """Whether the reply to a resume contains the final response instead of following it."""
+        """Whether replies to resumes contain the final response, which is not sent apart then."""
         has_room = self.session.settings.replay_response and self._framing.announces
         return self.is_response and not has_room
 

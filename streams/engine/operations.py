@@ -181,7 +181,7 @@ class Operations:
     ) -> None:
         state = stream.state
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
-        # Open requests are sent again even where the cursor lies behind them: they need an answer.
+        # Open requests are sent again even where the cursor covers them: they need an answer.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         stream.let_answer(connection.session, after)
         connection.attach(

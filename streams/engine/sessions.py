@@ -78,7 +78,7 @@ class HttpSession(Session):
         return bool(self.deliveries or self.checking) or self.standing is not None
 
     def is_of(self, caller: str | None) -> bool:
-        """Whether this caller may use it: its own session, or any without authentication."""
+        """Whether this caller has begun it; without authentication, whether it is anonymous."""
         return self.is_anonymous if caller is None else self.principal == caller
 
     def has_begun(self, stream: Stream) -> bool:
