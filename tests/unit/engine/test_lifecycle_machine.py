@@ -163,7 +163,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """A crash loses lines that are not durable, and the handler, so no request can be answered."""
+        """A crash loses all that is not durable, and the handler: no request can be answered."""
         self.state = StreamState(self.stored, self.limits)
         self.numbered, self.seen, self.reader = [], self.state.handed, None
         self.held.clear()
