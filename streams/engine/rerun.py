@@ -77,7 +77,7 @@ class Rerun:
 
     # Lines of the first run
 
-    async def swallow(self, line: bytes, *, is_droppable: bool = False) -> bool:
+    async def swallow(self, line: bytes, is_droppable: bool) -> bool:
         """Whether this line needs no sending, because it was sent or dropped the first time.
 
         Raises `Refusal` where another line was sent in its place.

@@ -7,7 +7,7 @@ through two protocols, so that it knows nothing of connections.
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
@@ -28,6 +28,8 @@ from streams.protocol import extension
 # A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
 # messages that it was sent. This much later no ack is expected any more.
 ACK_WAIT_S: Final = 10.0
+
+_T = TypeVar("_T")
 
 
 class Reader(Protocol):
@@ -236,7 +238,8 @@ class Stream:
         restarted and its first run sent another line in this place.
         """
         await self._let_out_ahead_of(line)
-        if self.rerun is None or not await self._swallow(line, is_droppable=is_droppable):
+        rerun = self.rerun
+        if rerun is None or not await self._compared(rerun.swallow(line, is_droppable)):
             await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
@@ -247,7 +250,8 @@ class Stream:
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
-        if self.rerun is not None and await self._swallow(line, is_droppable=True):
+        rerun = self.rerun
+        if rerun is not None and await self._compared(rerun.swallow(line, is_droppable=True)):
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -260,10 +264,12 @@ class Stream:
 
         Raises as `send` does.
         """
-        repeated = None if self.rerun is None else await self._asked(method, params)
-        request_id, answer = repeated or (new_request_id(), Answer(self))
+        rerun = self.rerun
+        first_id = None if rerun is None else await self._compared(rerun.asked(method, params))
+        request_id = new_request_id() if first_id is None else first_id
+        answer = Answer(self) if first_id is None else self._rerun_answers[first_id]
         try:
-            if repeated is None:
+            if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
             return await answer.wait()
@@ -384,30 +390,14 @@ class Stream:
                 self._answers[request_id] = answer
                 self.state.questions[request_id] = question
 
-    async def _swallow(self, line: bytes, *, is_droppable: bool) -> bool:
-        """Whether a line needs no sending. A line that differs from the first run's ends the
-        stream.
-        """
-        assert self.rerun is not None
+    async def _compared(self, ask: Awaitable[_T]) -> _T:
+        """What the rerun answers. A difference from the first run, a `Refusal`, ends the stream."""
         try:
-            return await self.rerun.swallow(line, is_droppable=is_droppable)
+            return await ask
         except Refusal as difference:
-            self._end_by(difference)
+            if not self.state.is_ended:
+                self.fail(difference)
             raise
-
-    async def _asked(self, method: str, params: Any) -> tuple[RequestId, Answer] | None:
-        """The id and the answer of a request that the first run sent. Raises as `_swallow`."""
-        assert self.rerun is not None
-        try:
-            request_id = await self.rerun.asked(method, params)
-        except Refusal as difference:
-            self._end_by(difference)
-            raise
-        return None if request_id is None else (request_id, self._rerun_answers[request_id])
-
-    def _end_by(self, difference: Refusal) -> None:
-        if not self.state.is_ended:
-            self.fail(difference)
 
     # For the engine
 
