@@ -15,7 +15,7 @@ import msgspec
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (
     *(ROOT / name for name in ("README.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 
 # What the pages say, for each way to listen; the ports that are free here take their place.

@@ -42,7 +42,7 @@ def test_messages_on_a_page_are_json(page: Path) -> None:
 
 
 def test_the_state_diagram_is_the_transition_table() -> None:
-    drawn = [block.text for block in blocks(ROOT / "docs" / "design.md", "mermaid")]
+    drawn = [block.text for block in blocks(ROOT / "docs" / "inside" / "design.md", "mermaid")]
     assert drawn == [state_diagram()], "python -m tests.rigs.diagram prints the current one"
 
 
