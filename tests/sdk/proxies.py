@@ -1,4 +1,4 @@
-"""nginx and HAProxy as real processes, configured by what stands in docs/proxies.md."""
+"""nginx and HAProxy as real processes, configured by what stands in docs/operate/deploy.md."""
 
 import contextlib
 import socket
@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from tests.rigs.doc_pages import ROOT, blocks
 
-PAGE: Final = ROOT / "docs" / "proxies.md"
-HARDENED_PAGE: Final = ROOT / "docs" / "security.md"
+PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
+HARDENED_PAGE: Final = ROOT / "docs" / "operate" / "security.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 

@@ -14,7 +14,7 @@ from streams.errors import refusal
 from tests.rigs.diagram import state_diagram
 from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
 
-GUIDE = ROOT / "docs" / "library.md"
+GUIDE = ROOT / "docs" / "use" / "guide.md"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -114,7 +114,7 @@ def test_documented_limits_are_all_limits() -> None:
 
 
 def test_documented_reasons_have_their_codes() -> None:
-    reasons = table(ROOT / "docs" / "wire.md", "`reason`")
+    reasons = table(ROOT / "docs" / "protocol" / "wire.md", "`reason`")
     assert reasons == {reason: str(refusal(reason).code) for reason in reasons}
 
 

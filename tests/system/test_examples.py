@@ -82,8 +82,8 @@ def test_an_example_is_one_file_that_can_be_read_at_once(path: Path) -> None:
 
 @every_example
 def test_an_example_is_linked_from_a_page(path: Path) -> None:
-    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
-    assert f"(examples/{path.name})" in pages
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert f"examples/{path.name})" in pages
 
 
 @pytest.fixture
