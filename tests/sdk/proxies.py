@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 from tests.rigs.doc_pages import ROOT, blocks
 
 PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
-HARDENED_PAGE: Final = ROOT / "docs" / "operate" / "security.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 
@@ -85,7 +84,7 @@ def haproxy_before(
 
 
 class Hardened(NamedTuple):
-    """What the page on security has besides: TLS, with a certificate and its key, and WebSocket."""
+    """What the page's second blocks have besides: TLS with a certificate and key, and WebSocket."""
 
     certificate: Path
     ws_port: int
@@ -94,9 +93,9 @@ class Hardened(NamedTuple):
 def _documented(
     language: str, server_port: int, changes: dict[str, str], hardened: Hardened | None
 ) -> str:
-    """The page's one block in this language, with the addresses of a test."""
-    (block,) = blocks(PAGE if hardened is None else HARDENED_PAGE, language)
-    text = block.text
+    """The page's plain or hardened block in this language, with the addresses of a test."""
+    plain, with_tls = blocks(PAGE, language)
+    text = (plain if hardened is None else with_tls).text
     for written, meant in {"127.0.0.1:8080": f"127.0.0.1:{server_port}", **changes}.items():
         assert written in text, f"{written} is to be on the page"
         text = text.replace(written, meant)

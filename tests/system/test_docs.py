@@ -12,10 +12,11 @@ import pytest
 from streams import Client, Limits, Server
 from streams.cli.actions import call
 from streams.errors import refusal
+from streams.server.tools import make_tool
 from tests.rigs.diagram import state_diagram
 from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
 
-GUIDE = ROOT / "docs" / "use" / "guide.md"
+REFERENCE = ROOT / "docs" / "use" / "reference.md"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -119,23 +120,32 @@ def keyword_defaults(function: Callable[..., object]) -> dict[str, str]:
 
 
 def test_documented_settings_are_those_of_the_server_and_the_client() -> None:
-    assert table(GUIDE, "`Server(…)`") == keyword_defaults(Server)
-    assert table(GUIDE, "`Client(dialer, …)`") == keyword_defaults(Client)
+    assert table(REFERENCE, "`Server(…)`") == keyword_defaults(Server)
+    assert table(REFERENCE, "`@server.tool(…)`") == keyword_defaults(make_tool)
+    assert table(REFERENCE, "`Client(dialer, …)`") == keyword_defaults(Client)
 
 
 def test_documented_limits_are_all_limits() -> None:
     defaults = msgspec.structs.asdict(Limits())
-    documented = {name: float(value) for name, value in table(GUIDE, "limit").items()}
+    documented = {name: float(value) for name, value in table(REFERENCE, "limit").items()}
     assert documented == defaults
 
 
 def test_documented_reasons_have_their_codes() -> None:
-    reasons = table(ROOT / "docs" / "protocol" / "wire.md", "`reason`")
+    reasons = table(REFERENCE, "`reason`")
     assert reasons == {reason: str(refusal(reason).code) for reason in reasons}
 
 
+def test_tests_that_the_page_on_security_names_exist() -> None:
+    page = (ROOT / "docs" / "operate" / "security.md").read_text()
+    named = set(re.findall(r"`((?:\w+/)*test_\w+\.py)`", page))
+    assert named
+    for name in named:
+        assert list((ROOT / "tests").rglob(name)), name
+
+
 def test_documented_exit_codes_are_those_of_the_commands() -> None:
-    codes = {int(code) for code in table(GUIDE, "exit code")}
+    codes = {int(code) for code in table(REFERENCE, "exit code")}
     assert codes == {
         call.DONE,
         call.TOOL_FAILED,
