@@ -326,12 +326,17 @@ def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:
         raise ValueError("nested too deeply") from None
 
 
-@contextlib.contextmanager
-def uncollected(size: int) -> Iterator[None]:
+def uncollected(size: int) -> contextlib.AbstractContextManager[None]:
     """Decode a text of so many bytes meanwhile: the garbage collector waits if it is large."""
-    if size <= _COLLECTED_BYTES_MAX or not gc.isenabled():
-        yield
-        return
+    is_large = size > _COLLECTED_BYTES_MAX and gc.isenabled()
+    return _uncollected() if is_large else _COLLECTED  # which takes a fifth of the time
+
+
+_COLLECTED: Final = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
     gc.disable()
     try:
         yield

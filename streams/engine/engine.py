@@ -102,7 +102,7 @@ class Engine:
         )
         self.rates = Rates(limits.requests_per_principal_max)
         self.keyed = KeyedCalls(self._held.resting, keyring)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._is_closing = False
         self._running = 0  # handlers
         self._stirred = trio.Event()  # handlers and connections come and go
@@ -238,12 +238,12 @@ class Engine:
 
     @asynccontextmanager
     async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
-        self._connections.add(connection)
+        self._connections[connection] = None
         self._stir()
         try:
             yield connection
         finally:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             connection.close()
             self._stir()
             with trio.CancelScope(shield=True):

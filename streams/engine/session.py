@@ -4,7 +4,6 @@ On stdio and a WebSocket that lasts as long as the connection; over HTTP it goes
 number of requests (`streams.engine.sessions`).
 """
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from streams.messages import RequestId
@@ -28,7 +27,7 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
-        self._taken: Counter[RequestId] = Counter()  # by how many deliveries an id is taken
+        self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
 
     def is_taken(self, request_id: RequestId, *, besides: "Stream | None" = None) -> bool:
         """Whether this id stands for something now, `besides` the delivery of a stream that the
@@ -46,7 +45,7 @@ class Session:
     def _is_taken_now(self, request_id: RequestId, besides: "Stream | None") -> bool:
         displaced = None if besides is None else besides.delivery
         own = displaced.taken_ids if displaced in self.deliveries else ()
-        return self._taken[request_id] > (request_id in own)
+        return self._taken.get(request_id, 0) > (request_id in own)
 
     def has_begun(self, stream: "Stream") -> bool:
         """Whether the stream was begun here, and its request can be cancelled from here even when
@@ -57,12 +56,13 @@ class Session:
     def attach(self, delivery: "Delivery") -> None:
         """A stream is delivered to this client from now on."""
         self.deliveries[delivery] = None
-        self._taken.update(delivery.taken_ids)
+        for each in delivery.taken_ids:
+            self._taken[each] = self._taken.get(each, 0) + 1
 
     def detach(self, delivery: "Delivery") -> None:
         """It no longer is. Twice is as good as once."""
         if self.deliveries.pop(delivery, delivery) is None:
-            self._taken.subtract(delivery.taken_ids)
             for each in delivery.taken_ids:
+                self._taken[each] -= 1
                 if not self._taken[each]:
                     del self._taken[each]

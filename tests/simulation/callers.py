@@ -44,7 +44,7 @@ class Process:
         self._dialects = [("streams",), ("streams", "resumableRequests")]
         self._client: Client | None = None
         self._changed = trio.Event()
-        self._scopes: set[trio.CancelScope] = set()  # of those who live in it
+        self._scopes: dict[trio.CancelScope, None] = {}  # of those who live in it, in order
         self._asked: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class Process:
         self._world.note(self.name, "dies")
         self._client = None
         self._network.lose_client(self.name)
-        for scope in sorted(self._scopes, key=id):
+        for scope in list(self._scopes):
             scope.cancel()
         self._scopes.clear()
 
@@ -106,12 +106,12 @@ class Process:
     def enter(self) -> trio.CancelScope:
         """A scope that is cancelled when the process dies."""
         scope = trio.CancelScope()
-        self._scopes.add(scope)
+        self._scopes[scope] = None
         return scope
 
     def leave(self, scope: trio.CancelScope) -> None:
         """Nobody is in the scope any more."""
-        self._scopes.discard(scope)
+        self._scopes.pop(scope, None)
 
 
 class Caller:

@@ -21,6 +21,7 @@ from tests.simulation.world import Job, World
 CALL: Final = 1  # the id of the call's request
 ANNOUNCED: Final = ("notifications/stream/create", "notifications/requests/resumePolicy")
 RETRIED: Final = ("superseded", "released", "id_in_use", "too_early")
+GIVEN_UP: Final = ("abandoned", "stream_not_found")  # the latter once the tombstone is gone
 # What lies between server and client, unread.
 WIDE_BYTES: Final = 64 * 1024
 NARROW_BYTES: Final = 1024
@@ -182,8 +183,16 @@ class PlainCaller:
         could_not_look = reason in ("busy", "unavailable") and self._token
         if reason in RETRIED or could_not_look:
             visit.is_refused = True
+        elif self._job.outcome:
+            self._refused_too(reason)
         else:
             self._world.refused(self._job, reason)
+
+    def _refused_too(self, reason: str) -> None:
+        """Another visit was told the end while this one's request was under way."""
+        outcome = self._job.outcome
+        expected = GIVEN_UP if outcome in GIVEN_UP else ("messages_gone",)
+        self._world.expect(reason in expected, f"{self._job.key}: {outcome}, and then {reason}")
 
 
 async def _say(channel: ClientChannel, **said: Any) -> None:

@@ -173,6 +173,18 @@ def the_displaced_is_not_told(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
+def the_displaced_is_left_waiting(patch: pytest.MonkeyPatch) -> None:
+    """Its delivery ends without a word."""
+    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.drop())
+
+
+@plant
+def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
+    """As if the server had let go of the stream."""
+    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("released"))
+
+
+@plant
 def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     """The older connection is told of whatever comes, as the newer one is."""
     older: dict[str, list[Delivery]] = {}

@@ -5,6 +5,7 @@ that may be served from then on.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,8 +19,24 @@ from tests.simulation.network import FarChannel
 from tests.simulation.world import World
 
 RESUMES: Final = ("stream/resume", "requests/resume")
-TOLD_S: Final = 60.0  # in which whoever is displaced has been told
-_Claim = tuple[int, FarChannel]
+TOLD_S: Final = 60.0  # in which a displaced request has been answered with `superseded`
+
+
+class Claim:
+    """One request for a stream.
+
+    A connection may make several, one after the other: each of them is displaced, answered and
+    cancelled by itself.
+    """
+
+    def __init__(self, number: int, key: str, channel: FarChannel) -> None:
+        self.number = number  # in the order of arrival
+        self.key = key  # of the job
+        self.channel = channel
+        self.is_answered = False
+        # The client has cancelled it, and expects no answer. What is being written goes out
+        # nevertheless, and a call that has ended goes on.
+        self.is_cancelled = False
 
 
 class Witness:
@@ -30,12 +47,10 @@ class Witness:
         self._ledger = ledger
         self._keyring = keyring
         self._numbers = itertools.count(1)
-        self._claims: dict[str, list[_Claim]] = {}  # on each job, in the order of their arrival
-        self._served: dict[str, tuple[int, FarChannel | None]] = {}
-        self._asked: dict[tuple[FarChannel, Any], tuple[str, int]] = {}  # by a request's id
-        self._displaced: dict[tuple[str, FarChannel], float] = {}  # since when
-        self._told: set[tuple[str, FarChannel]] = set()  # that somebody else has come
-        self._read: dict[str, int] = {}  # up to where each job was sent to who is served
+        self._claims: dict[str, list[Claim]] = {}  # on each job, in the order of their arrival
+        self._served: dict[str, Claim] = {}
+        self._asked: dict[tuple[FarChannel, Any], Claim] = {}  # by a request's id
+        self._displaced: dict[Claim, float] = {}  # since when, and not answered yet
 
     def heard(self, channel: FarChannel, received: Sequence[Incoming]) -> None:
         """A server is given these lines."""
@@ -43,17 +58,16 @@ class Witness:
             if isinstance(line, bytes) and (b'"tools/call"' in line or b'/resume"' in line):
                 self._claim(channel, msgspec.json.decode(line))
             elif isinstance(line, bytes) and b"notifications/cancelled" in line:
-                self._let_go(channel, msgspec.json.decode(line)["params"]["requestId"])
+                self._cancel(channel, msgspec.json.decode(line)["params"]["requestId"])
 
     def _claim(self, channel: FarChannel, said: dict[str, Any]) -> None:
         params = said["params"]
         is_resume = said["method"] in RESUMES
         key = self._key_of(params) if is_resume else params["arguments"]["job"]
         if key is not None:
-            claim = (next(self._numbers), channel)
+            claim = Claim(next(self._numbers), key, channel)
             self._claims.setdefault(key, []).append(claim)
-            self._asked[channel, said["id"]] = (key, claim[0])
-            self._told.discard((key, channel))
+            self._asked[channel, said["id"]] = claim
 
     def _key_of(self, params: dict[str, Any]) -> str | None:
         for stream, known in self._ledger.known.items():
@@ -64,56 +78,57 @@ class Witness:
 
     def said(self, channel: FarChannel, written: bytes) -> None:
         """A server writes this."""
-        if b"notifications/stream/position" in written:
-            lines = written.splitlines()
-            for header in (line for line in lines if b"notifications/stream/position" in line):
-                params = msgspec.json.decode(header)["params"]
-                known = self._ledger.known.get(params["streamId"])
+        for line in written.splitlines():
+            if b"notifications/stream/position" in line:
+                known = self._ledger.known.get(msgspec.json.decode(line)["params"]["streamId"])
                 if known is not None:
                     self._serve(known.job.key, channel)
-                    self._read[known.job.key] = params["seq"] + params["count"] - 1
-        if b'"superseded"' in written:
-            for line in written.splitlines():
-                if b'"superseded"' in line:
-                    self._supersede(channel, msgspec.json.decode(line)["id"])
+            elif b'"method"' not in line:
+                self._answer(channel, msgspec.json.decode(line)["id"], line)
 
     def _serve(self, key: str, channel: FarChannel) -> None:
-        number, served = self._served.get(key, (0, None))
-        if served is channel:
-            return
-        job = self._world.jobs[key]
-        known = self._ledger.known[job.stream or ""]
-        has_all = known.has_ended and self._read.get(key) == known.last
-        if served is not None and not has_all and (key, served) not in self._told:
-            self._displaced[key, served] = trio.current_time()
-        claims = [claim for claim in self._claims.get(key, ()) if claim[1] is channel]
-        newer = [claim for claim in claims if claim[0] > number]
+        served, number = self._served.get(key), 0
+        if served is not None:
+            is_same = served.channel is channel
+            if is_same and not (served.is_answered or served.is_cancelled):
+                return
+            number = served.number if is_same else served.number + 1
+        waiting = [claim for claim in self._claims.get(key, ()) if not claim.is_answered]
+        newer = [each for each in waiting if each.channel is channel and each.number >= number]
         if self._world.expect(newer, f"{key} is sent to who was displaced, or never asked"):
             self._served[key] = newer[-1]
+            for claim in waiting:
+                if claim.number < newer[-1].number and not claim.is_cancelled:
+                    self._displaced.setdefault(claim, trio.current_time())
 
-    def _supersede(self, channel: FarChannel, id: Any) -> None:
-        key, number = self._asked.get((channel, id), ("", 0))
-        self._world.counts["told superseded"] += 1
-        self._told.add((key, channel))
-        self._displaced.pop((key, channel), None)
-        is_newer = any(claim[0] > number for claim in self._claims.get(key, ()))
-        self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
+    def _answer(self, channel: FarChannel, id: Any, line: bytes) -> None:
+        claim = self._asked.get((channel, id))
+        key = "" if claim is None else claim.key
+        if claim is not None:
+            claim.is_answered = True
+            is_displaced = self._displaced.pop(claim, None) is not None
+            is_released = b'"released"' in line
+            self._world.expect(
+                not (is_displaced and is_released), f"{key}: released, and not superseded"
+            )
+        if b'"superseded"' in line:
+            self._world.counts["told superseded"] += 1
+            number = math.inf if claim is None else claim.number
+            is_newer = any(other.number > number for other in self._claims.get(key, ()))
+            self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
 
-    def _let_go(self, channel: FarChannel, id: Any) -> None:
-        """Who asked for it does not want it any more, and may get it all the same: what has ended
-        cannot be cancelled.
-        """
-        key, _ = self._asked.get((channel, id), ("", 0))
-        self._displaced.pop((key, channel), None)
-        number, served = self._served.get(key, (0, None))
-        if served is channel:
-            self._served[key] = (number - 1, None)
+    def _cancel(self, channel: FarChannel, id: Any) -> None:
+        claim = self._asked.get((channel, id))
+        if claim is not None:
+            claim.is_cancelled = True
+            self._displaced.pop(claim, None)
 
     def check(self) -> None:
-        """Whoever was displaced, and can be told, was told."""
-        for (key, channel), since in list(self._displaced.items()):
+        """A claim that was displaced, and whose client can be told, was told."""
+        for claim, since in list(self._displaced.items()):
             if trio.current_time() - since > TOLD_S:
-                del self._displaced[key, channel]
+                del self._displaced[claim]
                 self._world.expect(
-                    not channel.is_ready, f"{key}: nobody has told who was displaced of it"
+                    not claim.channel.is_ready,
+                    f"{claim.key}: nobody has told who was displaced of it",
                 )

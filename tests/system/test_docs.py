@@ -1,6 +1,7 @@
 """The documentation is true: examples run, links lead somewhere, defaults are the code's."""
 
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,21 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         linked = (page.parent / file).resolve() if file else page
         assert linked.is_file(), target
         assert not anchor or anchor in anchors(linked), target
+
+
+# Made when a tool runs, and not under version control.
+MADE = {"benchmarks/results"}
+
+
+@every_page
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(r"`((?:streams|transports|tests|benchmarks|docs)[./][\w./*]+)`", prose)
+    for name in named:
+        if "/" in name:
+            assert any(ROOT.glob(name.rstrip("/"))) or name.startswith(tuple(MADE)), name
+        else:
+            pkgutil.resolve_name(name)  # raises for neither a module nor a name in one
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

@@ -11,6 +11,7 @@ While another program reads in one long transaction nothing can be copied beyond
 the WAL grows until it is done.
 """
 
+import mmap
 import os
 import sqlite3
 import struct
@@ -24,14 +25,20 @@ _PASSES: Final = 64  # what is copied at a time is this part of what the WAL may
 _RESTS: Final = 32  # and what a commit may copy itself
 _HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
-# The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: mxFrame, nBackfill.
+# The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: szPage, mxFrame,
+# nPage and nBackfill.
+_SZ_PAGE_AT: Final = 14
 _MX_FRAME_AT: Final = 16
+_N_PAGE_AT: Final = 20
 _BACKFILL_AT: Final = 96
 _INDEX_BYTES: Final = 100
 
 
 class WalIndex:
-    """How long the WAL is and how much of it is in the file already: 2 µs.
+    """How long the WAL is, how much of it is in the file already, and how large the database is.
+
+    The index is mapped into memory, as SQLite does it. A system call would let go of the
+    interpreter's lock, and while another thread commits, to get it back takes 20 µs.
 
     To be closed after the connections of this process: POSIX drops all locks of a process on a
     file when it closes any descriptor of it.
@@ -40,19 +47,34 @@ class WalIndex:
     def __init__(self, path: Path) -> None:
         self._path = path.with_name(path.name + "-shm")
         self._fd = -1
+        self._header: mmap.mmap | None = None
 
     def open(self) -> None:
         """To be called once a connection has read in WAL mode, which makes the file."""
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._header = mmap.mmap(self._fd, _INDEX_BYTES, prot=mmap.PROT_READ)
 
     def frames(self) -> tuple[int, int]:
         """How many pages the WAL has, and how many of them the file has."""
-        header = os.pread(self._fd, _INDEX_BYTES, 0)
-        [written] = struct.unpack_from("=I", header, _MX_FRAME_AT)
-        [copied] = struct.unpack_from("=I", header, _BACKFILL_AT)
+        assert self._header is not None
+        [written] = struct.unpack_from("=I", self._header, _MX_FRAME_AT)
+        [copied] = struct.unpack_from("=I", self._header, _BACKFILL_AT)
         return written, copied
 
+    def database_bytes(self) -> int:
+        """The size of the database as of the last commit, be it in the file or in the WAL.
+
+        0 while there was no commit since the WAL was made: only the file has its size then.
+        """
+        assert self._header is not None
+        [coded] = struct.unpack_from("=H", self._header, _SZ_PAGE_AT)
+        [pages] = struct.unpack_from("=I", self._header, _N_PAGE_AT)
+        page_bytes = 65_536 if coded == 1 else coded  # which two bytes cannot hold
+        return int(pages * page_bytes)
+
     def close(self) -> None:
+        if self._header is not None:
+            self._header.close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -82,7 +82,6 @@ class SQLiteStore:
         if bytes_max is not None:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
-        self._room = Room(path, file_bytes_max, bytes_max)
         self._is_short = False
         self._tails = Tails(budget)
         with ExitStack() as opened:
@@ -91,6 +90,7 @@ class SQLiteStore:
             opened.callback(lock.release)
             create_file(path)
             index = opened.enter_context(closing(WalIndex(path)))
+            self._room = Room(path, index, file_bytes_max, bytes_max)
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
                 prepare(self._writer, path)

@@ -28,6 +28,7 @@ from streams.journal.sqlite import (
     open_sqlite_journal,
     store,
 )
+from streams.journal.sqlite.checkpoints import WalIndex
 from streams.journal.sqlite.tails import Budget
 from streams.limits import MIB
 from tests.rigs.journals import as_one, grant, session
@@ -119,6 +120,48 @@ def test_a_file_that_may_not_grow_has_room_again_when_lines_are_acked(path: Path
         assert path.stat().st_size + Path(f"{path}-wal").stat().st_size > 6 * MIB
         opened.commit([Ack("s", 1, last)])
         assert opened.look_for_room() is None
+
+
+def test_a_look_for_room_runs_no_sql_while_there_is_room(path: Path) -> None:
+    statements: list[str] = []
+    with closing(SQLiteStore(path, bytes_max=64 * MIB)) as opened:
+        opened.commit([Create(record())])
+        opened._reader.set_trace_callback(statements.append)
+        assert opened.look_for_room() is None
+        assert statements == []
+        last = 0
+        while opened.look_for_room() is None:
+            opened.commit([append(last + 1, last + 10_000, line=b"x" * 99)])
+            last += 10_000
+        assert statements  # whether pages within the file are free
+        opened.commit([Ack("s", 1, last)])
+        assert opened.look_for_room() is None
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4096, 65_536])
+def test_the_wal_index_has_the_size_of_the_database(path: Path, page_bytes: int) -> None:
+    with closing(WalIndex(path)) as index, closing(sqlite3.connect(path)) as db:
+
+        def asked() -> int:
+            [pages] = db.execute("PRAGMA page_count").fetchone()
+            return int(pages * page_bytes)
+
+        db.execute(f"PRAGMA page_size = {page_bytes}")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("SELECT * FROM sqlite_schema").fetchall()
+        index.open()
+        assert index.database_bytes() in (0, asked())
+        db.execute("CREATE TABLE t (body BLOB)")
+        for _ in range(20):
+            with db:
+                db.execute("INSERT INTO t VALUES (zeroblob(100000))")
+            assert index.database_bytes() == asked() > 0
+        with db:
+            db.execute("DELETE FROM t")
+        assert index.database_bytes() == asked()
+        for what in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)", "CREATE TABLE u (body BLOB)"):
+            db.execute(what)
+            assert index.database_bytes() == asked()
 
 
 FAILING = """

@@ -1,0 +1,162 @@
+"""The witness keeps an account for each request, also where one connection makes several."""
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+from trio.testing import MockClock
+
+from streams.keys import Keyring
+from tests.simulation.ledger import Known, Ledger
+from tests.simulation.network import Cable, FarChannel
+from tests.simulation.plan import plan_of
+from tests.simulation.weather import Weather
+from tests.simulation.witness import TOLD_S, Witness
+from tests.simulation.world import World
+
+STREAM = "a stream"
+JOB = "c0"
+
+
+class Scene:
+    """A witness, and what it is shown of one job's stream."""
+
+    def __init__(self) -> None:
+        chance = random.Random(0)
+        self.world = World(plan_of(chance, 0), chance, is_traced=False)
+        self.ledger = Ledger(self.world)
+        job = self.world.jobs[JOB]
+        job.stream = STREAM
+        self.ledger.known[STREAM] = Known(job, last=100)
+        self.witness = Witness(self.world, self.ledger, Keyring([bytes(32)]))
+
+    def channel(self) -> FarChannel:
+        """The server's end of another connection."""
+        weather = Weather(self.world)
+        far = Cable(weather, principal="os(0)", pings=False, capacity_bytes=1_000).far
+        far.witness = self.witness
+        return far
+
+    def resumes(self, channel: FarChannel, id: str) -> None:
+        params = {"streamId": STREAM, "resumeToken": "a token"}
+        self._hear(channel, {"id": id, "method": "stream/resume", "params": params})
+
+    def cancels(self, channel: FarChannel, id: str) -> None:
+        self._hear(channel, {"method": "notifications/cancelled", "params": {"requestId": id}})
+
+    def _hear(self, channel: FarChannel, said: dict[str, Any]) -> None:
+        self.witness.heard(channel, [msgspec.json.encode({"jsonrpc": "2.0"} | said)])
+
+    def is_sent_some(self, channel: FarChannel) -> None:
+        params = {"streamId": STREAM, "seq": 1, "count": 1}
+        self._say(channel, {"method": "notifications/stream/position", "params": params})
+
+    def is_told(self, channel: FarChannel, id: str, ended: str) -> None:
+        self._say(channel, {"id": id, "result": {"_meta": {"mcp-streams/ended": ended}}})
+
+    def _say(self, channel: FarChannel, said: dict[str, Any]) -> None:
+        self.witness.said(channel, msgspec.json.encode({"jsonrpc": "2.0"} | said) + b"\n")
+
+    def violations(self, clock: MockClock) -> list[str]:
+        """What the witness has found once everything should have been told."""
+        clock.jump(TOLD_S + 1)
+        self.witness.check()
+        return self.world.violations
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    return Scene()
+
+
+async def test_a_displaced_request_is_answered(scene: Scene, mock_clock: MockClock) -> None:
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.is_sent_some(older)
+    scene.resumes(newer, "2")
+    scene.is_told(older, "1", "superseded")
+    scene.is_sent_some(newer)
+    assert not scene.violations(mock_clock)
+
+
+@pytest.mark.parametrize("is_sent_some", [True, False])
+async def test_a_displaced_request_must_be_answered(
+    scene: Scene, mock_clock: MockClock, is_sent_some: bool
+) -> None:
+    """Also where nothing was written for it yet."""
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    if is_sent_some:
+        scene.is_sent_some(older)
+    scene.resumes(newer, "2")
+    scene.is_sent_some(newer)
+    assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
+
+
+async def test_a_displaced_request_is_not_released(scene: Scene, mock_clock: MockClock) -> None:
+    """Its client would come back, and displace the newer one."""
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.resumes(newer, "2")
+    scene.is_sent_some(newer)
+    scene.is_told(older, "1", "released")
+    assert scene.violations(mock_clock) == [f"{JOB}: released, and not superseded"]
+
+
+async def test_a_write_that_was_under_way_does_not_undo_a_cancel(
+    scene: Scene, mock_clock: MockClock
+) -> None:
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.is_sent_some(older)
+    scene.cancels(older, "1")
+    scene.is_sent_some(older)
+    scene.resumes(newer, "2")
+    scene.is_sent_some(newer)
+    assert not scene.violations(mock_clock)
+
+
+@pytest.mark.parametrize("ended", ["cancelled", "superseded"])
+async def test_each_request_of_a_connection_must_be_answered(
+    scene: Scene, mock_clock: MockClock, ended: str
+) -> None:
+    """Whatever has become of the one before."""
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.is_sent_some(older)
+    if ended == "cancelled":
+        scene.cancels(older, "1")
+    scene.resumes(older, "2")
+    if ended == "superseded":
+        scene.is_told(older, "1", ended)
+    scene.is_sent_some(older)
+    scene.resumes(newer, "3")
+    scene.is_sent_some(newer)
+    assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
+
+
+async def test_an_answer_to_one_request_is_kept_when_its_connection_asks_again(
+    scene: Scene, mock_clock: MockClock
+) -> None:
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.is_sent_some(older)
+    scene.resumes(newer, "2")
+    scene.is_told(older, "1", "superseded")
+    scene.resumes(older, "3")
+    scene.is_sent_some(newer)
+    scene.is_told(newer, "2", "superseded")
+    scene.is_sent_some(older)
+    assert not scene.violations(mock_clock)
+
+
+@pytest.mark.parametrize("ended", ["superseded", "completed"])
+async def test_nothing_follows_the_answer(scene: Scene, ended: str) -> None:
+    older, newer = scene.channel(), scene.channel()
+    scene.resumes(older, "1")
+    scene.is_sent_some(older)
+    scene.resumes(newer, "2")
+    scene.is_told(older, "1", ended)
+    scene.is_sent_some(older)
+    assert scene.world.violations == [f"{JOB} is sent to who was displaced, or never asked"]
