@@ -91,7 +91,7 @@ def haproxy_before(
 
 
 class Hardened(NamedTuple):
-    """What a proxy with TLS and a WebSocket needs; without it, the proxy speaks plain HTTP."""
+    """The settings of a proxy that ends TLS and forwards a WebSocket, too."""
 
     certificate: Path
     ws_port: int
