@@ -18,7 +18,7 @@ PAGES: Final = (
     *sorted((ROOT / "docs").rglob("*.md")),
 )
 
-# What the pages say, for each way to listen; the ports that are free here take their place.
+# The addresses that the pages name; free ports take their place.
 DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
 COMMAND_S: Final = 60.0
 
@@ -49,7 +49,7 @@ def sessions(block: Block) -> Iterator[tuple[str, str]]:
 
 
 class Stage:
-    """Runs the examples of one page as a reader would; `close` ends what still runs."""
+    """Runs the examples of one page as a reader would; `close` ends the servers that still run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,14 +59,14 @@ class Stage:
         self._environment = {**os.environ, "PATH": path}
 
     def close(self) -> None:
-        """End the servers, which must take that well."""
+        """End the servers, which must exit with 0."""
         for server in self._servers:
             server.terminate()
             _, log = server.communicate(timeout=COMMAND_S)
             assert server.returncode == 0, log
 
     def play(self, block: Block) -> None:
-        """Run an example; what is none is left alone."""
+        """Run an example; other blocks are skipped."""
         if block.language == "python":
             self._python(block.text)
         elif block.language == "console":

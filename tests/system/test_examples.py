@@ -1,4 +1,4 @@
-"""The examples of the documentation do what they say, as they say, and bear what they claim to."""
+"""The examples of the documentation run as their docstrings say, and keep their promises."""
 
 import ast
 import importlib.util
