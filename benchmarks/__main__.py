@@ -15,7 +15,7 @@ from rich.console import Console
 from benchmarks import harness, publish, report
 from benchmarks.harness import QUICK, Plan, Results
 from benchmarks.suites import SUITES
-from streams.console import log_to_stderr
+from streams.logs import log_to_stderr
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 LATEST: Final = "latest.json"

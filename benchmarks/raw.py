@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from benchmarks.servers import ROOT
-from transports.lines import enlarge_pipe
+from transports.net.sockets import enlarge_pipe
 
 PIECE_BYTES: Final = 256 * 1024
 TIMEOUT_S: Final = 60.0

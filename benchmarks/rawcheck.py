@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.numbered import FIRST, METHOD, Lost, params, text_for
-from streams.messages import notification
-from streams.protocol.extension import POSITION
+from streams.messages import POSITION, notification
 
 Came = tuple[int, int]  # how many messages, and how many bytes they have
 

@@ -12,7 +12,7 @@ from benchmarks.rawcheck import chunks_of, frames_of
 from benchmarks.servers import ROOT
 from streams.messages import notification, request
 from streams.protocol.extension import EXTENSION
-from transports.lines import enlarge_pipe
+from transports.net.sockets import enlarge_pipe
 
 PIECE_BYTES: Final = 256 * 1024  # of one read
 TIMEOUT_S: Final = 120.0

@@ -15,9 +15,9 @@ from typing import Final
 import msgspec
 import trio
 
+from streams.exchange import Dialer
 from streams.journal.ownership import lock_path, socket_path
-from streams.messages import Dialer
-from streams.process.options import Durability
+from streams.limits import Durability
 from transports import dial, stdio
 
 ROOT: Final = Path(__file__).resolve().parent.parent  # from where this package is found

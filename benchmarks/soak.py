@@ -28,7 +28,7 @@ from benchmarks.flat import MIB, Sample, Series, verdict
 from benchmarks.servers import everywhere
 from benchmarks.soak_day import HABITS, Day
 from streams.cli.actions.call import cancel_on
-from streams.console import log_to_stderr
+from streams.logs import log_to_stderr
 
 APP: Final = f"{Path(__file__).resolve().with_name('soak_app.py')}:server"
 RESULTS: Final = Path(__file__).resolve().parent / "results"

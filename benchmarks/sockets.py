@@ -12,7 +12,8 @@ import trio
 
 from benchmarks.events import REVISION, WAITING, fill
 from benchmarks.numbered import METHOD, Lost, number_of
-from streams.protocol.extension import EXTENSION, POSITION
+from streams.messages import POSITION
+from streams.protocol.extension import EXTENSION
 
 READ_BYTES: Final = 64 * 1024
 

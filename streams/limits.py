@@ -1,5 +1,7 @@
 """Every limit of a server that a user may set, with its default."""
 
+from typing import Literal
+
 import msgspec
 
 MIB = 1024 * 1024
@@ -11,6 +13,13 @@ _MAY_BE_NOTHING = (
     "bytes_per_principal_max",
     "requests_per_principal_max",
 )
+
+
+Overflow = Literal["block", "fail"]
+"""What a tool does that sends faster than its client reads: wait, or fail."""
+
+Durability = Literal["power", "process"]
+"""What a committed message survives: a power failure, or the end of the process."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from streams.turns import Budget
+from streams.turns import RateLimit
 
 REDACTED: Final = "[redacted]"
 
@@ -51,13 +51,15 @@ class Warnings:
     """Warnings about one peer, of which a bounded number is written."""
 
     def __init__(self) -> None:
-        self._budget: Budget | None = None  # it needs a clock, and this may be made before it runs
+        self._budget: RateLimit | None = (
+            None  # it needs a clock, and this may be made before it runs
+        )
         self._times = 0  # those since the last that was written, and that one
 
     def warn(self, event: str, **details: object) -> None:
         """Write a warning, or count it: the next that is written says `times`."""
         if self._budget is None:
-            self._budget = Budget(WARNINGS_MAX, WARNINGS_PER_S)
+            self._budget = RateLimit(WARNINGS_MAX, WARNINGS_PER_S)
         self._times += 1
         if self._budget.spend():
             if self._times > 1:
@@ -90,6 +92,14 @@ def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
         ],
         "wrapper_class": structlog.make_filtering_bound_logger(level),
     }
+
+
+def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
+    """Send this process's log to standard error, in colour on a terminal, or as JSON lines."""
+    structlog.configure(
+        **settings(level, as_json=as_json),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+    )
 
 
 def redacted(_: object, __: str, line: str) -> str:

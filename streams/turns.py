@@ -8,7 +8,7 @@ the queue has a turn at a time, and all connections outside it have a turn befor
 
 A large message counts as many units, but to parse it, or to decode its arguments, is one piece of
 work that nothing interrupts. Such pieces are done one at a time (`LargeWork`), with a pause after
-each, in which all others are served.
+each, in which all others are served: the longer a piece, the rarer it is.
 """
 
 import math
@@ -16,6 +16,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import trio
+
+from streams.clock import worked
 
 # A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
 TURN_UNITS: Final = 4
@@ -28,9 +30,12 @@ UNIT_BYTES: Final = 16 * 1024
 # From this size on a message is worked on as `LargeWork`. Less takes up to 2 ms.
 LARGE_BYTES: Final = 64 * 1024
 # The pause after such a piece of work, in times of what it took: all of them together have a
-# seventeenth of the processor. A large message takes 2 to 10 ms for each piece, one of a million
-# empty lists up to 200.
+# seventeenth of the processor. A large message takes 1 to 3 ms for each piece.
 PAUSE_TIMES: Final = 16
+# A piece that takes n times as long as this is followed by n times as many pauses, since others
+# wait for the whole of it: 4 ms are worked once in 260. 4 MiB of numbers take up to 20 ms, as many
+# empty objects as a message may have up to 70.
+PIECE_S: Final = 0.001
 PAUSE_S_MAX: Final = 2.0
 # A principal is active for so long after a message that is not large.
 ACTIVE_S: Final = 1.0
@@ -85,7 +90,9 @@ class LargeWork:
     messages does not wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = worked) -> None:
+        """`clock` says how long a piece took: what else the machine does meanwhile is no work."""
+        self._clock = clock
         self._turn = trio.StrictFIFOLock()
         self._pause_until = -math.inf
         # The two principals that were active last.
@@ -103,18 +110,26 @@ class LargeWork:
         async with self._turn:
             if self._is_other_active(principal):
                 await trio.sleep_until(self._pause_until)
-            began = trio.current_time()
+            began = self._clock()
             try:
                 found = work()
             finally:
-                now = trio.current_time()
-                self._pause_until = now + min(PAUSE_S_MAX, PAUSE_TIMES * (now - began))
+                self._pause_until = trio.current_time() + pause_after(self._clock() - began)
         await trio.lowlevel.checkpoint()  # what follows is another piece
         return found
+
+    async def do_sized(self, size: int, principal: str, work: Callable[[], _T]) -> _T:
+        """The same for work on so many bytes, which is done at once where they are few."""
+        return work() if size < LARGE_BYTES else await self.do(principal, work)
 
     def _is_other_active(self, principal: str) -> bool:
         at = self._other_at if principal == self._newest else self._newest_at
         return trio.current_time() - at < ACTIVE_S
+
+
+def pause_after(took_s: float) -> float:
+    """How many seconds after a piece of work that took so many the next one may begin."""
+    return min(PAUSE_S_MAX, took_s * PAUSE_TIMES * max(1.0, took_s / PIECE_S))
 
 
 def large_work() -> LargeWork:
@@ -126,7 +141,7 @@ def large_work() -> LargeWork:
         return _large.get()
 
 
-class Budget:
+class RateLimit:
     """Units that may come at once, and per second in the long run."""
 
     __slots__ = ("_counted_at", "_left", "_most", "_per_s")

@@ -25,8 +25,8 @@ from functools import partial
 
 TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
 if TYPE_CHECKING:
-    from streams.messages import Dialer
-    from transports.net.bearer import Token
+    from streams.exchange import Dialer
+    from transports.net.dialing import Token
 
 
 def dial(url: str, *, token: "Token" = None) -> "Dialer":
@@ -37,21 +37,17 @@ def dial(url: str, *, token: "Token" = None) -> "Dialer":
     `token` is the bearer token to show, or what gives it whenever a connection is opened: over TLS,
     or to this machine. Raises `ValueError` for anything else.
     """
-    # Imported when asked for (PLC0415): the relay of stdio passes through this package too, and
-    # must not wait for trio.
+    # Imported when they are needed (PLC0415): the relay of stdio imports this package too, and must
+    # not wait for trio; a client of one transport needs nothing of the others.
     scheme, _, rest = url.partition(":")
-    if scheme in ("http", "https"):
-        from transports.http import client  # noqa: PLC0415
-        from transports.net import bearer, dialing  # noqa: PLC0415
+    if scheme in ("http", "https", "ws", "wss"):
+        from transports import http, websocket  # noqa: PLC0415
+        from transports.net import dialing  # noqa: PLC0415
 
-        bearer.check_place(dialing.Address(url, dialing.HTTP), token)
-        return partial(client.connect, url, token=token)
-    if scheme in ("ws", "wss"):
-        from transports import websocket  # noqa: PLC0415
-        from transports.net import bearer, dialing  # noqa: PLC0415
-
-        bearer.check_place(dialing.Address(url, dialing.WEBSOCKET), token)
-        return partial(websocket.connect, url, token=token)
+        is_http = scheme.startswith("http")
+        address = dialing.Address(url, dialing.HTTP if is_http else dialing.WEBSOCKET)
+        dialing.check_place(address, token)
+        return partial((http if is_http else websocket).connect, url, token=token)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415
 

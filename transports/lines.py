@@ -4,47 +4,38 @@
 `open_fds` makes such a channel out of two file descriptors.
 """
 
-import array
 import contextlib
-import fcntl
 import itertools
 import os
-import select
-import stat
-import sys
-import termios
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
 import trio
 
-from streams.blocks import Block
+from streams.exchange import Scopes
 from streams.forks import withhold
 from streams.messages import (
     LEADING_BYTES_MAX,
     MESSAGE_BYTES_MAX,
+    Block,
     Incoming,
-    Scopes,
     TooLarge,
     leading_id,
 )
 from streams.turns import Turns
-from transports.net.vectored import send_pieces
-
-# What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
-# by system calls (4 KiB reads cost three quarters of the throughput).
-READ_BYTES: Final = 256 * 1024
-
-# A pipe holds 64 KiB unless asked for more. This is what an unprivileged process may have.
-PIPE_BYTES: Final = 1024 * 1024
+from transports.net.sockets import (
+    CLOSE_S,
+    READ_BYTES,
+    enlarge_pipe,
+    has_reader,
+    send_pieces,
+    unsent_bytes,
+)
 
 # Where what was read has more lines than that, it is taken in pieces, and others run in between.
 LINES_MAX: Final = 256
 PIECE_BYTES: Final = 4 * 1024
-
-# How long a polite close may take.
-CLOSE_S: Final = 1.0
 
 
 class LineSplitter:
@@ -310,44 +301,3 @@ def open_fds(
         unsent=lambda: unsent_bytes(writer.fileno()),
         has_reader=lambda: has_reader(writer.fileno()),
     )
-
-
-def enlarge_pipe(fd: int) -> None:
-    """Let a pipe hold `PIPE_BYTES`; what is no pipe, or may not grow, stays as it is."""
-    if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        return
-    # Where the user's pages for pipes are used up, it is slower, not wrong.
-    with contextlib.suppress(OSError):
-        if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-
-
-def has_reader(fd: int) -> bool:
-    """Whether somebody may still read what is written to `fd`."""
-    if fd < 0:
-        return False  # closed
-    poller = select.poll()
-    poller.register(fd, 0)  # errors and hang-ups are always told
-    return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
-
-
-def unsent_bytes(fd: int) -> int | None:
-    """Bytes written to `fd` that its reader has not taken; None where the kernel cannot tell.
-
-    On TCP they are the bytes that the peer's kernel has not acknowledged.
-    """
-    if fd < 0:
-        return None  # closed
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISFIFO(mode):
-        question = termios.FIONREAD
-    elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        question = termios.TIOCOUTQ  # the same number as a socket's SIOCOUTQ
-    else:
-        return None
-    answer = array.array("i", [0])
-    try:
-        fcntl.ioctl(fd, question, answer)
-    except OSError:
-        return None  # a device without such a queue, as /dev/null
-    return answer[0]

@@ -4,19 +4,18 @@ The framing is that of stdio (`transports.lines`) over pipes of a fixed size, so
 not read makes `send` wait, and a cut loses what is in flight, be it in the middle of a message.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel, ClientChannel
+from streams.exchange import ClientChannel, Handler
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel
 
 # As much as a pipe of the kernel holds.
 CAPACITY_BYTES: Final = 64 * 1024
-
-Handler = Callable[[Channel], Awaitable[object]]
 
 
 class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):

@@ -9,14 +9,16 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel
-from transports.lines import LineChannel, enlarge_pipe, open_fds, unsent_bytes
+from streams.exchange import Handler
+from streams.messages import MESSAGE_BYTES_MAX
+from transports.lines import LineChannel, open_fds
+from transports.net.sockets import enlarge_pipe, unsent_bytes
 from transports.relay.standard import claim_standard_streams
 
 __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split_command"]
@@ -24,8 +26,6 @@ __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split
 # How long a child may take to end by itself once its input has ended, and again after SIGTERM.
 # These are the times that the official SDKs give.
 GRACE_S: Final = 2.0
-
-Handler = Callable[[Channel], Awaitable[object]]
 
 
 def own_principal() -> str:

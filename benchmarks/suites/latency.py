@@ -15,7 +15,7 @@ from benchmarks.harness import Batch, Plan, Subject
 from benchmarks.numbered import FIRST, Lost
 from benchmarks.servers import APP, Served, websocket_server
 from streams import Client
-from streams.process.options import Durability
+from streams.limits import Durability
 
 NONE, PROCESS, POWER = "no journal", "durability=process", "durability=power"
 # By the part of the messages that are faster, in percent.

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import trio
 
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
-from streams.exchange import Caller, Denied, Head
+from streams.exchange import Caller, Head, HttpError
 from streams.logs import log
 
 TOKEN_BYTES_MAX: Final = 8 * 1024  # those of some companies have several kilobytes
@@ -82,7 +82,7 @@ class Door:
         self._scopes = scopes
 
     async def admit(self, head: Head) -> Caller | None:
-        """Whose request it is; None for one that anybody may make. Raises `Denied`."""
+        """Whose request it is; None for one that anybody may make. Raises `HttpError`."""
         if self._is_open_to(head):
             return None
         given = head.headers.get("authorization", "")
@@ -94,7 +94,7 @@ class Door:
         except CannotTell as error:
             log.warning("nobody can be let in now", why=str(error))
             busy = Refusal(INTERNAL_ERROR, "Tokens cannot be checked now: try again later.")
-            raise Denied(503, busy, (("retry-after", f"{RETRY_AFTER_S}"),)) from None
+            raise HttpError(503, busy, (("retry-after", f"{RETRY_AFTER_S}"),)) from None
 
     def _tell(self, head: Head, why: str) -> None:
         """Strangers may come by the thousand: the log is not theirs to fill."""
@@ -116,12 +116,12 @@ class Door:
                 return await verifier.verify(token)
         raise NotTaken("no token of a kind that is taken here")
 
-    def _denied(self, head: Head, *, has_token: bool) -> Denied:
+    def _denied(self, head: Head, *, has_token: bool) -> HttpError:
         """RFC 6750, 3: who has sent no token is not told of an error."""
         error, why = ("invalid_token", _INVALID) if has_token else (None, None)
         url = self._metadata_url(head)
         header = challenge(error, why, scopes=self._scopes(), metadata_url=url)
-        return Denied(401, refusal("unauthorized"), (header,))
+        return HttpError(401, refusal("unauthorized"), (header,))
 
 
 def challenge(

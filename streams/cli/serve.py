@@ -7,8 +7,8 @@ import msgspec
 from cyclopts import Parameter
 
 from streams.cli.base import DONE, app, complain
-from streams.limits import Limits
-from streams.process.options import Auth, CannotServe, Durability, Options
+from streams.limits import Durability, Limits
+from streams.process.options import Auth, CannotServe, Options
 
 NOBODY_IS_ASKED: Final = Auth()
 
@@ -134,10 +134,10 @@ def _run_server(options: Options) -> None:
 
         relay.run(options)
         return
-    from streams import console
+    from streams import logs
     from streams.process import serve as serving
 
-    console.log_to_stderr(as_json=options.json_log)
+    logs.log_to_stderr(as_json=options.json_log)
     serving.run(options)
 
 

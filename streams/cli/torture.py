@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from streams.cli.base import app, complain
-from streams.process.options import Durability
+from streams.limits import Durability
 
 
 @app.command

@@ -7,9 +7,16 @@ from typing import Final
 import msgspec
 import trio
 
-from streams import blocks
-from streams.blocks import Block
-from streams.messages import Incoming, Message, TooLarge, look, look_at_lines
+from streams.messages import (
+    BATCH_LINES_MAX,
+    Block,
+    Incoming,
+    Message,
+    TooLarge,
+    look,
+    look_at_lines,
+    skip_lines,
+)
 
 # What may wait before the connection is held up. One receive may come on top.
 BUFFER_BYTES_MAX: Final = 1024 * 1024
@@ -21,7 +28,7 @@ LEFT_LINES_MAX: Final = 2_500
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Some lines of one call, at most `blocks.LINES_MAX`, each ended by a newline.
+    """Some lines of one call, at most `BATCH_LINES_MAX`, each ended by a newline.
 
     `is_plain` where they are known to begin as notifications. One that was too large stands alone.
     """
@@ -42,13 +49,13 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
         """The first `count` lines."""
         if count == self.count:
             return self
-        return Batch(count, self.body[: blocks.skip(self.body, 0, count)], self.is_plain)
+        return Batch(count, self.body[: skip_lines(self.body, 0, count)], self.is_plain)
 
     def after(self, count: int) -> "Batch":
         """All but the first `count` lines."""
         if count == 0:
             return self
-        body = self.body[blocks.skip(self.body, 0, count) :]
+        body = self.body[skip_lines(self.body, 0, count) :]
         return Batch(self.count - count, body, self.is_plain)
 
     @property
@@ -69,7 +76,7 @@ def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
 
     Blank lines are left out, which may leave nothing.
     """
-    end, count, is_plain = block.measure(at, min(most, blocks.LINES_MAX))
+    end, count, is_plain = block.measure(at, min(most, BATCH_LINES_MAX))
     body = block.data[at:end]
     if not is_plain and body.count(b"\n") > count:
         body = b"".join(line + b"\n" for line in body.split(b"\n") if line)

@@ -14,19 +14,27 @@ import trio
 from msgspec import UNSET
 
 from streams import messages
-from streams.blocks import LINES_AIM, LINES_MAX
 from streams.client import wire
 from streams.client.buffer import Batch, Inbox, try_look
 from streams.client.home import Home
 from streams.client.outlet import Outlet, Runs
 from streams.errors import ClientError, StreamGone
-from streams.messages import Incoming, Kind, Message, RequestId, Run, TooLarge
+from streams.messages import (
+    BATCH_LINES_AIM,
+    BATCH_LINES_MAX,
+    Incoming,
+    Kind,
+    Message,
+    RequestId,
+    Run,
+    TooLarge,
+)
 from streams.protocol.ticket import Ticket
 
 # An ack falls due after as many messages or bytes. Up to a batch may come on top, and no more is
 # read until it is on its way: so one goes out every 1,000 messages, unless the server is stuck. A
 # write that takes longer than so many turns of the other tasks is.
-ACK_LINES: Final = 1_000 - LINES_MAX
+ACK_LINES: Final = 1_000 - BATCH_LINES_MAX
 ACK_BYTES: Final = 1024 * 1024
 ACK_TURNS: Final = 10
 
@@ -71,7 +79,7 @@ class RunningCall:
         self._is_waiting = True  # the caller is done with everything that was handed out
         self._inbox = Inbox()
         self._unacked_bytes = 0
-        self._until_checkpoint = LINES_AIM
+        self._until_checkpoint = BATCH_LINES_AIM
         self._gaps = 0  # in front of the same message
 
     @classmethod
@@ -210,7 +218,7 @@ class RunningCall:
             if self.is_left:
                 raise RuntimeError("this call was left: resume its ticket to read on")
             await self._inbox.change()
-            self._until_checkpoint = LINES_AIM
+            self._until_checkpoint = BATCH_LINES_AIM
         batch = self._inbox.take()
         self._unacked_bytes += len(batch.body)
         self._until_checkpoint -= batch.count
@@ -221,7 +229,7 @@ class RunningCall:
         turns = ACK_TURNS if self._report() else int(self._until_checkpoint <= 0)
         for _ in range(turns):
             await trio.lowlevel.checkpoint()
-            self._until_checkpoint = LINES_AIM
+            self._until_checkpoint = BATCH_LINES_AIM
             if self._unacked < ACK_LINES:
                 break
 

@@ -28,9 +28,10 @@ from streams.client.reconnect import Keeper
 from streams.client.resuming import Resumer
 from streams.client.wire import Standing, StatusPage, Tool, ToolPage
 from streams.errors import ClientError, StreamGone
+from streams.exchange import Dialer
 from streams.keys import new_id
 from streams.logs import log
-from streams.messages import Dialer, Message
+from streams.messages import Message
 from streams.protocol.dialects import DIALECTS
 from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Lead

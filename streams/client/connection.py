@@ -17,20 +17,21 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.blocks import Block
 from streams.client import wire
 from streams.client.answers import Answers
 from streams.client.buffer import Batch, cut
 from streams.client.call import RunningCall, Unsound
 from streams.client.wire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
+from streams.exchange import ClientChannel, RequestChannel
 from streams.logs import log
 from streams.messages import (
-    ClientChannel,
+    POSITION,
+    Block,
     Incoming,
     Kind,
     Message,
-    RequestChannel,
+    Position,
     RequestId,
     TooLarge,
     look,
@@ -467,9 +468,9 @@ class Link:
 
     def _notified(self, message: Message, line: bytes) -> RunningCall | None:
         method = str(message.method)
-        if method == wire.POSITION:
+        if method == POSITION:
             try:
-                self._begin_run(wire.position(message.params))
+                self._begin_run(messages.decode(message.params, Position))
             except ValueError as error:
                 raise Unsound(f"{method}: {error}") from None
             return None
@@ -500,7 +501,7 @@ class Link:
         # Of a server that numbers, what has no number belongs to no call.
         return None if self.is_numbering else self._calls.only_unnumbered()
 
-    def _begin_run(self, position: wire.Position) -> None:
+    def _begin_run(self, position: Position) -> None:
         self._run_left, self._run_seq = position.count, position.seq
         stream = self._run_stream = position.stream_id
         if stream not in self._calls.by_stream and not self._turns_pages:

@@ -16,10 +16,12 @@ from streams.client.answers import Answers
 from streams.client.call import RunningCall
 from streams.client.connection import Calls, Link
 from streams.client.wire import Hello
+from streams.clock import backoff_s
 from streams.errors import CannotConnect
+from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.messages import ClientChannel, Dialer, Kind, Message
+from streams.messages import Kind, Message
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.
@@ -133,11 +135,11 @@ class Keeper:
 
     async def _rest(self, attempt: int, left_s: float) -> None:
         """Wait before the next attempt: not for long where a call waits for it."""
-        spread_s = BACKOFF_FIRST_S * 2 ** min(attempt, 10)
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
-        waited_s = share * min(BACKOFF_WAITED_MAX_S, spread_s)
+        waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
         self._has_call = trio.Event()
-        with trio.move_on_after(min(left_s, share * min(BACKOFF_MAX_S, spread_s))):
+        pause_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_MAX_S)
+        with trio.move_on_after(min(left_s, pause_s)):
             if not self._is_waited_for:
                 await self._has_call.wait()
             await trio.sleep(waited_s)

@@ -22,11 +22,11 @@ from streams.errors import (
 from streams.messages import Kind, Message, RequestId
 from streams.protocol import extension
 from streams.protocol.dialects import DIALECTS, STREAMS, pagings
-from streams.protocol.extension import ACK, EXTENSION, KEY, POSITION
+from streams.protocol.extension import ACK, EXTENSION, KEY
 from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Announcing, Dialect, Lead, Polling, Resuming, Standing
 
-__all__ = ["POSITION", "Standing"]
+__all__ = ["Standing"]
 
 PROTOCOL_VERSION: Final = "2025-11-25"
 # What `tools/call` and the rest mean is the same in all of these.
@@ -84,18 +84,6 @@ class Hello(msgspec.Struct, frozen=True, rename="camel"):
         places = map(self.capabilities.get, ("experimental", "extensions"))
         said = (place.get(EXTENSION) for place in places if isinstance(place, dict))
         return [each for each in said if isinstance(each, dict)]
-
-
-class Position(msgspec.Struct, frozen=True, rename="camel"):
-    """The next `count` messages of this connection are the stream's from `seq` on."""
-
-    stream_id: str
-    seq: int
-    count: int
-
-    def __post_init__(self) -> None:
-        if self.seq < 1 or self.count < 1:
-            raise ValueError("seq and count start at 1")
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -297,11 +285,6 @@ def endings() -> dict[str, Callable[[msgspec.Raw], str]]:
 def completed(request_id: RequestId) -> Message:
     """The reply to a resume that says that all of the stream was sent."""
     return messages.look(extension.resumed(request_id, "completed"))
-
-
-def position(params: msgspec.Raw) -> Position:
-    """Read a position header. Raises `ValueError`."""
-    return messages.decode(params, Position)
 
 
 def progress_token(params: msgspec.Raw) -> RequestId | None:

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
-from streams.exchange import vouched
+from streams.errors import INTERNAL_ERROR, Full, Refusal, Unavailable, refusal
+from streams.exchange import authenticated
 from streams.journal.contract import Ack, Append, Change, Forget, Journal, Rest, Shortage
 from streams.limits import MIB
 from streams.logs import log
@@ -128,7 +128,7 @@ class Committer:
         and may lead to acks that make room.
         """
         shortage = self._journal.shortage
-        if shortage is None and principal is not None and not vouched(principal):
+        if shortage is None and principal is not None and not authenticated(principal):
             shortage = self._journal.anonymous_shortage
             if shortage is not None:
                 self._look_again_soon()
@@ -137,7 +137,10 @@ class Committer:
                     "cancel some calls, or try again later."
                 )
         if shortage is not None and shortage.limit is not None:
-            raise refusal("journal_full", limit=shortage.limit)
+            raise refusal("journal_full", limit=shortage.limit, used=shortage.used).saying(
+                f"The journal has no room for new calls, {shortage.used} bytes of "
+                f"{shortage.limit} are in use: resume or cancel some, or try again later."
+            )
         trouble = self._trouble or shortage
         if trouble is not None:
             raise Refusal(
@@ -195,17 +198,16 @@ class Committer:
         self._acks.clear()
         sources = list(self._take_sources())
         self._note_sharing(len(sources))
-        taken: list[tuple[Source, int]] = []
+        taken: list[tuple[Source, Change | None]] = []
         for source in sources:
             change = source.take()
             if change is not None:
                 changes.append(change)
-            taken.append((source, change.run.last if isinstance(change, Append) else 0))
+            taken.append((source, change))
         self._is_committing = True
-        await self._commit(changes)
+        await self._commit(changes, taken)
         self._is_committing = False
-        for source, seq in taken:
-            source.committed(seq)
+        _tell(taken)
         self._done.set()
         self._done = trio.Event()
 
@@ -259,29 +261,70 @@ class Committer:
         is_shared = now - self._shared_at < SHARED_S
         self.stream_bytes_max = SHARED_BYTES_MAX if is_shared else ALONE_BYTES_MAX
 
-    async def _commit(self, changes: list[Change]) -> None:
+    async def _commit(
+        self, changes: list[Change], taken: list[tuple[Source, Change | None]]
+    ) -> None:
+        """Make changes durable: in one step, or in smaller ones where there is no room for that.
+
+        After a smaller one its sources are told, and are `taken` no more: their readers confirm
+        what they are given, which makes room for the next step.
+        """
         delay_s = RETRY_FIRST_S
-        while True:
+        steps = [changes]
+        while steps:
             try:
-                outcomes = await self._journal.commit(changes)
+                outcomes = await self._journal.commit(steps[0])
             except Unavailable as trouble:
                 if self._trouble is None:
                     log.warning("the journal takes nothing; trying again", why=str(trouble))
                 self._trouble = trouble
+                if isinstance(trouble, Full) and len(steps[0]) > 1:
+                    steps[:1] = _parts(steps[0])
+                    continue
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LAST_S)
-                changes += self._acks.values()  # they make room
-                self._acks.clear()
+                steps[0] = self._with_acks(steps[0])
                 continue
-            if self._trouble is not None:
-                log.info("the journal takes messages again")
-                self._trouble = None
-            break
-        for error in outcomes:
-            # One process owns the journal and every change comes from its own memory: a change that
-            # does not fit means that the two have parted, and only a restart can tell the truth.
-            if error is not None:
-                raise error
+            done = steps.pop(0)
+            for error in outcomes:
+                # One process owns the journal and every change comes from its own memory: a change
+                # that does not fit means that the two have parted, and only a restart can tell the
+                # truth.
+                if error is not None:
+                    raise error
+            if steps:
+                ids = set(map(id, done))
+                _tell([(source, change) for source, change in taken if id(change) in ids])
+                taken[:] = [each for each in taken if id(each[1]) not in ids]
+        if self._trouble is not None:
+            log.info("the journal takes messages again")
+            self._trouble = None
+
+    def _with_acks(self, changes: list[Change]) -> list[Change]:
+        """The changes behind the acks that have come since, of which each takes its former one's
+        place.
+        """
+        acks, self._acks = self._acks, {}
+        rest = (each for each in changes if not (isinstance(each, Ack) and each.stream in acks))
+        return [*acks.values(), *rest]
+
+
+def _tell(taken: list[tuple[Source, Change | None]]) -> None:
+    for source, change in taken:
+        source.committed(change.run.last if isinstance(change, Append) else 0)
+
+
+def _parts(changes: list[Change]) -> tuple[list[Change], list[Change]]:
+    """Changes in two steps: first the acks, which make room, else in half.
+
+    An ack is of what was durable before these changes, so it can go ahead of them.
+    """
+    acks: list[Change] = [change for change in changes if isinstance(change, Ack)]
+    others: list[Change] = [change for change in changes if not isinstance(change, Ack)]
+    if acks and others:
+        return acks, others
+    half = len(changes) // 2
+    return changes[:half], changes[half:]
 
 
 def _few(shortage: Shortage | None) -> float:

@@ -18,9 +18,10 @@ from streams.engine.proofs import Proofs
 from streams.engine.separation import Separation
 from streams.engine.session import Session
 from streams.errors import Missing, Unavailable, refusal
+from streams.exchange import Channel
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.limits import MIB
-from streams.messages import Channel, Run
+from streams.messages import Run
 from streams.protocol import extension
 
 # Of all runs in one write. The first is for a peer that may not read, which holds as much memory,

@@ -21,15 +21,16 @@ from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Access
 from streams.engine.rates import Rates
 from streams.engine.session import Session
-from streams.engine.stream import Overflow, Stream
+from streams.engine.stream import Stream
 from streams.engine.streams import Holding
 from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
+from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Create, Journal, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
-from streams.limits import Limits
-from streams.messages import Channel, Message
+from streams.limits import Limits, Overflow
+from streams.messages import Message
 from streams.protocol.extension import Mark
 
 # What a handler gives: its final response as a line, and whether that is an error.

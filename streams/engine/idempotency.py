@@ -14,7 +14,7 @@ import trio
 from streams.engine.cache import Resting
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.keys import Keyring
 from streams.protocol.extension import Mark
 
@@ -47,7 +47,7 @@ class KeyedCalls:
         """
         scope = scope_of(key, principal)
         names = self._keyring.call_names(scope, key)
-        mark = Mark(names[0].hex(), is_own=bool(scope) and not vouched(principal))
+        mark = Mark(names[0].hex(), is_own=bool(scope) and not authenticated(principal))
         async with self._turn(names[0]):
             yield Called(await self._find(names), mark)
 

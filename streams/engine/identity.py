@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import INVALID_PARAMS, Refusal
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.messages import uncollected
 from streams.protocol.vocabulary import read_params
 
@@ -50,7 +50,7 @@ def scope_of(key: str, principal: str) -> str:
     choose the same.
     """
     if len(key) >= AUTHORITY_LETTERS:
-        return vouched(principal)
+        return authenticated(principal)
     return principal
 
 

@@ -33,7 +33,7 @@ from streams.engine.session import Session
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.errors import INVALID_PARAMS, Refusal, refusal
-from streams.exchange import is_anonymous, vouched
+from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Record
 from streams.keys import Keyring, name_of, place_of
 from streams.logs import log
@@ -174,7 +174,7 @@ class Access:
         stream = self._streams.named(name)
         # As much is worked out for a stream that there is not: the time must not tell them apart.
         stream_id = token if stream is None else stream.id
-        is_bound = stream is None or vouched(stream.record.principal)
+        is_bound = stream is None or authenticated(stream.record.principal)
         call = call_digest(params, session.principal if is_bound else "")
         is_theirs = self._keyring.is_page_token_of(stream_id, seq, call, token)
         if stream is None or not is_theirs or seq not in stream.pages:
@@ -378,6 +378,9 @@ class Access:
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
         """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
+        if (checking := session.checking.pop(request_id, None)) is not None:
+            checking.cancel()
+            return
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from streams import messages
+from streams.clock import backoff_s
 from streams.engine.asking import Answer
 from streams.engine.committer import Committer
 from streams.engine.repeating import Repetition
@@ -102,7 +103,7 @@ class Rerun:
         if attempts > attempts_max:
             raise _given_up(attempts_max)
         if attempts > 1:
-            await trio.sleep(min(BACKOFF_FIRST_S * 2.0 ** (attempts - 2), BACKOFF_MAX_S))
+            await trio.sleep(backoff_s(BACKOFF_FIRST_S, attempts - 2, BACKOFF_MAX_S))
         # Behind the pause: a server that dies in it has not died of this call.
         await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from streams.messages import Channel, Run
+from streams.exchange import Channel
+from streams.messages import Run
 
 if TYPE_CHECKING:
     from streams.engine.delivery import Delivery

@@ -10,6 +10,8 @@ from streams.messages import RequestId
 from streams.protocol.extension import Settings
 
 if TYPE_CHECKING:
+    import trio
+
     from streams.engine.delivery import Delivery
     from streams.engine.stream import Stream
 
@@ -27,6 +29,8 @@ class Session:
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
+        # Calls that have not begun, since their arguments are being checked.
+        self.checking: dict[RequestId, trio.CancelScope] = {}
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
 
     def is_taken(self, request_id: RequestId, *, besides: "Stream | None" = None) -> bool:
@@ -43,6 +47,8 @@ class Session:
         return self._is_taken_now(request_id, besides)
 
     def _is_taken_now(self, request_id: RequestId, besides: "Stream | None") -> bool:
+        if request_id in self.checking:
+            return True
         displaced = None if besides is None else besides.delivery
         own = displaced.taken_ids if displaced in self.deliveries else ()
         return self._taken.get(request_id, 0) > (request_id in own)

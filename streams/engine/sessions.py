@@ -75,7 +75,7 @@ class HttpSession(Session):
     @property
     def is_at_work(self) -> bool:
         """Whether the client waits for anything now."""
-        return bool(self.deliveries) or self.standing is not None
+        return bool(self.deliveries or self.checking) or self.standing is not None
 
     def is_of(self, caller: str | None) -> bool:
         """Whether it is this caller's, or anonymous like them."""

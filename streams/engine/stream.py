@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -16,10 +16,10 @@ from streams.engine.repeating import diverged
 from streams.engine.rerun import Rerun
 from streams.engine.session import LEVELS
 from streams.errors import Refusal, refusal
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Ack, Append, Close, Forget, Outcome, Record
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Limits, Overflow
 from streams.messages import Message, RequestId, Run
 from streams.protocol import extension
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from streams.engine.delivery import Delivery
     from streams.engine.proofs import Proofs
     from streams.engine.session import Session
-
-Overflow = Literal["block", "fail"]
 
 # A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
 # last. This much later nothing is expected any more.
@@ -90,10 +88,10 @@ class Stream:
             origin = messages.parse(record.origin)
         assert isinstance(origin.id, int | str)
         self.request_id = origin.id
-        self.is_anonymous = not vouched(record.principal)
+        self.is_anonymous = not authenticated(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
-        owner = vouched(record.principal)
+        owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest place that a client has asked for what is behind it
         self._progress_token: ProgressToken | None = None

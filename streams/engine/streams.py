@@ -20,13 +20,13 @@ from streams.engine.lifecycle import Event
 from streams.engine.rerun import Rerun
 from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
-from streams.engine.stream import Overflow, Stream
+from streams.engine.stream import Stream
 from streams.engine.sweeping import Sweeper
 from streams.errors import refusal
 from streams.journal.contract import Journal, Outcome, Record, Rest
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Limits, Overflow
 from streams.logs import log
 from streams.messages import Message, RequestId
 

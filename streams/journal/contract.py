@@ -219,6 +219,7 @@ class Shortage(msgspec.Struct, frozen=True):
     why: str
     is_severe: bool  # ended at once, and not with a few words more
     limit: int | None = None  # the setting that it comes of, in bytes; None where the disk is full
+    used: int | None = None  # bytes of that, where it is the setting for the whole journal
 
     def __str__(self) -> str:
         return self.why

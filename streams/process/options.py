@@ -6,13 +6,13 @@ Quick to load: a relay needs nothing else.
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
-ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
+from streams.limits import Durability
 
-Durability = Literal["power", "process"]
+ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
 
 READY: Final = "ready\n"  # what an owner tells the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"

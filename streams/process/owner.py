@@ -3,7 +3,7 @@
 import sys
 from contextlib import suppress
 
-from streams import console
+from streams import logs
 from streams.process import serve
 from streams.process.options import CannotServe, Options
 
@@ -11,7 +11,7 @@ from streams.process.options import CannotServe, Options
 def main() -> int:
     """Own the journal until there has been nothing to do for a while."""
     options = Options.parse(sys.argv[1])
-    console.log_to_stderr(as_json=options.json_log)
+    logs.log_to_stderr(as_json=options.json_log)
     try:
         serve.run(options)
     except CannotServe as error:

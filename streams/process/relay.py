@@ -17,7 +17,7 @@ from streams.errors import JournalUnusable
 from streams.journal.ownership import StarterLock, check_files, log_path, socket_path
 from streams.permissions import open_own
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
-from transports.relay.handover import AnotherUser, NobodyListens, Refused, relay
+from transports.relay.handover import AnotherUser, NoOwner, RelayRefused, relay
 from transports.relay.standard import claim_standard_streams
 
 # How long a relay looks for an owner, or waits for the one that somebody is starting.
@@ -37,11 +37,11 @@ def run(options: Options) -> None:
     while True:
         try:
             relay(socket_path(options.journal), options.hello(), fds)
-        except Refused as refused:
+        except RelayRefused as refused:
             raise CannotServe(str(refused)) from refused
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
-        except NobodyListens as nobody:
+        except NoOwner as nobody:
             if time.monotonic() > give_up_at:
                 raise CannotServe(f"{nobody}: see {log_path(options.journal)}.") from nobody
         else:

@@ -10,12 +10,11 @@ import msgspec
 
 from streams import messages
 from streams.errors import INVALID_PARAMS, Refusal
-from streams.messages import Message, RequestId, Run
+from streams.messages import POSITION, Message, RequestId, Run
 from streams.protocol.dialects import DIALECTS, STREAMS
 from streams.protocol.vocabulary import Ack, Dialect, read_params
 
 EXTENSION: Final = "mcp-streams/v1"
-POSITION: Final = "notifications/stream/position"
 ACK: Final = "notifications/stream/ack"
 KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
 KEY_LETTERS_MAX: Final = 200

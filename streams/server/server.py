@@ -7,13 +7,12 @@ from typing import Any, TypeVar, overload
 
 from streams.engine.engine import Engine, open_engine
 from streams.engine.session import Session
-from streams.engine.stream import Overflow
 from streams.errors import JournalUnusable
+from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Limits, Overflow
 from streams.logs import log
-from streams.messages import Channel
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer
 from streams.server.tools import ToolAnnotations, Tools, make_tool

@@ -23,14 +23,15 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal, TypedDict, get_args
+from typing import Any, Final, TypedDict, get_args
 
 import msgspec
 
 from streams.errors import InsufficientScope
-from streams.exchange import checked_scopes
+from streams.exchange import Scopes, checked_scopes
 from streams.faults import is_failure, log_failure, text_of
-from streams.messages import Scopes, uncollected
+from streams.limits import Overflow
+from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
 from streams.server.content import Block
 from streams.server.schemas import (
@@ -47,8 +48,6 @@ from streams.server.schemas import (
 )
 from streams.server.signatures import Signature, innermost, is_async
 from streams.server.validator import Schema
-
-Overflow = Literal["block", "fail"]
 
 # SEP-986: "1 to 128 characters … A-Z, a-z, 0-9, underscore, dash, and dot".
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")

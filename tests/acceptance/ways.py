@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.messages import Channel
+from streams.exchange import Channel
 from tests.acceptance.launch import LINGER, owner_pid, wait_for_end
 from tests.rigs.proxy import Proxy
 from tests.wire.process import CLI, ServerProcess

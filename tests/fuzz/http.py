@@ -6,14 +6,13 @@ from typing import Any, cast
 import h11
 import trio
 
-from streams.exchange import Request
+from streams.exchange import HttpError, Request
 from tests.fuzz.pieces import same_however_cut
-from transports.http.connections import Connection
+from transports.http.connections import HttpConnection
 from transports.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, Requests
 from transports.net.heads import plain_head
-from transports.net.listening import Refused
 from transports.net.origins import Origins
-from transports.websocket.handshake import _reason
+from transports.websocket.client import _reason
 
 LIMIT = 100
 Seen = tuple[str, str, tuple[tuple[str, str], ...], bytes]
@@ -36,7 +35,7 @@ def requests(data: bytes) -> None:
                     reading.whole(200, (), b"ok")
                     if not reading.next_cycle():
                         return seen
-            except Refused as refused:
+            except HttpError as refused:
                 assert refused.status in (400, 403, 413, 431, 501, 505)
                 return [*seen, refused.status]
             assert len(reading._body) <= LIMIT + 2
@@ -71,7 +70,7 @@ def response(data: bytes) -> None:
     """A client reads the same response however it is cut, or says what is wrong with it."""
 
     async def ask(pieces: Iterable[bytes]) -> tuple[Any, ...]:
-        connection = Connection(cast(Any, _Given(pieces)), cast(Any, None))
+        connection = HttpConnection(cast(Any, _Given(pieces)), cast(Any, None))
         _ask(connection)
         try:
             head = await connection.read_head()
@@ -92,7 +91,7 @@ def response(data: bytes) -> None:
     same_however_cut(data, read)
 
 
-def _ask(connection: Connection) -> None:
+def _ask(connection: HttpConnection) -> None:
     connection._http.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
     connection._http.send(h11.EndOfMessage())
 

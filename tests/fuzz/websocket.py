@@ -13,10 +13,9 @@ from wsproto.events import CloseConnection, Event, Message, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from streams.exchange import Caller
+from streams.exchange import Caller, HttpError
 from streams.messages import Incoming
 from tests.fuzz.pieces import ways_to_cut
-from transports.net.listening import Refused
 from transports.websocket.frames import MCP, MCP_STREAMS, Oversize, framing_of
 from transports.websocket.handshake import _any_opening, _plain_opening, parse_head
 from transports.websocket.server import ServerWebSocket
@@ -38,7 +37,7 @@ def handshake(data: bytes) -> None:
     """What is read the short way is read as wsproto reads it; what is none, is refused."""
     try:
         opening = parse_head(data)
-    except Refused as refused:
+    except HttpError as refused:
         assert 400 <= refused.status < 500
         return
     if (plain := _plain_opening(data)) is not None:

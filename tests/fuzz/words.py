@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from streams.client import wire
 from streams.engine.identity import call_digest
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal
 from streams.logs import CONTROLS
-from streams.messages import Kind, Message
+from streams.messages import Kind, Message, Position
 from streams.protocol.dialects import DIALECTS, page_token, questions, resumings
 from streams.protocol.extension import ack, settings_of
 from streams.protocol.vocabulary import Announcement, Poll, Resume, read_params
@@ -155,7 +156,7 @@ def announced(data: bytes) -> None:
                 made.request_id,
             )
             assert (again.min_s, again.max_s) == (made.min_s, made.max_s)
-    for hear_other in (wire.position, wire.progress_token):
+    for hear_other in (partial(messages.decode, shape=Position), wire.progress_token):
         try:
             hear_other(params)
         except ValueError as error:

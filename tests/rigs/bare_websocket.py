@@ -19,8 +19,9 @@ from wsproto.events import (
     Request,
 )
 
-from streams.messages import Channel, Incoming
-from tests.rigs.echo import LIMIT, Handler, echo
+from streams.exchange import Channel, Handler
+from streams.messages import Incoming
+from tests.rigs.echo import LIMIT, echo
 from transports import websocket
 from transports.websocket.frames import MCP
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import trio
 
-from streams.process.options import Durability
+from streams.limits import Durability
 from tests.rigs.crashing_app import Life
 
 SHIM: Final = Path(__file__).with_name("crashing.c")

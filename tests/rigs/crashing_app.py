@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import msgspec
 
-from streams import Call, Server, console
+from streams import Call, Server, logs
 from streams.journal.sqlite import SQLiteJournal, SQLiteStore
 from streams.journal.sqlite.tails import Budget
 from streams.journal.sqlite.thread import JobThread
+from streams.limits import Durability
 from streams.process import serve
-from streams.process.options import Durability, Options
+from streams.process.options import Options
 
 APP: Final = f"{Path(__file__)}:server"
 SCHEMA: Final = {"type": "object", "properties": {}}
@@ -92,7 +93,7 @@ def main() -> None:
                 os.kill(child, number)
 
     signal.signal(signal.SIGTERM, pass_on)
-    console.log_to_stderr()
+    logs.log_to_stderr()
     for line in sys.stdin:
         life = msgspec.json.decode(line, type=Life)
         child = os.fork()

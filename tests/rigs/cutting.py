@@ -6,8 +6,8 @@ from typing import Any
 
 import trio
 
-from streams.blocks import Block
-from streams.messages import ClientChannel, Dialer, TooLarge
+from streams.exchange import ClientChannel, Dialer
+from streams.messages import Block, TooLarge
 
 Then = Callable[[], Awaitable[object]]
 

@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 import trio
 
-from streams.messages import Channel, Incoming, TooLarge
+from streams.exchange import Channel
+from streams.messages import Incoming, TooLarge
 
 LIMIT: Final = 64 * 1024  # of a message, in all of these tests
-
-Handler = Callable[[Channel], Awaitable[object]]
 
 
 def as_line(incoming: Incoming) -> bytes:

@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from streams import messages
-from streams.messages import Channel, Incoming
-from streams.protocol.extension import POSITION
+from streams.exchange import Channel
+from streams.messages import POSITION, Incoming
 from tests.rigs.scripted_http import NDJSON, Asked, HttpServer, Script, accept, http_server
 from transports.http import client
 

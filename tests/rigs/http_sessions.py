@@ -11,10 +11,9 @@ from typing import Final
 import trio
 
 from streams import messages
-from streams.exchange import Request, Responder
+from streams.exchange import Handler, Request, Responder, Scopes
 from streams.keys import new_id
-from streams.messages import Incoming, Scopes
-from tests.rigs.echo import Handler
+from streams.messages import Incoming
 from tests.rigs.scripted_http import NDJSON
 
 HELLO: Final = messages.request(0, "initialize", {"protocolVersion": "2025-11-25"})

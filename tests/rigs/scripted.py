@@ -15,7 +15,7 @@ import trio
 
 from streams import messages
 from streams.errors import Refusal, refusal
-from streams.messages import Channel
+from streams.exchange import Channel
 from transports.memory import MemoryServer
 
 Tool = Callable[["Stream"], Awaitable[Any]]

@@ -13,10 +13,10 @@ import pytest
 import trio
 
 from streams import Call, Server
+from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.messages import Channel
 from streams.server.server import RunningServer
 from transports.memory import Cable
 

@@ -28,10 +28,10 @@ from wsproto.events import (
 
 from streams import messages
 from streams.errors import refusal
-from streams.messages import ClientChannel
+from streams.exchange import ClientChannel, Handler
 from tests.rigs.bare_http import answers, asking
 from tests.rigs.bare_websocket import open_bare_websocket, shake_hands
-from tests.rigs.echo import LIMIT, Handler, echo
+from tests.rigs.echo import LIMIT, echo
 from tests.rigs.http_sessions import HELLO as HTTP_HELLO
 from tests.rigs.http_sessions import SESSION, WELCOME, Sessions
 from transports import http, stdio, websocket

@@ -12,7 +12,8 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.messages import ClientChannel, Incoming
+from streams.exchange import ClientChannel
+from streams.messages import Incoming
 from tests.simulation.weather import FOREVER, Weather
 from tests.simulation.world import World
 from transports.lines import LineChannel

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams.messages import ClientChannel
+from streams.exchange import ClientChannel
 from tests.simulation.ledger import Ledger
 from tests.simulation.network import Network
 from tests.simulation.weather import Weather

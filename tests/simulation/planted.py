@@ -185,6 +185,12 @@ def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
+def the_displaced_is_told_that_it_has_all(patch: pytest.MonkeyPatch) -> None:
+    """As if the stream were over."""
+    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("completed"))
+
+
+@plant
 def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     """The older connection is told of whatever comes, as the newer one is."""
     older: dict[str, list[Delivery]] = {}

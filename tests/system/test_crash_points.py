@@ -23,8 +23,8 @@ from streams.client.call import RunningCall
 from streams.errors import CallFailed, CallLost, CannotConnect
 from streams.journal.contract import Outcome
 from streams.journal.sqlite import SQLiteStore
+from streams.limits import Durability
 from streams.messages import Message, decode
-from streams.process.options import Durability
 from streams.protocol.ticket import Ticket
 from tests.rigs.crashing import PATIENT_S, Lives, built, open_lives
 from transports import dial

@@ -12,7 +12,8 @@ import pytest
 import trio
 import trio.testing
 
-from streams.messages import Channel, Incoming
+from streams.exchange import Channel
+from streams.messages import Incoming
 from tests.rigs.echo import LIMIT
 from tests.rigs.proxy import Proxy
 from tests.rigs.transports import RIGS, Rig, TCPRig, WebSocketRig

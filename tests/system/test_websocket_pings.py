@@ -10,7 +10,8 @@ from wsproto.events import (
     Pong,
 )
 
-from streams.messages import Channel, Incoming
+from streams.exchange import Channel
+from streams.messages import Incoming
 from tests.rigs.bare_websocket import (
     bare,
     close_code,

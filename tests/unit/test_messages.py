@@ -1,4 +1,6 @@
-"""Runs that end where a response does, and responses as the answer to another request."""
+"""Runs and blocks of lines, and responses that are sent as the answer to another request."""
+
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -6,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams import messages
-from streams.errors import refusal
-from streams.messages import Run
+from streams.client.buffer import Batch, cut
+from streams.errors import Refusal, refusal
+from streams.messages import BATCH_LINES_AIM, BATCH_LINES_MAX, Block, Run, TooLarge
+from streams.protocol import extension
+from transports.lines import LineSplitter, in_blocks, lines_of
 
 LINES = st.lists(st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"") + b"\n"), min_size=1)
 
@@ -40,3 +45,152 @@ def test_an_error_may_be_the_answer_to_another_request() -> None:
     again = messages.readdressed(line, "two")
     assert again == messages.error("two", refusal("too_large", limit=5))
     assert messages.readdressed(again, 1) == line
+
+
+NOTE = messages.notification("notifications/message", {"level": "info", "data": "x"})
+LONG = messages.notification("notifications/message", {"level": "info", "data": "x" * 2_000})
+ASK = messages.request("ask-1", "roots/list", {})
+HEADER = extension.position("s", Run(1, 3, b""))
+
+
+def cut_up(data: bytes, most: int) -> list[Batch]:
+    block, at = Block(b"before\n" + data + b"after", 7, 7 + len(data)), 7
+    found = []
+    while at < block.end:
+        batch, at = cut(block, at, most)
+        found.append(batch)
+    assert at == block.end
+    return found
+
+
+@given(
+    lines=st.lists(st.sampled_from([NOTE, LONG, ASK, HEADER, b"\n", b"{}\n"]), min_size=1),
+    times=st.integers(1, 40),
+    most=st.integers(0, 400),
+)
+def test_pieces_are_the_lines_in_order_and_counted(
+    lines: list[bytes], times: int, most: int
+) -> None:
+    data = b"".join(lines * times)
+    found = cut_up(data, most)
+    assert b"".join(batch.body for batch in found) == b"".join(filter(b"\n".__ne__, lines * times))
+    for batch in found:
+        assert batch.count == batch.body.count(b"\n") <= max(1, min(most, BATCH_LINES_MAX))
+        assert batch.is_plain <= all(line.startswith(NOTE[:40]) for line in batch.lines)  # type: ignore[union-attr]
+
+
+def test_a_piece_ends_where_a_header_stands_as_our_servers_write_it() -> None:
+    assert [batch.count for batch in cut_up(NOTE * 7 + HEADER + NOTE * 2, 300)] == [7, 3]
+
+
+def test_messages_of_one_size_make_pieces_of_one_size() -> None:
+    for line in (NOTE, LONG):
+        assert {batch.count for batch in cut_up(line * 2 * BATCH_LINES_AIM, 1_000)} == {
+            BATCH_LINES_AIM
+        }
+
+
+@pytest.mark.parametrize("line", [ASK, b"\n", b"babble\n", b' {"jsonrpc":"2.0"}\n'])
+def test_plain_is_only_what_begins_as_notifications_do(line: bytes) -> None:
+    (batch,) = cut_up(NOTE * 3, 300)
+    assert batch.is_plain
+    for lines in ([line, NOTE], [NOTE, line], [NOTE, line, NOTE]):
+        assert not any(batch.is_plain for batch in cut_up(b"".join(lines), 300) if batch.count > 1)
+
+
+def test_a_batch_can_be_parted() -> None:
+    batch = Batch(3, NOTE + ASK + LONG)
+    assert batch.until(2) == Batch(2, NOTE + ASK)
+    assert batch.after(2) == Batch(1, LONG)
+    assert batch.until(3) is batch.after(0) is batch
+    assert batch.lines == [NOTE[:-1], ASK[:-1], LONG[:-1]]
+    assert batch.last == LONG[:-1]
+    assert Batch.of(TooLarge(7)).lines == [TooLarge(7)]
+
+
+def blocks_of(pieces: Sequence[bytes], limit: int) -> list[Block | TooLarge]:
+    splitter = LineSplitter(limit)
+    found = []
+    for piece in pieces:
+        found += splitter.blocks(b"<" + piece + b">\n", 1, 1 + len(piece))
+    return found
+
+
+@given(
+    pieces=st.lists(st.text("ab\r\n", max_size=12).map(str.encode), max_size=20),
+    limit=st.integers(1, 6),
+)
+def test_blocks_hold_what_lines_are_however_the_bytes_are_cut(
+    pieces: list[bytes], limit: int
+) -> None:
+    splitter = LineSplitter(limit)
+    lines = [line for piece in pieces for line in splitter.feed(piece)]
+    found = blocks_of(pieces, limit)
+    assert lines_of(found) == lines
+    assert lines_of(in_blocks(lines)) == lines
+    for block in found:
+        if isinstance(block, Block):
+            assert block.data[: block.end].endswith(b"\n")
+
+
+def pinging(value: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":' + value + b"}}"
+
+
+MANY = messages.CONTAINERS_MAX
+BRACKETS = b'[{"}' * (MANY // 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * MANY + b"1]",
+        b"[" + b"{}," * MANY + b"1]",
+        b"[" + b'["[",{}],' * (MANY // 2) + b"1]",
+        b"[" + b'{"\\\\":[]},' * (MANY // 2) + b"1]",
+    ],
+    ids=["lists", "objects", "beside strings", "under names of a backslash"],
+)
+def test_a_message_of_too_many_lists_and_objects_is_refused(value: bytes) -> None:
+    line = pinging(value)
+    assert messages.parse(line).method == "ping"
+    with pytest.raises(Refusal, match=f"are too many: send at most {MANY}") as refused:
+        messages.parse_bounded(line)
+    assert refused.value.data == {"reason": "too_large", "limit": MANY}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * (MANY - 4) + b"1]",
+        b"[" + b"1," * 4 * MANY + b"1]",
+        msgspec.json.encode(BRACKETS.decode()),
+        msgspec.json.encode(msgspec.json.encode(BRACKETS.decode()).decode()),
+        msgspec.json.encode(["[", "{\\"] * MANY),
+        b"[" + b"[]," * (4 * MANY) + b'"' + b"x" * 64 * MANY + b'"]',
+    ],
+    ids=["as many", "numbers", "in a string", "in JSON in a string", "in strings", "for its size"],
+)
+def test_brackets_in_strings_are_no_lists(value: bytes) -> None:
+    line = pinging(value)
+    assert messages.parse_bounded(line) == messages.parse(line)
+
+
+JSON = st.recursive(
+    st.text('\\"[{]}n', max_size=5) | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('\\"[{', max_size=3), inner, max_size=4)
+    ),
+)
+
+
+def count(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(count, value.values()))
+    return 1 + sum(map(count, value)) if isinstance(value, list) else 0
+
+
+@given(JSON)
+def test_lists_and_objects_are_counted_exactly_where_there_may_be_too_many(value: object) -> None:
+    assert messages._containers(msgspec.json.encode(value), -1) == count(value)

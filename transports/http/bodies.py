@@ -17,12 +17,12 @@ from urllib.parse import urljoin
 import msgspec
 
 from streams import messages
-from streams.blocks import Block
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.messages import Incoming, Message, RequestId, TooLarge, look
-from transports.http.connections import Head
-from transports.lines import READ_BYTES, LineSplitter, in_blocks, last_lines, one_line
+from streams.messages import POSITION, Block, Incoming, Message, Position, RequestId, TooLarge, look
+from transports.http.connections import ResponseHead
+from transports.lines import LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address
+from transports.net.sockets import READ_BYTES
 
 
 class Media(enum.StrEnum):
@@ -56,7 +56,7 @@ SAID_MAX: Final = 200
 
 _EVENT_ID: Final = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _RETRY: Final = re.compile(rb"[0-9]{1,15}")
-_POSITION: Final = b"notifications/stream/position"
+_METHOD: Final = POSITION.encode()
 _HEADER_BYTES: Final = 128  # in which the method of a header stands
 
 
@@ -83,7 +83,7 @@ class Body(Protocol):
         """Whole lines of a run that is not: they may be given away if nothing follows them."""
 
 
-def body_of(head: Head, limit: int, trail: "EventTrail | None" = None) -> Body | None:
+def body_of(head: ResponseHead, limit: int, trail: "EventTrail | None" = None) -> Body | None:
     """What reads the body after `head`, or None for what no MCP server says.
 
     `limit` are the bytes that a message may have. `trail` is told how far an event stream comes.
@@ -165,19 +165,15 @@ class LineBody:
         return end
 
 
-class _Params(msgspec.Struct):
-    count: int
-
-
 def _run_length(line: bytes) -> int:
     """How many lines belong to this one: none, but for a position header."""
-    if _POSITION not in line[:_HEADER_BYTES]:
+    if _METHOD not in line[:_HEADER_BYTES]:
         return 0
     try:
         message = look(line)
-        if message.method != _POSITION.decode():
+        if message.method != POSITION:
             return 0
-        return max(0, messages.decode(message.params, _Params).count)
+        return messages.decode(message.params, Position).count
     except (ValueError, RecursionError):
         return 0  # whoever receives it will say what is wrong with it
 
@@ -374,7 +370,9 @@ def answer_in(
     return None
 
 
-def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str = "") -> bytes:
+def refusal_line(
+    head: ResponseHead, text: bytes, request_id: RequestId | None, url: str = ""
+) -> bytes:
     """An answer that is no success, as the error response to the request that it answers.
 
     `url` is where the request was sent.
@@ -392,7 +390,7 @@ def refusal_line(head: Head, text: bytes, request_id: RequestId | None, url: str
     return messages.error(request_id, refused).rstrip(b"\n")
 
 
-def _sentence(head: Head, text: bytes, url: str) -> str:
+def _sentence(head: ResponseHead, text: bytes, url: str) -> str:
     if head.status < 300:
         return f"The server answered with {head}, and with nothing that MCP knows."
     if location := head.fields.get("location"):

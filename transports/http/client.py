@@ -22,6 +22,7 @@ This file is longer than others: all of it is about one request, from its line t
 import random
 import re
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -31,18 +32,11 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.blocks import Block
+from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal
+from streams.exchange import Scopes
 from streams.logs import log
-from streams.messages import (
-    MESSAGE_BYTES_MAX,
-    Incoming,
-    Message,
-    RequestId,
-    Scopes,
-    TooLarge,
-    look,
-)
+from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.bodies import (
     ACCEPT,
     Body,
@@ -55,12 +49,18 @@ from transports.http.bodies import (
     body_of,
     refusal_line,
 )
-from transports.http.connections import Connection, Connections, Head
-from transports.http.inbox import Inbox
-from transports.lines import CLOSE_S, in_blocks, last_lines, lines_of
-from transports.net.bearer import Token, authorization, bearer_for
-from transports.net.dialing import HTTP, Address
-from transports.net.tasks import begin_or_leave, tasks_until
+from transports.http.connections import ConnectionPool, HttpConnection, ResponseHead
+from transports.lines import in_blocks, last_lines, lines_of
+from transports.net.dialing import (
+    HTTP,
+    Address,
+    Token,
+    authorization,
+    bearer_for,
+    begin_or_leave,
+    tasks_until,
+)
+from transports.net.sockets import CLOSE_S
 
 # The next line waits for the response to this one to begin, so that they arrive in order. A server
 # that begins its response when it has all of it may take long: after this time the line has arrived
@@ -78,6 +78,12 @@ REFUSAL_S: Final = 10.0
 # A call waits so long for the standing stream to be there: a server may ask something of the client
 # while it works, and does not say it again.
 STANDING_S: Final = 1.0
+
+# What waits to be received before bodies are not read on. Each of them may hold a read more.
+RECEIVE_BYTES_MAX: Final = 1024 * 1024
+
+# How far a response has come: its request, and the id of its last event; empty for none.
+Mark = tuple[RequestId, bytes]
 
 # The pause before an event stream is continued, where the server does not say (`retry`), and the
 # shortest one, whatever it says.
@@ -116,7 +122,7 @@ async def connect(
     """
     address = Address(url, HTTP)
     bearer = bearer_for(address, token)
-    connections = Connections(address, ssl_context)
+    connections = ConnectionPool(address, ssl_context)
     await connections.open()
     channel = HttpChannel(connections, message_bytes_max, bearer)
     async with tasks_until(channel.aclose) as nursery:
@@ -127,11 +133,13 @@ async def connect(
 class HttpChannel:
     """The requests to one endpoint, in one session."""
 
-    def __init__(self, connections: Connections, message_bytes_max: int, token: str | None) -> None:
+    def __init__(
+        self, connections: ConnectionPool, message_bytes_max: int, token: str | None
+    ) -> None:
         self._connections = connections
         self._limit = message_bytes_max
         self._authorization = authorization(token)
-        self._inbox = Inbox()
+        self._received = ReceiveBuffer()
         self._session = ""
         self._version = ""
         self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
@@ -168,13 +176,13 @@ class HttpChannel:
         return None  # the peer is the server
 
     async def receive(self) -> Sequence[Incoming]:
-        return lines_of(await self._inbox.take())
+        return lines_of(await self._received.take())
 
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
-        return await self._inbox.take()
+        return await self._received.take()
 
     def is_writable(self) -> bool:
-        return self._inbox.ended is None
+        return self._received.ended is None
 
     async def send(self, *lines: bytes) -> None:
         try:
@@ -199,9 +207,9 @@ class HttpChannel:
             await trio.lowlevel.checkpoint()
             return
         self._is_closed = True
-        has_session = bool(self._session) and self._inbox.ended is None
+        has_session = bool(self._session) and self._received.ended is None
         self._end("closed")
-        self._inbox.drop()
+        self._received.drop()
         try:
             if has_session:
                 with trio.move_on_after(CLOSE_S):
@@ -225,7 +233,7 @@ class HttpChannel:
 
     def _end(self, why: str, last: Sequence[Block | TooLarge] = ()) -> None:
         """The channel is over; `last` is received before its end, and nothing after that."""
-        self._inbox.end(why, last)
+        self._received.end(why, last)
         self._tasks.cancel()
 
     # One line, one request
@@ -249,8 +257,8 @@ class HttpChannel:
         self._check()
 
     def _check(self) -> None:
-        if self._inbox.ended is not None:
-            raise trio.BrokenResourceError(self._inbox.ended)
+        if self._received.ended is not None:
+            raise trio.BrokenResourceError(self._received.ended)
 
     def _give_up(self, exchange: "_Exchange") -> "_Exchange | None":
         """What `exchange` cancels, if it is here: it need not be answered any more."""
@@ -315,7 +323,7 @@ class HttpChannel:
             exchange.is_answered = True
             refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
             line = messages.error(exchange.request_id, refused).rstrip(b"\n")
-            self._inbox.add(in_blocks([line]), len(line))
+            self._received.add(in_blocks([line]), len(line))
 
     async def _ask(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
@@ -345,7 +353,7 @@ class HttpChannel:
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[Connection]:
+    async def _connection(self) -> AsyncIterator[HttpConnection]:
         """A connection for one request, closed unless the response was read to its end."""
         connection = await self._connections.take()
         try:
@@ -384,7 +392,9 @@ class HttpChannel:
 
     # Its response
 
-    async def _answered(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+    async def _answered(
+        self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
+    ) -> None:
         is_success = 200 <= head.status < 300
         if is_success and exchange.method == _INITIALIZE:
             self._session = _printable(head.fields.get("mcp-session-id"))
@@ -406,7 +416,9 @@ class HttpChannel:
             self._begun(exchange)
         await self._read(exchange, body, connection)
 
-    async def _no_messages(self, exchange: "_Exchange", head: Head, connection: Connection) -> None:
+    async def _no_messages(
+        self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
+    ) -> None:
         """A response that is no success, or has nothing in it: mostly a 202."""
         text = await _read_some(connection)
         if self._is_gone(head, has_session=exchange.has_session):
@@ -417,19 +429,19 @@ class HttpChannel:
         if exchange.is_awaited or head.status >= 300:
             exchange.is_answered = True
             line = refusal_line(head, text, exchange.request_id, self._connections.address.url)
-            await self._inbox.put(in_blocks([line]), len(line))
+            await self._received.put(in_blocks([line]), len(line))
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(self, head: Head, *, has_session: bool) -> bool:
+    def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
         """Whether a response says that the session is no more, which ends the channel."""
         if head.status == 404 and has_session:
             self._end("the server has forgotten the session")
         elif head.status == 401 and has_session:
             self._end("the server does not take the token any more")
-        return self._inbox.ended is not None
+        return self._received.ended is not None
 
-    async def _read(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+    async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
         """Read a response to its end, or for as long as it is of use.
 
         Raises `trio.BrokenResourceError`.
@@ -443,7 +455,9 @@ class HttpChannel:
                 self._end(str(error), body.held())
             raise
 
-    async def _read_all(self, exchange: "_Exchange", body: Body, connection: Connection) -> None:
+    async def _read_all(
+        self, exchange: "_Exchange", body: Body, connection: HttpConnection
+    ) -> None:
         size = 0
         while data := await connection.read():
             size += len(data)
@@ -467,7 +481,7 @@ class HttpChannel:
         if exchange.request_id is not None and not self._is_ours:
             event_id = b"" if exchange.is_answered else exchange.trail.last_id
             mark = (exchange.request_id, event_id)
-        await self._inbox.put(blocks, size, mark)
+        await self._received.put(blocks, size, mark)
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -522,7 +536,7 @@ class HttpChannel:
             exchange.is_answered = True
 
     def last_event_id(self, request_id: RequestId) -> bytes:
-        return self._inbox.event_ids.get(request_id, b"")
+        return self._received.event_ids.get(request_id, b"")
 
     def heard_at(self, request_id: RequestId) -> float | None:
         exchange = self._exchanges.get(request_id)
@@ -581,6 +595,76 @@ class HttpChannel:
             standing.is_answered = True
 
 
+class ReceiveBuffer:
+    """What has come and waits to be received."""
+
+    def __init__(self) -> None:
+        self.ended: str | None = None  # why no more comes
+        self.event_ids: dict[RequestId, bytes] = {}  # of the last events that are done with
+        self._batches: deque[tuple[Sequence[Block | TooLarge], int, Mark | None]] = deque()
+        self._mark: Mark | None = None  # of what was received last
+        self._bytes = 0
+        self._has_come = trio.Event()
+        self._has_room = trio.Event()
+        self._turn = trio.StrictFIFOLock()  # who waits for room, before the others who have more
+
+    async def put(
+        self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None
+    ) -> None:
+        """Hand over blocks in one piece, when there is room; once it is over, to nobody."""
+        async with self._turn:
+            while self._bytes >= RECEIVE_BYTES_MAX and self.ended is None:
+                self._has_room = trio.Event()
+                await self._has_room.wait()
+            self.add(blocks, size, mark)
+
+    def add(self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None) -> None:
+        """Hand over blocks, room or not: for few and small ones."""
+        if self.ended is None:
+            self._add(blocks, size, mark)
+
+    def end(self, why: str, last: Sequence[Block | TooLarge]) -> None:
+        """Nothing comes after `last`."""
+        if self.ended is None:
+            self.ended = why
+            if last:
+                self._add(last, 0)
+            self._has_come.set()
+            self._has_room.set()
+
+    def drop(self) -> None:
+        """Nobody receives any more."""
+        self._batches.clear()
+
+    async def take(self) -> Sequence[Block | TooLarge]:
+        """The next lines; those before them are done with. Raises `trio.EndOfChannel`."""
+        self._note()
+        await trio.lowlevel.checkpoint()
+        while not self._batches:
+            if self.ended is not None:
+                raise trio.EndOfChannel(self.ended)
+            self._has_come = trio.Event()
+            await self._has_come.wait()
+        blocks, size, self._mark = self._batches.popleft()
+        self._bytes -= size
+        self._has_room.set()
+        return blocks
+
+    def _note(self) -> None:
+        if self._mark is not None:
+            request_id, event_id = self._mark
+            self._mark = None
+            if event_id:
+                self.event_ids[request_id] = event_id
+            else:
+                self.event_ids.pop(request_id, None)
+
+    def _add(self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None) -> None:
+        self._batches.append((blocks, size, mark))
+        self._bytes += size
+        self._has_come.set()
+
+
 class _Params(msgspec.Struct, rename="camel"):
     request_id: RequestId | None = None
 
@@ -614,10 +698,10 @@ class _Pauses:
             self._failures = 0
         self._seen = seen
         self.failing_s = trio.current_time() - self._since
-        doubled_s: float = RETRY_MIN_S * 2 ** min(self._failures, 10)
+        pause_s = backoff_s(RETRY_MIN_S, self._failures, most_s)
         self._failures += 1
         # Clients that have lost the same server do not all come back at once.
-        jitter_s: float = random.uniform(0.5, 1.0) * min(doubled_s, most_s)  # nosec B311 # jitter, not a secret
+        jitter_s: float = random.uniform(0.5, 1.0) * pause_s  # nosec B311 # jitter, not a secret
         return max(self.least_s, jitter_s)
 
 
@@ -674,7 +758,7 @@ async def _failure_of(
     return None
 
 
-async def _read_some(connection: Connection) -> bytes:
+async def _read_some(connection: HttpConnection) -> bytes:
     """The body of a refusal, or how it begins. Raises `trio.BrokenResourceError`."""
     text = b""
     with trio.move_on_after(REFUSAL_S):
@@ -683,7 +767,7 @@ async def _read_some(connection: Connection) -> bytes:
     return text
 
 
-def _is_event_stream(head: Head) -> bool:
+def _is_event_stream(head: ResponseHead) -> bool:
     return head.status == 200 and head.content_type == Media.EVENTS
 
 

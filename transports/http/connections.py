@@ -16,8 +16,8 @@ import h11
 import msgspec
 import trio
 
-from transports.lines import READ_BYTES
-from transports.net.dialing import Address, ClientStream, reach
+from transports.net.dialing import CONNECT_S, Address, ClientStream, reach
+from transports.net.sockets import READ_BYTES
 
 HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
 
@@ -33,14 +33,12 @@ READ_EVENTS_MAX: Final = 1_000
 
 REASON_CHARS_MAX: Final = 100  # of a status line, in an error
 
-CONNECT_S: Final = 10.0
-
 # Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
 IDLE_S: Final = 4.0
 IDLE_MAX: Final = 16  # a burst may need more connections at once, but not for long
 
 
-class Head(msgspec.Struct, frozen=True):
+class ResponseHead(msgspec.Struct, frozen=True):
     """How a response begins. Names of `fields` are lower-case."""
 
     status: int
@@ -56,7 +54,7 @@ class Head(msgspec.Struct, frozen=True):
         return f"HTTP {self.status} {self.reason[:REASON_CHARS_MAX]}".strip()
 
 
-class Connection:
+class HttpConnection:
     """One connection: a request, its response, and then perhaps the next.
 
     All that waits raises `trio.BrokenResourceError`, with a sentence, when the connection fails or
@@ -83,7 +81,7 @@ class Connection:
             # A server may refuse a request before it has read all of it.
             self._is_half_written = True
 
-    async def read_head(self) -> Head:
+    async def read_head(self) -> ResponseHead:
         """Wait for the response to begin."""
         for _ in range(INTERIM_MAX):
             event = await self._next_event()
@@ -91,7 +89,7 @@ class Connection:
                 fields: dict[str, str] = {}
                 for name, value in event.headers:
                     fields.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-                return Head(event.status_code, event.reason.decode("latin-1"), fields)
+                return ResponseHead(event.status_code, event.reason.decode("latin-1"), fields)
         raise trio.BrokenResourceError(f"the server sent {INTERIM_MAX} interim responses (1xx)")
 
     async def read(self) -> bytes:
@@ -161,13 +159,13 @@ class Connection:
         await trio.aclose_forcefully(self._stream)
 
 
-class Connections:
+class ConnectionPool:
     """As many connections to one server as there are requests at once."""
 
     def __init__(self, address: Address, ssl_context: ssl.SSLContext | None) -> None:
         self.address = address
         self._ssl_context = ssl_context
-        self._idle: list[Connection] = []
+        self._idle: list[HttpConnection] = []
         self._is_closed = False
         if address.is_tls and ssl_context is None:
             self._ssl_context = ssl.create_default_context()
@@ -176,7 +174,7 @@ class Connections:
         """Connect, for the first request. Raises `OSError` when nobody answers in 10 seconds."""
         self._idle.append(await self._reach())
 
-    async def take(self) -> Connection:
+    async def take(self) -> HttpConnection:
         """A connection for one request; the caller `put`s or closes it. Raises `OSError`."""
         while self._idle:
             connection = self._idle.pop()
@@ -185,7 +183,7 @@ class Connections:
             await connection.aclose()
         return await self._reach()
 
-    async def put(self, connection: Connection) -> None:
+    async def put(self, connection: HttpConnection) -> None:
         """Take a connection back: to be used again where that can be, else to be closed."""
         has_room = len(self._idle) < IDLE_MAX and not self._is_closed
         if has_room and connection.begin_again():
@@ -199,7 +197,7 @@ class Connections:
         while self._idle:
             await self._idle.pop().aclose()
 
-    async def _reach(self) -> Connection:
+    async def _reach(self) -> HttpConnection:
         deadline = trio.current_time() + CONNECT_S
         tcp, stream = await reach(self.address, self._ssl_context, deadline)
-        return Connection(stream, tcp)
+        return HttpConnection(stream, tcp)

@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 import h11
 
 from streams.errors import refusal
-from streams.exchange import Head, Headers, Request
+from streams.exchange import Head, Headers, HttpError, Request
 from transports.net.heads import plain_head
-from transports.net.listening import Refused
 from transports.net.origins import Origins
 
 # Bearer tokens of several kilobytes exist; whoever needs more has another purpose.
@@ -53,7 +52,7 @@ class Requests:
     """One connection as a sequence of requests and their responses, strictly in turn.
 
     Feed it bytes and ask for `next_request`; then compose the response, either `whole` or with
-    `begin`, `more` and `end`; then `next_cycle`. After a `Refused` only its response may follow.
+    `begin`, `more` and `end`; then `next_cycle`. After a `HttpError` only its response may follow.
     """
 
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
@@ -103,7 +102,7 @@ class Requests:
         return None if self._head is None else Head(*self._told(self._head))
 
     def limit_body(self, bytes_max: int) -> None:
-        """Take no more of the body of this request than that. Raises `Refused`."""
+        """Take no more of the body of this request than that. Raises `HttpError`."""
         self._limit = min(bytes_max, self._body_bytes_max)
         lengths = self._fields.get("content-length", ["0"])
         if max(int(lengths[0]), len(self._body)) > self._limit + NEWLINE_BYTES:
@@ -111,7 +110,7 @@ class Requests:
 
     def next_request(self, events_max: int = sys.maxsize) -> Request | None:
         """The next request once it has come whole. None: feed more, or, where `has_more`, call it
-        again: `events_max` parts of it were looked at. Raises `Refused`.
+        again: `events_max` parts of it were looked at. Raises `HttpError`.
         """
         self.has_more = False
         if self._unseen and (request := self._plain_request(self._unseen)):
@@ -161,9 +160,9 @@ class Requests:
         if before - self._fed_bytes > HEAD_BYTES_MAX:  # h11 minds only what has no end yet
             raise _head_too_long()
         if head.http_version not in _VERSIONS:
-            raise Refused(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
+            raise HttpError(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
         if len(head.headers) > HEADERS_MAX:
-            raise Refused(431, f"More than {HEADERS_MAX} header fields: send fewer.")
+            raise HttpError(431, f"More than {HEADERS_MAX} header fields: send fewer.")
         self._fields = {}
         for name, value in head.headers:
             self._fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
@@ -177,7 +176,7 @@ class Requests:
             # RFC 9112, 6.1: both together, or a transfer coding in HTTP/1.0, "might indicate an
             # attempt to perform request smuggling".
             if lengths or head.http_version < b"1.1":
-                raise Refused(
+                raise HttpError(
                     400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
                 )
         elif lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
@@ -193,7 +192,7 @@ class Requests:
     def _check_names(self, names: Sequence[str], origins: Sequence[str]) -> None:
         for name in names:
             if why := self._origins.why_refused(name, origins):
-                raise Refused(403, why)
+                raise HttpError(403, why)
 
     def _add(self, data: bytes) -> None:
         self._body += data
@@ -203,10 +202,10 @@ class Requests:
     def _check_chunking(self) -> None:
         is_body = self._head is not None
         if is_body and self._fed_bytes > 2 * len(self._body) + CHUNKING_BYTES_MAX:
-            raise Refused(400, "Too little in too many chunks: send the body in larger ones.")
+            raise HttpError(400, "Too little in too many chunks: send the body in larger ones.")
 
-    def _too_large(self) -> Refused:
-        return Refused(413, refusal("too_large", limit=self._limit))
+    def _too_large(self) -> HttpError:
+        return HttpError(413, refusal("too_large", limit=self._limit))
 
     def _complete(self) -> Request:
         assert self._head is not None  # h11 ends no message that has not begun
@@ -299,7 +298,7 @@ def _authority_of(head: h11.Request) -> str:
     except ValueError:
         parts = None
     if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
-        raise Refused(400, "The request's target is no path: send the path of the endpoint.")
+        raise HttpError(400, "The request's target is no path: send the path of the endpoint.")
     return parts.netloc
 
 
@@ -313,16 +312,18 @@ def _path_of(target: str) -> str:
     return target.partition("?")[0] or "/"
 
 
-def _malformed(error: h11.RemoteProtocolError) -> Refused:
+def _malformed(error: h11.RemoteProtocolError) -> HttpError:
     """What h11 found; the part after the colon is what the peer sent, and goes nowhere."""
     status = error.error_status_hint
     if status == 431:
         return _head_too_long()
     if status == 501:
-        return Refused(501, "No transfer coding but chunked is understood: send the body so.")
+        return HttpError(501, "No transfer coding but chunked is understood: send the body so.")
     why = str(error).partition(":")[0]
-    return Refused(400, f"No HTTP/1.1 request ({why}): correct it, or try https instead of http.")
+    return HttpError(400, f"No HTTP/1.1 request ({why}): correct it, or try https instead of http.")
 
 
-def _head_too_long() -> Refused:
-    return Refused(431, f"More than {HEAD_BYTES_MAX} bytes of headers: send fewer or shorter ones.")
+def _head_too_long() -> HttpError:
+    return HttpError(
+        431, f"More than {HEAD_BYTES_MAX} bytes of headers: send fewer or shorter ones."
+    )

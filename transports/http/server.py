@@ -5,41 +5,31 @@ a peer that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
 import select
-from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Unpack
 
 import msgspec
 import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Admit, Caller, Denied, Endpoint, Head, Headers, Request, Screen
+from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
-from transports.lines import CLOSE_S, unsent_bytes
-from transports.net.listening import (
-    CONNECTIONS_MAX,
-    HANDSHAKE_S,
-    Contexts,
-    Refused,
-    Room,
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
+from transports.net.sockets import (
+    CLOSE_S,
+    Pieces,
     ServerStream,
-    admitted,
-    listen,
-    origins_for,
-    part,
-    port_of,
+    close_gracefully,
     receive_some,
-    refused_as,
-    secured,
-    serve_listeners,
-    turn_away,
+    send_now,
+    send_pieces,
+    unsent_bytes,
 )
-from transports.net.origins import Origins
-from transports.net.vectored import Pieces, send_now, send_pieces
 
 # How long the next part of a request may take, counted from the end of the one before. Clients and
 # proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
@@ -64,89 +54,72 @@ async def serve(
     port: int,
     *,
     body_bytes_max: int = MESSAGE_BYTES_MAX,
-    connections_max: int = CONNECTIONS_MAX,
-    allowed_hosts: Collection[str] = (),
-    allowed_origins: Collection[str] = (),
-    ssl_context: Contexts | None = None,
-    admit: Admit | None = None,
     screen: Screen | None = None,
-    per_principal_max: int | None = None,
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[ListenOptions],
 ) -> None:
     """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
-    `body_bytes_max`. `transports.net.origins` says what the `allowed_…` add to. With `ssl_context`,
-    over TLS only. `admit` says whose a request is, before its body is read, and then `screen` how
-    much of that; a caller that `admit` knows has at most `per_principal_max` requests answered at
-    once. Cancelled, it closes every
-    connection at once. Raises `OSError` when the address cannot be had.
+    `body_bytes_max`. Once a request is authenticated, `screen` says how long its body may be.
+    Cancelled, it closes every connection at once. Raises `OSError` when the address cannot be had.
     """
-    listeners = await listen(host, port)
-    origins = origins_for(listeners, allowed_hosts, allowed_origins)
-    room = Room(connections_max, per_principal_max)
-    server = _Server(endpoint, body_bytes_max, room, origins, ssl_context, admit, screen)
-    task_status.started(port_of(listeners))
-    await serve_listeners(server.welcome, listeners)
+    listener = await open_listener(host, port, options)
+    task_status.started(listener.port)
+    await listener.serve(_Server(listener, endpoint, body_bytes_max, screen).serve_connection)
 
 
 @dataclass(frozen=True, slots=True)
 class _Server:
     """What the connections of one `serve` share."""
 
+    listener: Listener
     endpoint: Endpoint
     body_bytes_max: int
-    room: Room
-    origins: Origins
-    ssl_context: Contexts | None
-    admit: Admit | None
     screen: Screen | None
 
-    async def welcome(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+    async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
-        self.room.open += 1
-        try:
+        # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
+        # before.
+        with suppress(trio.BrokenResourceError, OSError):
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
-                stream = await secured(tcp, self.ssl_context)
+                stream = await self.listener.secured(tcp)
             if stream is not None:
-                await self._converse(_Line(stream, tcp, nursery))
-        except (trio.BrokenResourceError, OSError):
-            pass  # gone before it was in, or during a refusal; an endpoint's errors do not get here
-        finally:
-            self.room.open -= 1
+                await self._converse(_Connection(stream, tcp, nursery))
 
-    async def _converse(self, line: "_Line") -> None:
-        requests = Requests(self.origins, self.body_bytes_max)
+    async def _converse(self, connection: "_Connection") -> None:
+        requests = Requests(self.listener.origins, self.body_bytes_max)
         phase = Phase.HEAD  # the first request is due at once
         try:
-            self._check_room(line)
-            while request := await self._next_request(line, requests, phase):
-                if line.turns.spend(TURN_UNITS):
-                    await line.turns.wait()
+            self.listener.check_room(connection.tcp)
+            while request := await self._next_request(connection, requests, phase):
+                if connection.turns.spend(TURN_UNITS):
+                    await connection.turns.wait()
                 try:
-                    with self.room.held_by(request.caller):
-                        await self._answer(request, requests, line)
-                except Refused as refused:
+                    with self.listener.held_by(request.caller):
+                        await self._answer(request, requests, connection)
+                except HttpError as refused:
                     refused.request_id = messages.salvage_id(request.body)
                     raise
-                await line.unwatch()
+                await connection.unwatch()
                 if not requests.next_cycle():
-                    await line.part()
+                    await connection.close_gracefully()
                     return
                 phase = Phase.NOTHING
-        except Refused as refused:
-            await line.unwatch()
-            await line.turn_away(refused)
+        except HttpError as refused:
+            await connection.unwatch()
+            await connection.refuse(refused)
         finally:
-            line.end()
+            connection.end()
 
     async def _next_request(
-        self, line: "_Line", requests: Requests, phase: Phase
+        self, connection: "_Connection", requests: Requests, phase: Phase
     ) -> Request | None:
         """The next request, or None when the peer has hung up or is idle for too long.
 
-        Raises `Refused`, also for a request of which only a part comes.
+        Raises `HttpError`, also for a request of which only a part comes.
         """
         caller: Caller | None = None
         is_admitted = False
@@ -156,66 +129,60 @@ class _Server:
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
-                    caller = await admitted(self.admit, requests.head)
+                    caller = await self.listener.caller(requests.head)
                     self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
-                    await line.send(permission)
+                    await connection.send(permission)
                 if requests.has_more:
-                    line.turns.spend(TURN_UNITS)
-                    await line.turns.wait()
+                    connection.turns.spend(TURN_UNITS)
+                    await connection.turns.wait()
                     continue
                 bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
-                data = await line.receive(bytes_max)
+                data = await connection.receive(bytes_max)
                 if not data:
                     break
                 requests.feed(data)
-                if line.turns.spend():
-                    await line.turns.wait()
+                if connection.turns.spend():
+                    await connection.turns.wait()
             else:
                 if not is_admitted:
-                    caller = await admitted(self.admit, request)
+                    caller = await self.listener.caller(request)
                 if caller is not None:
                     request = msgspec.structs.replace(request, caller=caller)
                 return request
         if requests.phase is Phase.NOTHING:
             return None
-        raise Refused(408, "The request did not come whole in time: send it again.")
+        raise HttpError(408, "The request did not come whole in time: send it again.")
 
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
-        """Decide on a request whose body is to be read yet. Raises `Refused`."""
+        """Decide on a request whose body is to be read yet. Raises `HttpError`."""
         if self.screen is None:
             return
-        try:
-            limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
-        except Denied as denied:
-            raise refused_as(denied) from None
+        limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
         if limit is not None:
             requests.limit_body(limit)
 
-    def _check_room(self, line: "_Line") -> None:
-        if self.room.is_over_full(line.tcp):
-            full = "Too many connections are open: try again later."
-            raise Refused(503, Refusal(INTERNAL_ERROR, full))
-
-    async def _answer(self, request: Request, requests: Requests, line: "_Line") -> None:
-        """Have the request answered. Raises `Refused` where the endpoint failed to."""
-        exchange = _Exchange(requests, line)
+    async def _answer(
+        self, request: Request, requests: Requests, connection: "_Connection"
+    ) -> None:
+        """Have the request answered. Raises `HttpError` where the endpoint failed to."""
+        response = _Response(requests, connection)
         try:
-            await self.endpoint(request, exchange)
-            await exchange.complete()
+            await self.endpoint(request, response)
+            await response.complete()
         except Exception as error:
-            if not exchange.is_open() and _is_hang_up(error):
+            if not response.is_open() and _is_hang_up(error):
                 return
             log.exception("http.endpoint_failed", method=request.method, path=request.path)
-            if not exchange.has_begun:
+            if not response.has_begun:
                 raise _failed() from None
-            if not exchange.has_ended:
-                await line.close()  # half a response must not look like a whole one
+            if not response.has_ended:
+                await connection.close()  # half a response must not look like a whole one
 
 
-def _failed() -> Refused:
-    return Refused(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
+def _failed() -> HttpError:
+    return HttpError(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
 
 
 def _is_hang_up(error: Exception) -> bool:
@@ -224,7 +191,7 @@ def _is_hang_up(error: Exception) -> bool:
     return isinstance(error, trio.BrokenResourceError)
 
 
-class _Line:
+class _Connection:
     """The bytes of one connection, either way.
 
     Nobody reads while a request is being answered, unless somebody waits for the peer to hang up,
@@ -335,53 +302,53 @@ class _Line:
         self._hang_up()
         await trio.aclose_forcefully(self.tcp)
 
-    async def turn_away(self, refused: Refused) -> None:
+    async def refuse(self, refused: HttpError) -> None:
         if not self.gone.is_set():
-            await turn_away(self._stream, refused)
+            await refuse(self._stream, refused)
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         """End the connection, so that what was written last arrives; the caller closes."""
         if not self.gone.is_set():
             with trio.move_on_after(CLOSE_S):
-                await part(self._stream)
+                await close_gracefully(self._stream)
 
 
-class _Exchange:
+class _Response:
     """The `Responder` of one request."""
 
-    def __init__(self, requests: Requests, line: _Line) -> None:
+    def __init__(self, requests: Requests, connection: _Connection) -> None:
         self.has_begun = False
         self.has_ended = False
         self._requests = requests
-        self._line = line
+        self._connection = connection
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         response = self._requests.whole(status, headers, body)
         self.has_begun = self.has_ended = True
-        await self._line.send(response)
+        await self._connection.send(response)
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)
         self.has_begun = True
-        await self._line.send(head, *self._requests.more(*first))
+        await self._connection.send(head, *self._requests.more(*first))
 
     async def write(self, *data: bytes) -> None:
-        await self._line.send(*self._requests.more(*data))
+        await self._connection.send(*self._requests.more(*data))
 
     async def finish(self) -> None:
         self.has_ended = True
         if end := self._requests.end():
-            await self._line.send(end)
+            await self._connection.send(end)
 
     async def gone(self) -> None:
-        self._line.watch()
-        await self._line.gone.wait()
+        self._connection.watch()
+        await self._connection.gone.wait()
 
     def is_open(self) -> bool:
-        return self._line.is_open()
+        return self._connection.is_open()
 
     def unsent_bytes(self) -> int | None:
-        return self._line.unsent_bytes()
+        return self._connection.unsent_bytes()
 
     async def complete(self) -> None:
         """Finish what the endpoint has begun and left. Raises `RuntimeError` if it said nothing."""

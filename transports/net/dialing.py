@@ -1,20 +1,32 @@
-"""Where a client connects to: a URL taken apart, and the connection as far as TLS."""
+"""How a client connects: a URL taken apart, the token to show there, the connection as far as TLS.
+
+A bearer token is as good as its owner. So it goes over TLS, or no further than this machine.
+"""
 
 import re
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 import trio
 
-from transports.net.listening import keep_alive
+from transports.net.origins import names_loopback
+from transports.net.sockets import keep_alive
+
+# How long a connection may take, to the end of a WebSocket's handshake.
+CONNECT_S: Final = 10.0
 
 # A network that was away has lost the first packet of a connection. TCP repeats it after 1, 3, 7
 # and 15 s, so that a connection which is begun anew is there sooner.
 AGAIN_S: Final = 2.0
 
-_TARGET: Final = re.compile(r"[\x21-\x7e]+")
+_PRINTABLE: Final = re.compile(r"[\x21-\x7e]+")
+
+Token = str | Callable[[], str] | None
+"""A token, or what gives it whenever a connection is opened."""
 
 ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
@@ -50,7 +62,7 @@ class Address:
         self.target = (parts.path or scheme.default_path) + (
             f"?{parts.query}" if parts.query else ""
         )
-        if not _TARGET.fullmatch(self.target):
+        if not _PRINTABLE.fullmatch(self.target):
             raise ValueError(f"{url!r} has characters that must be percent-encoded")
         self.host.encode("idna")  # raises UnicodeError, which is a ValueError
 
@@ -58,6 +70,33 @@ class Address:
     def host_header(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+def check_place(address: Address, token: Token) -> None:
+    """Raises `ValueError` for what is no token, or where others could read it on its way."""
+    if isinstance(token, str) and not _PRINTABLE.fullmatch(token):
+        raise ValueError("a token is not empty, and of printable ASCII without blanks")
+    if token is not None and not (address.is_tls or names_loopback(address.host)):
+        raise ValueError(f"{address.url} is no place for a token, which others could read: use TLS")
+
+
+def bearer_for(address: Address, token: Token) -> str | None:
+    """The token to show at an address, if any.
+
+    Raises `ValueError` as `check_place` does, or `OSError` where it cannot be had now.
+    """
+    check_place(address, token)
+    if token is None:
+        return None
+    given = token if isinstance(token, str) else token()
+    if not _PRINTABLE.fullmatch(given):  # it may be another one the next time
+        raise ConnectionError(f"{address.url}: there is no token to show, or it is none")
+    return given
+
+
+def authorization(token: str | None) -> list[tuple[str, str]]:
+    """The header that shows it, where there is one."""
+    return [] if token is None else [("Authorization", f"Bearer {token}")]
 
 
 async def reach(
@@ -122,3 +161,33 @@ async def _secure(
 
 def too_late(address: Address) -> TimeoutError:
     return TimeoutError(f"{address.url}: no answer in time")
+
+
+@asynccontextmanager
+async def tasks_until(aclose: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
+    """A nursery whose tasks `aclose` ends, whatever becomes of the block.
+
+    An error of the block is raised as it is, where a nursery alone would make a group of it.
+    """
+    failure: BaseException | None = None
+    async with trio.open_nursery() as nursery:
+        try:
+            yield nursery
+        except BaseException as error:
+            failure = error
+        with trio.CancelScope(shield=True):
+            await aclose()
+    if failure is not None:
+        try:
+            raise failure
+        finally:
+            del failure  # it refers to this frame, and would keep it alive
+
+
+async def begin_or_leave() -> None:
+    """Ahead of a shielded scope of a task that `nursery.start` begins: leave if that was cancelled.
+
+    Whoever calls `started` too late is not taken over by the nursery: `start` waits for it to be
+    cancelled, and that nothing behind a shield ever is.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()

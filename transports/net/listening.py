@@ -7,25 +7,23 @@ enough for the peer to read it.
 import contextlib
 import errno
 import http
-import os
 import resource
 import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypedDict
 
 import trio
 
 from streams import messages
-from streams.errors import INVALID_REQUEST, Refusal, refusal
-from streams.exchange import Admit, Caller, Denied, Head
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
+from streams.exchange import Admit, Caller, Head, HttpError
 from streams.forks import withhold
 from streams.logs import log
-from streams.messages import RequestId
 from streams.turns import TURN_UNITS, Turns
-from transports.lines import CLOSE_S
 from transports.net.origins import Origins, names_loopback
+from transports.net.sockets import CLOSE_S, ServerStream, close_gracefully, keep_alive
 
 # How many connections may be open, handshakes included; whoever comes after them gets a 503.
 CONNECTIONS_MAX: Final = 10_000
@@ -37,15 +35,9 @@ BACKLOG: Final = 4096
 # the kernel's memory.
 SEND_BUFFER_BYTES: Final = 512 * 1024
 
-# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
-USER_TIMEOUT_MS: Final = 180_000
-
 # How many are accepted before others run. With 64, forty tools that began together left a server
 # 30 MiB larger than when they began in turn.
 ACCEPTED_MAX: Final = 4
-
-# What is read at a time of what nobody is to have.
-HEARD_BYTES: Final = 16 * 1024
 
 # File descriptors that are left for what is no connection, as a look into the journal, and for who
 # is turned away.
@@ -56,48 +48,115 @@ SHORTAGE_S: Final = 0.1
 
 HANDSHAKE_S: Final = 10.0
 
-_SOON: Final = (b"Retry-After", b"1")
+_SOON: Final = ("Retry-After", "1")
 
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
 """The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
 
-TLSStream = trio.SSLStream[trio.SocketStream]
-ServerStream = trio.SocketStream | TLSStream
-
-Welcome = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
+OnConnection = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
-class Room:
-    """How many connections are open at one listener, and whether there is room for one more; of
-    those whose callers are known also how many each of them has.
-    """
+class ListenOptions(TypedDict, total=False):
+    """What the `serve` of HTTP and of WebSocket have in common."""
 
-    def __init__(self, connections_max: int, per_principal_max: int | None = None) -> None:
-        self.open = 0
+    connections_max: int
+    """How many connections may be open, handshakes included; the next one gets a 503."""
+
+    per_principal_max: int | None
+    """How many of them one caller may have who is known, over HTTP: requests at once."""
+
+    allowed_hosts: Collection[str]
+    """Names by which the listener may be called; `transports.net.origins` has the others."""
+
+    allowed_origins: Collection[str]
+    """Web pages that may connect, likewise."""
+
+    ssl_context: Contexts | None
+    """With it, over TLS only."""
+
+    admit: Admit | None
+    """Authenticates each request, before its body is read."""
+
+
+class Listener:
+    """The sockets that listen at one address, and what is checked of each connection."""
+
+    def __init__(
+        self,
+        listeners: Sequence[trio.SocketListener],
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        per_principal_max: int | None = None,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+        ssl_context: Contexts | None = None,
+        admit: Admit | None = None,
+    ) -> None:
+        self._listeners = listeners
+        self.origins = origins_for(listeners, allowed_hosts, allowed_origins)
+        self._ssl_context = ssl_context
+        self._admit = admit
+        self._open = 0
         self._connections_max = connections_max
         self._per_principal_max = per_principal_max
         self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
 
-    def is_over_full(self, tcp: trio.SocketStream) -> bool:
-        """Whether `tcp`, which counts as open already, is one too many, or has one of the last file
-        descriptors: the kernel gives the lowest that is free.
+    @property
+    def port(self) -> int:
+        return port_of(self._listeners)
+
+    async def serve(self, serve_connection: OnConnection) -> NoReturn:
+        """Run `serve_connection` for each connection, until cancelled; it is closed afterwards."""
+
+        async def counted(nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+            self._open += 1
+            try:
+                await serve_connection(nursery, tcp)
+            finally:
+                self._open -= 1
+
+        await serve_listeners(counted, self._listeners)
+
+    async def secured(self, tcp: trio.SocketStream) -> ServerStream:
+        """`tcp` itself, or TLS over it; the caller bounds the time that a handshake takes.
+
+        Raises `trio.BrokenResourceError`.
+        """
+        context = self._ssl_context
+        if context is None:
+            return tcp
+        if not isinstance(context, ssl.SSLContext):
+            context = context()
+        stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
+        await stream.do_handshake()
+        return stream
+
+    def check_room(self, tcp: trio.SocketStream) -> None:
+        """Raises `HttpError` where `tcp`, which counts as open already, is one too many, or has one
+        of the last file descriptors: the kernel gives the lowest that is free.
         """
         has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
-        return self.open > self._connections_max or has_one_of_the_last
+        if self._open > self._connections_max or has_one_of_the_last:
+            full = "Too many connections are open: try again later."
+            raise HttpError(503, Refusal(INTERNAL_ERROR, full))
+
+    async def caller(self, head: Head) -> Caller | None:
+        """Authenticate a request; None where the listener asks for no token. Raises `HttpError`."""
+        return await self._admit(head) if self._admit is not None else None
 
     @contextlib.contextmanager
     def held_by(self, caller: Caller | None) -> Iterator[None]:
-        """Room for one more that this caller has. Raises `Refused` where it has too many."""
+        """Room for one more that this caller has. Raises `HttpError` where it has too many."""
         if caller is None:
             yield
             return
         principal, limit = caller.principal, self._per_principal_max
         if limit is not None and self._of_principal[principal] >= limit:
-            raise Refused(429, refusal("too_many_connections", limit=limit), [_SOON])
+            raise HttpError(429, refusal("too_many_connections", limit=limit), [_SOON])
         self._of_principal[principal] += 1
         try:
             yield
@@ -107,71 +166,9 @@ class Room:
                 del self._of_principal[principal]
 
 
-class Refused(Exception):
-    """A request that ends with an HTTP error and the end of its connection.
-
-    `why` is one sentence that says what to do next, or the JSON-RPC error that has it.
-    """
-
-    def __init__(
-        self, status: int, why: str | Refusal, headers: Sequence[tuple[bytes, bytes]] = ()
-    ) -> None:
-        super().__init__(why)
-        self.status = status
-        self.refusal = Refusal(INVALID_REQUEST, why) if isinstance(why, str) else why
-        self.headers = headers
-        self.request_id: RequestId | None = None  # of a request that was read before it was refused
-
-    def response(self) -> bytes:
-        phrase = http.HTTPStatus(self.status).phrase
-        body = messages.error(self.request_id, self.refusal)
-        fields = [
-            *self.headers,
-            (b"Content-Type", b"application/json"),
-            (b"Content-Length", str(len(body)).encode()),
-            (b"Connection", b"close"),
-        ]
-        lines = [f"HTTP/1.1 {self.status} {phrase}".encode()]
-        lines += [name + b": " + value for name, value in fields]
-        return b"\r\n".join([*lines, b"", body])
-
-
-# -- the door
-
-
-async def admitted(admit: Admit | None, head: Head) -> Caller | None:
-    """Who is at the door, where anybody asks. Raises `Refused`."""
-    if admit is None:
-        return None
-    try:
-        return await admit(head)
-    except Denied as denied:
-        raise refused_as(denied) from None
-
-
-def refused_as(denied: Denied) -> Refused:
-    """The same, as a response that ends the connection."""
-    headers = [(name.encode(), value.encode()) for name, value in denied.headers]
-    return Refused(denied.status, denied.refused, headers)
-
-
-async def secured(tcp: trio.SocketStream, context: Contexts | None) -> ServerStream:
-    """`tcp` itself, or TLS over it; whoever calls bounds the time that a handshake takes.
-
-    Raises `trio.BrokenResourceError`.
-    """
-    if context is None:
-        return tcp
-    if not isinstance(context, ssl.SSLContext):
-        context = context()
-    stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
-    await stream.do_handshake()
-    return stream
-
-
-def tcp_of(stream: ServerStream) -> trio.SocketStream:
-    """The connection below."""
-    return stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
+async def open_listener(host: str, port: int, options: ListenOptions) -> Listener:
+    """Listen at every address of `host`. Raises `OSError` when an address cannot be had."""
+    return Listener(await listen(host, port), **options)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -201,29 +198,31 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
     return listeners
 
 
-async def serve_listeners(welcome: Welcome, listeners: Sequence[trio.SocketListener]) -> NoReturn:
-    """Run `welcome` for each connection, in a nursery that it is given, and close that afterwards;
-    until cancelled, and then close the listeners.
+async def serve_listeners(
+    serve_connection: OnConnection, listeners: Sequence[trio.SocketListener]
+) -> NoReturn:
+    """Run `serve_connection` for each connection and close that afterwards, until cancelled; then
+    close the listeners.
 
     Where there are no file descriptors left, connections wait in the kernel's queue until there
     are: nobody is refused, and nothing ends. That is logged once until it is over.
     """
     arrivals = Turns()
 
-    async def welcome_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
+    async def serve_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
         # A handshake is as much work as some frames, and may be the next flood.
         if arrivals.spend(TURN_UNITS):
             await arrivals.wait()
-        await welcome(nursery, connection)
+        await serve_connection(nursery, connection)
 
     async with trio.open_nursery() as nursery:
         for listener in listeners:
-            nursery.start_soon(_accept_from, listener, welcome_in_turn, nursery)
+            nursery.start_soon(_accept_from, listener, serve_in_turn, nursery)
     raise AssertionError("the listeners are there until they are cancelled")
 
 
 async def _accept_from(
-    listener: trio.SocketListener, welcome: Welcome, nursery: trio.Nursery
+    listener: trio.SocketListener, serve_connection: OnConnection, nursery: trio.Nursery
 ) -> None:
     withhold(listener.socket)
     async with listener:
@@ -233,7 +232,7 @@ async def _accept_from(
             try:
                 for connection in _accepted(listener.socket):
                     is_short = False
-                    nursery.start_soon(_serve, connection, welcome, nursery)
+                    nursery.start_soon(_serve, connection, serve_connection, nursery)
             except OSError as error:
                 if error.errno not in _SHORTAGES:
                     raise
@@ -259,9 +258,11 @@ def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
         door.detach()
 
 
-async def _serve(connection: trio.SocketStream, welcome: Welcome, nursery: trio.Nursery) -> None:
+async def _serve(
+    connection: trio.SocketStream, serve_connection: OnConnection, nursery: trio.Nursery
+) -> None:
     try:
-        await welcome(nursery, connection)
+        await serve_connection(nursery, connection)
     finally:
         connection.socket.close()
 
@@ -283,81 +284,24 @@ def origins_for(
     )
 
 
-def keep_alive(tcp: trio.socket.SocketType) -> None:
-    """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+def _response(refused: HttpError) -> bytes:
+    phrase = http.HTTPStatus(refused.status).phrase
+    body = messages.error(refused.request_id, refused.refusal)
+    fields = [
+        *refused.headers,
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        ("Connection", "close"),
+    ]
+    lines = [f"HTTP/1.1 {refused.status} {phrase}", *(f"{name}: {value}" for name, value in fields)]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
 
 
-async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
-    """What comes next, as from the stream's own method, at a fraction of what that costs TCP.
-
-    Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
-    """
-    if not isinstance(connection, trio.SocketStream):
-        return bytes(await connection.receive_some(bytes_max))
-    await trio.lowlevel.checkpoint_if_cancelled()
-    try:
-        data = _received(connection, bytes_max)
-        if data is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return data
-        while data is None:
-            await trio.lowlevel.wait_readable(connection.socket)
-            data = _received(connection, bytes_max)
-    except OSError as error:
-        raise trio.BrokenResourceError("the peer is gone") from error
-    return data
-
-
-def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
-    try:
-        return os.read(connection.socket.fileno(), bytes_max)
-    except BlockingIOError:
-        return None
-
-
-# -- the end
-
-
-async def turn_away(stream: ServerStream, refused: Refused) -> None:
+async def refuse(stream: ServerStream, refused: HttpError) -> None:
     """Send the refusal and end the connection, within a second; the caller closes."""
     with trio.move_on_after(CLOSE_S):
         try:
-            await stream.send_all(refused.response())
+            await stream.send_all(_response(refused))
         except trio.BrokenResourceError:
             return  # it did not wait for the answer
-        await part(stream)
-
-
-async def part(stream: ServerStream) -> None:
-    """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
-    if isinstance(stream, trio.SocketStream):
-        await linger(stream)
-        return
-    tcp = stream.transport_stream
-    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
-    # talks on, or has hung up, is TCP's business alone.
-    with contextlib.suppress(trio.BrokenResourceError):
-        await stream.unwrap()
-    await linger(tcp)
-
-
-async def linger(stream: trio.abc.Stream) -> None:
-    """End our output and read on to the end of the peer's; to be bounded by the caller.
-
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
-    """
-    try:
-        if isinstance(stream, trio.SocketStream):
-            stream.socket.shutdown(socket.SHUT_WR)
-            while await receive_some(stream, HEARD_BYTES):
-                pass
-            return
-        if isinstance(stream, trio.abc.HalfCloseableStream):
-            await stream.send_eof()
-        while await stream.receive_some(HEARD_BYTES):
-            pass
-    except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return  # the peer was faster
+        await close_gracefully(stream)

@@ -30,7 +30,7 @@ _LOCAL_PEERCRED = 1
 _XUCRED = struct.Struct("2I")
 
 
-class NobodyListens(ConnectionError):
+class NoOwner(ConnectionError):
     """There is no owner at this path, or it went away before it took over: try again."""
 
 
@@ -38,7 +38,7 @@ class AnotherUser(Exception):
     """The process at the other end of a socket belongs to another user; the message says which."""
 
 
-class Refused(Exception):
+class RelayRefused(Exception):
     """The owner does not want this relay; the message is the owner's."""
 
 
@@ -70,8 +70,8 @@ def relay(
     """Hand `fds` (input, output) over to the owner at `path`; return when the owner has closed.
 
     Once they are handed over their numbers lead to /dev/null here, so that the owner alone decides
-    when the client sees their end. Until then they are untouched. Raises `NobodyListens`,
-    `Refused`, or `AnotherUser` before anything is sent.
+    when the client sees their end. Until then they are untouched. Raises `NoOwner`,
+    `RelayRefused`, or `AnotherUser` before anything is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -82,9 +82,9 @@ def relay(
             socket.send_fds(connection, [json.dumps(hello).encode() + b"\n"], list(fds))
             answer = _read_answer(connection)
         except (OSError, ValueError, RecursionError) as error:
-            raise NobodyListens(f"nobody took over at {os.fspath(path)}: {error}") from error
+            raise NoOwner(f"nobody took over at {os.fspath(path)}: {error}") from error
         if "error" in answer:
-            raise Refused(str(answer["error"]))
+            raise RelayRefused(str(answer["error"]))
         _let_go(fds)
         connection.settimeout(None)
         # A reset is an end too: the owner was killed.

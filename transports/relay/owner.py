@@ -11,12 +11,13 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
 
-from streams.messages import MESSAGE_BYTES_MAX, Channel
+from streams.exchange import Handler
+from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
 from transports.relay.handover import peer_uid, socket_address
@@ -31,7 +32,6 @@ BACKLOG: Final = 128
 
 _INT_BYTES: Final = array.array("i").itemsize
 
-Handler = Callable[[Channel], Awaitable[object]]
 Hello = dict[str, Any]
 
 
@@ -56,12 +56,12 @@ async def serve(
     """
     listener = _listen(path)
 
-    async def welcome(_: trio.Nursery, stream: trio.SocketStream) -> None:
-        await _welcome(stream, handler, hello_check, message_bytes_max)
+    async def serve_connection(_: trio.Nursery, stream: trio.SocketStream) -> None:
+        await _serve_connection(stream, handler, hello_check, message_bytes_max)
 
     try:
         task_status.started()
-        await serve_listeners(welcome, [listener])
+        await serve_listeners(serve_connection, [listener])
     finally:
         with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
             os.unlink(path)
@@ -84,7 +84,7 @@ def _listen(path: str | os.PathLike[str]) -> trio.SocketListener:
         raise
 
 
-async def _welcome(
+async def _serve_connection(
     stream: trio.SocketStream,
     handler: Handler,
     hello_check: Callable[[Hello], str | None],

@@ -1,6 +1,20 @@
-"""WebSocket (RFC 6455): `serve` and `connect`."""
+"""WebSocket (RFC 6455): `serve` and `connect`. Each is loaded with its first use, since a
+client is to start fast and needs nothing of the server.
+"""
 
-from transports.websocket.adapter import connect as connect
-from transports.websocket.adapter import serve as serve
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transports.websocket.client import connect as connect
+    from transports.websocket.server import serve as serve
+
+_HOME_OF = {"connect": "transports.websocket.client", "serve": "transports.websocket.server"}
 
 __all__ = ["connect", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -6,24 +6,162 @@ frames are seen only while somebody receives.
 """
 
 import itertools
-from collections.abc import Sequence
-from typing import Final
+import json
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, cast
 
 import trio
-from trio_websocket import ConnectionClosed, WebSocketConnection
+from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
+from wsproto import ConnectionType, WSConnection
+from wsproto.events import RejectConnection, RejectData, Request
 from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import RemoteProtocolError
 
-from streams.blocks import Block
-from streams.messages import Incoming, Scopes, TooLarge
-from transports.lines import CLOSE_S, in_blocks, unsent_bytes
-from transports.websocket.frames import Framing, Oversize, packed
-from transports.websocket.wire import Wire
+from streams.exchange import Scopes
+from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, TooLarge
+from transports.lines import LineSplitter, in_blocks, lines_of
+from transports.net.dialing import (
+    CONNECT_S,
+    WEBSOCKET,
+    Address,
+    Token,
+    authorization,
+    bearer_for,
+    reach,
+    too_late,
+)
+from transports.net.sockets import CLOSE_S, READ_BYTES, unsent_bytes
+from transports.websocket.frames import (
+    MCP,
+    MCP_STREAMS,
+    LineFraming,
+    Oversize,
+    WebSocketFraming,
+    framing_of,
+    packed,
+)
+from transports.websocket.sieve import Piece, Sieve, Slot
+from transports.websocket.wire import Wire, open_wire
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
 
 # A pong to one of our pings: header and payload (a client's mask is not worth telling them apart).
 _PONG_BYTES: Final = 2 + 8
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    subprotocols: Sequence[str] = (MCP_STREAMS, MCP),
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    ssl_context: ssl.SSLContext | None = None,
+    token: Token = None,
+) -> AsyncIterator["WebSocketChannel"]:
+    """Open a WebSocket; leaving the block closes it, within a second.
+
+    Raises `OSError` when nobody answers, or refuses, within 10 seconds (`PermissionError` where the
+    server does not take the `token`); `ValueError` when `url` is none, or no place for a token.
+    """
+    address = Address(url, WEBSOCKET)
+    bearer = bearer_for(address, token)
+    deadline = trio.current_time() + CONNECT_S
+    tcp, stream = await reach(address, ssl_context, deadline)
+    # What was agreed on decides what a message may be; until then the larger of the two.
+    message_size_max = framing_of(MCP_STREAMS, message_bytes_max).message_size_max
+    async with open_wire(stream) as (wire, nursery):
+        connection = await _ask(
+            wire,
+            nursery,
+            address,
+            subprotocols,
+            token=bearer,
+            message_size_max=message_size_max,
+            deadline=deadline,
+        )
+        channel = _channel(wire, connection, message_bytes_max, address, tcp)
+        try:
+            yield channel
+        finally:
+            with trio.CancelScope(shield=True):
+                await channel.aclose()
+
+
+def _channel(
+    wire: Wire,
+    connection: WebSocketConnection,
+    message_bytes_max: int,
+    address: Address,
+    socket: trio.SocketStream,
+) -> "WebSocketChannel":
+    principal = f"server({address.host}:{address.port})"
+    if connection.subprotocol == MCP_STREAMS:
+        return BlockChannel(wire, connection, message_bytes_max, principal=principal, socket=socket)
+    framing = framing_of(connection.subprotocol, message_bytes_max)
+    return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)
+
+
+async def _ask(
+    stream: Wire,
+    nursery: trio.Nursery,
+    address: Address,
+    subprotocols: Sequence[str],
+    *,
+    token: str | None,
+    message_size_max: int,
+    deadline: float,
+) -> WebSocketConnection:
+    """Ask for a WebSocket. Raises `OSError` when refused, cut off, or late."""
+    with stream.until_ended(deadline):
+        return await wrap_client_stream(
+            nursery,
+            cast(trio.SocketStream, stream),  # any stream will do, says its documentation
+            address.host_header,
+            address.target,
+            subprotocols=subprotocols,
+            extra_headers=[(n.encode(), v.encode()) for n, v in authorization(token)],
+            message_queue_size=0,
+            max_message_size=message_size_max,
+            receive_buffer_size=READ_BYTES,
+        )
+    if stream.is_open:
+        raise too_late(address)
+    raise _refusal(address, stream) from stream.failure
+
+
+def _refusal(address: Address, stream: Wire) -> OSError:
+    """Why there is no WebSocket: trio-websocket tells only of a body whose length was announced."""
+    if not stream.answer:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
+    protocol = WSConnection(ConnectionType.CLIENT)
+    protocol.send(Request(host=address.host_header, target=address.target))
+    body = b""
+    rejected: RejectConnection | None = None
+    try:
+        protocol.receive_data(stream.answer)
+    except (RemoteProtocolError, ValueError) as error:
+        return ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}")
+    for event in protocol.events():
+        if isinstance(event, RejectConnection):
+            rejected = event
+        elif isinstance(event, RejectData):
+            body += event.data
+    if rejected is None:
+        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
+    why = f"{address.url}: HTTP {rejected.status_code}{_reason(body)}"
+    return PermissionError(why) if rejected.status_code == 401 else ConnectionRefusedError(why)
+
+
+def _reason(body: bytes) -> str:
+    """What the body of a refusal says, be it JSON-RPC's error or text."""
+    try:
+        said = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        said = body.decode(errors="replace").strip()
+    return f": {said[:200]}" if said else ""
 
 
 class WebSocketChannel:
@@ -33,7 +171,7 @@ class WebSocketChannel:
         self,
         wire: Wire,
         connection: WebSocketConnection,
-        framing: Framing,
+        framing: WebSocketFraming,
         *,
         principal: str,
         socket: trio.SocketStream,
@@ -46,7 +184,7 @@ class WebSocketChannel:
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
         self._is_closed = False
-        wire.guard(connection, framing.unclaimed_bytes_max)
+        wire.opened(connection, framing.unclaimed_bytes_max)
 
     @property
     def principal(self) -> str:
@@ -83,7 +221,8 @@ class WebSocketChannel:
     async def send(self, *lines: bytes) -> None:
         try:
             for frame in packed(lines):
-                await self._framing.put(frame, self._connection)
+                for message in self._framing.messages(frame):
+                    await self._connection.send_message(message)
                 await self._wire.flush()
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
@@ -122,15 +261,79 @@ class WebSocketChannel:
         self._is_closed = True
         try:
             with trio.move_on_after(CLOSE_S):
-                await self._farewell(code)
+                await self._close_handshake(code)
         finally:
             with trio.CancelScope(shield=True):  # takes no time
                 await self._wire.hang_up()
 
-    async def _farewell(self, code: int) -> None:
+    async def _close_handshake(self, code: int) -> None:
         try:
             with self._wire.until_ended():
                 await self._connection.aclose(code)
-            await self._wire.part()
+            await self._wire.close_gracefully()
         except trio.BrokenResourceError:
             return  # the peer did not wait for it
+
+
+class BlockChannel(WebSocketChannel):
+    """An open WebSocket to a server that speaks `mcp-streams.v1`."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        connection: WebSocketConnection,
+        message_bytes_max: int,
+        *,
+        principal: str,
+        socket: trio.SocketStream,
+    ) -> None:
+        framing = LineFraming(message_bytes_max)
+        super().__init__(wire, connection, framing, principal=principal, socket=socket)
+        self._splitter = LineSplitter(message_bytes_max)
+        self._slot = Slot()
+        wire.divert(Sieve(framing.message_size_max), self._slot)
+
+    async def receive(self) -> Sequence[Incoming]:
+        return lines_of(await self.receive_blocks())
+
+    async def receive_blocks(self) -> Sequence[Block | TooLarge]:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._is_over:
+            pieces = self._slot.take() or await self._next()
+            if not pieces:
+                continue
+            self._wire.claim()
+            if (found := self._blocks(pieces)) and not self._is_closed:
+                return found
+        raise trio.EndOfChannel
+
+    async def _next(self) -> Sequence[Piece]:
+        """What trio-websocket hands over, unless pieces come or nothing will."""
+        # What is in the slot came before anything that its reader still holds.
+        with self._slot.until_put():
+            try:
+                message = await self._connection.get_message()
+            except ConnectionClosed:
+                self._is_over = True
+                self._wire.end()
+                return ()
+            data = message.encode() if isinstance(message, str) else message
+            return [Piece(data, 0, len(data), is_last=True)]
+        return ()
+
+    def _blocks(self, pieces: Sequence[Piece]) -> list[Block | TooLarge]:
+        found: list[Block | TooLarge] = []
+        for piece in pieces:
+            found += self._splitter.blocks(piece.data, piece.start, piece.end)
+            if piece.is_last:
+                found += in_blocks(self._splitter.flush())
+        if self._splitter.refused:
+            self._is_over = True
+            self._wire.fail(CloseReason.MESSAGE_TOO_BIG, "a message above the limit")
+            first = next(place for place, each in enumerate(found) if isinstance(each, TooLarge))
+            del found[first:]
+        return found
+
+    async def aclose(self, code: int = CloseReason.NORMAL_CLOSURE) -> None:
+        self._slot.close()
+        await super().aclose(code)

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from trio_websocket import WebSocketConnection
 from wsproto.frame_protocol import Opcode
 
-from streams.blocks import lines_in
-from streams.messages import Incoming, TooLarge
-from transports.lines import READ_BYTES, LineSplitter, one_line
+from streams.messages import Incoming, TooLarge, lines_in, split_lines
+from transports.lines import LineSplitter, one_line
+from transports.net.sockets import READ_BYTES
 
 MCP: Final = "mcp"
 MCP_STREAMS: Final = "mcp-streams.v1"
@@ -37,7 +36,7 @@ class Oversize(Exception):
         self.before = before
 
 
-class Framing(Protocol):
+class WebSocketFraming(Protocol):
     """What a subprotocol makes of lines and of messages. One for each connection."""
 
     @property
@@ -48,8 +47,8 @@ class Framing(Protocol):
     def unclaimed_bytes_max(self) -> int:
         """What a message may take on the wire, in however many fragments."""
 
-    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
-        """Send whole lines as a client. Raises `ConnectionClosed`."""
+    def messages(self, lines: Sequence[bytes]) -> Sequence[bytes | str]:
+        """Whole lines as a client sends them: WebSocket messages, binary or text."""
 
     def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         """Whole lines as a server sends them: pieces to be written one after the other."""
@@ -67,8 +66,8 @@ class LineFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._splitter = LineSplitter(message_bytes_max)
 
-    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
-        await connection.send_message(b"".join(lines))
+    def messages(self, lines: Sequence[bytes]) -> Sequence[bytes | str]:
+        return (b"".join(lines),)
 
     def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         return _BINARY[sum(map(len, lines))], *lines
@@ -90,9 +89,8 @@ class MessageFraming:
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
         self._limit = message_bytes_max
 
-    async def put(self, lines: Sequence[bytes], connection: WebSocketConnection) -> None:
-        for message in _messages(lines):
-            await connection.send_message(message.decode())
+    def messages(self, lines: Sequence[bytes]) -> Sequence[bytes | str]:
+        return [message.decode() for message in _messages(lines)]
 
     def frames(self, lines: Sequence[bytes]) -> Sequence[bytes]:
         return _text_frames(_messages(lines))
@@ -104,7 +102,7 @@ class MessageFraming:
         return [line] if line else []
 
 
-def framing_of(subprotocol: str | None, message_bytes_max: int) -> Framing:
+def framing_of(subprotocol: str | None, message_bytes_max: int) -> WebSocketFraming:
     """The framing of an agreed subprotocol; none is taken for `mcp`."""
     if subprotocol == MCP_STREAMS:
         return LineFraming(message_bytes_max)
@@ -117,10 +115,10 @@ def _unclaimed_bytes_max(message_size_max: int) -> int:
 
 
 def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """What goes into each frame: pieces of at most `FRAME_BYTES_MAX` together, as in `pieces`."""
+    """What goes into each frame: at most `FRAME_BYTES_MAX` together, or one longer line."""
     frame: list[bytes] = []
     size = 0
-    for piece in chain.from_iterable(map(pieces, lines)):
+    for piece in chain.from_iterable(split_lines(each, FRAME_BYTES_MAX) for each in lines):
         if frame and size + len(piece) > FRAME_BYTES_MAX:
             yield frame
             frame, size = [], 0
@@ -128,19 +126,6 @@ def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         size += len(piece)
     if frame:
         yield frame
-
-
-def pieces(lines: bytes) -> Iterator[bytes]:
-    """Cut whole lines into pieces of at most `FRAME_BYTES_MAX`, or of one line that is longer."""
-    start = 0
-    while len(lines) - start > FRAME_BYTES_MAX:
-        end = lines.rfind(b"\n", start, start + FRAME_BYTES_MAX) + 1
-        if not end:
-            end = lines.find(b"\n", start + FRAME_BYTES_MAX) + 1 or len(lines)
-        yield lines[start:end]
-        start = end
-    if start < len(lines):
-        yield lines[start:] if start else lines
 
 
 class _Headers(dict[int, bytes]):

@@ -5,27 +5,21 @@ says what is wrong. Each refusal is one HTTP response with a JSON-RPC error in i
 handshake is made by trio-websocket.
 """
 
-import json
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import trio
-from trio_websocket import WebSocketConnection, wrap_client_stream
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import RejectConnection, RejectData, Request
+from wsproto.events import RejectConnection, Request
 from wsproto.utilities import (
     RemoteProtocolError,
     generate_accept_token,
 )
 
-from streams.exchange import Head
-from transports.lines import READ_BYTES
-from transports.net.bearer import authorization
-from transports.net.dialing import Address, too_late
+from streams.exchange import Head, HttpError
 from transports.net.heads import plain_head
-from transports.net.listening import Refused, ServerStream, receive_some
-from transports.websocket.wire import Wire
+from transports.net.sockets import ServerStream, receive_some
 
 HEAD_BYTES_MAX: Final = 16 * 1024  # of a request, and of what a refusal may say
 FIELDS_MAX: Final = 128
@@ -59,7 +53,7 @@ class Opening(NamedTuple):
 
 
 async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
-    """The request, and what came after it. Raises `Refused`, or `BrokenResourceError` at EOF."""
+    """The request, and what came after it. Raises `HttpError`, or `BrokenResourceError` at EOF."""
     head = bytearray()
     while b"\r\n\r\n" not in head and len(head) <= HEAD_BYTES_MAX:
         data = await receive_some(stream, HEAD_BYTES_MAX)
@@ -68,12 +62,12 @@ async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
         head += data
     request, end, early = bytes(head).partition(b"\r\n\r\n")
     if len(request) > HEAD_BYTES_MAX:
-        raise Refused(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
+        raise HttpError(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
     return request + end, early
 
 
 def parse_head(head: bytes) -> Opening:
-    """The request to open a WebSocket. Raises `Refused` if it is none."""
+    """The request to open a WebSocket. Raises `HttpError` if it is none."""
     return _plain_opening(head) or _any_opening(head)
 
 
@@ -106,12 +100,13 @@ def _any_opening(head: bytes) -> Opening:
     except RemoteProtocolError as error:
         hint = error.event_hint
         if isinstance(hint, RejectConnection):
-            raise Refused(hint.status_code, f"{error}.", hint.headers) from None
-        raise Refused(400, f"{error}.") from None
+            headers = [(name.decode(), value.decode()) for name, value in hint.headers]
+            raise HttpError(hint.status_code, f"{error}.", headers) from None
+        raise HttpError(400, f"{error}.") from None
     except ValueError:  # wsproto decodes header values without a doubt
-        raise Refused(400, "A header is not in ASCII.") from None
+        raise HttpError(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):
-        raise Refused(400, "This is no HTTP request.")
+        raise HttpError(400, "This is no HTTP request.")
     fields: dict[str, list[str]] = {"host": [request.host]}
     for name, value in request.extra_headers:
         fields.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -126,66 +121,3 @@ def _any_opening(head: bytes) -> Opening:
 
 def _listed(value: str) -> list[str]:
     return [piece for piece in map(str.strip, value.split(",")) if piece]
-
-
-# -- the client's side
-
-
-async def ask(
-    stream: Wire,
-    nursery: trio.Nursery,
-    address: Address,
-    subprotocols: Sequence[str],
-    *,
-    token: str | None,
-    message_size_max: int,
-    deadline: float,
-) -> WebSocketConnection:
-    """Ask for a WebSocket. Raises `OSError` when refused, cut off, or late."""
-    with stream.until_ended(deadline):
-        return await wrap_client_stream(
-            nursery,
-            cast(trio.SocketStream, stream),  # any stream will do, says its documentation
-            address.host_header,
-            address.target,
-            subprotocols=subprotocols,
-            extra_headers=[(n.encode(), v.encode()) for n, v in authorization(token)],
-            message_queue_size=0,
-            max_message_size=message_size_max,
-            receive_buffer_size=READ_BYTES,
-        )
-    if stream.is_open:
-        raise too_late(address)
-    raise _refusal(address, stream) from stream.failure
-
-
-def _refusal(address: Address, stream: Wire) -> OSError:
-    """Why there is no WebSocket: trio-websocket tells only of a body whose length was announced."""
-    if not stream.answer:
-        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
-    protocol = WSConnection(ConnectionType.CLIENT)
-    protocol.send(Request(host=address.host_header, target=address.target))
-    body = b""
-    rejected: RejectConnection | None = None
-    try:
-        protocol.receive_data(stream.answer)
-    except (RemoteProtocolError, ValueError) as error:
-        return ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}")
-    for event in protocol.events():
-        if isinstance(event, RejectConnection):
-            rejected = event
-        elif isinstance(event, RejectData):
-            body += event.data
-    if rejected is None:
-        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
-    why = f"{address.url}: HTTP {rejected.status_code}{_reason(body)}"
-    return PermissionError(why) if rejected.status_code == 401 else ConnectionRefusedError(why)
-
-
-def _reason(body: bytes) -> str:
-    """What the body of a refusal says, be it JSON-RPC's error or text."""
-    try:
-        said = str(json.loads(body)["error"]["message"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        said = body.decode(errors="replace").strip()
-    return f": {said[:200]}" if said else ""

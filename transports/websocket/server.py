@@ -13,21 +13,42 @@ trio-websocket, a task for its reader and another for what that owes would cost 
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
 
 import trio
 from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import CloseConnection, Event, Message, Ping, Pong, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from streams.exchange import Caller
-from streams.messages import Incoming, Scopes
-from streams.turns import Budget, Turns
-from transports.lines import CLOSE_S, unsent_bytes
-from transports.net.listening import ServerStream, part, receive_some, tcp_of
-from transports.net.vectored import Pieces, send_now, send_pieces
-from transports.websocket.frames import Framing, Oversize, packed
+from streams.exchange import Caller, Handler, HttpError, Scopes
+from streams.keys import new_id
+from streams.messages import MESSAGE_BYTES_MAX, Incoming
+from streams.turns import RateLimit, Turns
+from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
+from transports.net.sockets import (
+    CLOSE_S,
+    Pieces,
+    ServerStream,
+    close_gracefully,
+    receive_some,
+    send_now,
+    send_pieces,
+    tcp_of,
+    unsent_bytes,
+)
+from transports.websocket.frames import (
+    MCP,
+    MCP_STREAMS,
+    Oversize,
+    WebSocketFraming,
+    framing_of,
+    packed,
+)
+from transports.websocket.handshake import Opening, parse_head, read_head
 
 # After this long a peer that answers no ping counts as detached.
 PING_S: Final = 60.0
@@ -50,13 +71,99 @@ FRAGMENT_BYTES: Final = 32
 _CONTROL_BYTES: Final = 2 + 4
 
 
+async def serve(
+    handler: Handler,
+    host: str,
+    port: int,
+    *,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
+    task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[ListenOptions],
+) -> None:
+    """Listen at every address of `host` and run `handler` for each connection, until cancelled.
+
+    Reports the port, which matters for port 0. A connection closes when its caller's token expires.
+    Raises `OSError` when the address cannot be had.
+    """
+    listener = await open_listener(host, port, options)
+    task_status.started(listener.port)
+    await listener.serve(_Server(listener, handler, message_bytes_max).serve_connection)
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """What the connections of one `serve` share."""
+
+    listener: Listener
+    handler: Handler
+    message_bytes_max: int
+
+    async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+        """Serve one connection from its handshake to its end; the caller closes it."""
+        with ExitStack() as holding:
+            channel = None
+            with trio.move_on_after(HANDSHAKE_S):
+                channel = await self._shake_hands(nursery, tcp, holding)
+            if channel is not None:
+                await self._run(channel)
+
+    async def _shake_hands(
+        self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
+    ) -> "ServerWebSocket | None":
+        """An open WebSocket, if the request may come in."""
+        stream: ServerStream = tcp
+        try:
+            stream = await self.listener.secured(tcp)
+            head, early = await read_head(stream)
+            opening = parse_head(head)
+            self.listener.check_room(tcp)
+            self._check_origins(opening)
+            caller = await self.listener.caller(opening.head)
+            holding.enter_context(self.listener.held_by(caller))
+            subprotocol = _agreed(opening)
+            await stream.send_all(opening.accept(subprotocol))
+        except HttpError as refused:
+            await refuse(stream, refused)
+            return None
+        except (trio.BrokenResourceError, OSError):
+            return None  # gone before it was in
+        framing = framing_of(subprotocol, self.message_bytes_max)
+        caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
+        return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
+
+    def _check_origins(self, opening: Opening) -> None:
+        if why := self.listener.origins.why_refused(opening.host, opening.origins):
+            raise HttpError(403, why)
+
+    async def _run(self, channel: "ServerWebSocket") -> None:
+        code = CloseReason.INTERNAL_ERROR
+        try:
+            await self.handler(channel)
+            code = CloseReason.NORMAL_CLOSURE
+        finally:
+            if trio.current_effective_deadline() == -math.inf:
+                code = CloseReason.GOING_AWAY  # cancelled
+            with trio.CancelScope(shield=True):
+                await channel.aclose(code)
+
+
+def _agreed(opening: Opening) -> str | None:
+    """The subprotocol to speak, or None where none was offered. Raises `HttpError`."""
+    for subprotocol in (MCP_STREAMS, MCP):
+        if subprotocol in opening.subprotocols:
+            return subprotocol
+    if opening.subprotocols:
+        raise HttpError(400, f"Offer the subprotocol {MCP_STREAMS} or {MCP}, or none.")
+    return None
+
+
 class ServerWebSocket:
     """An open WebSocket: a `Channel`."""
 
     def __init__(
         self,
         stream: ServerStream,
-        framing: Framing,
+        framing: WebSocketFraming,
         nursery: trio.Nursery,
         *,
         caller: Caller,
@@ -74,8 +181,8 @@ class ServerWebSocket:
         self._events: Iterator[Event] = iter(())  # of what was read
         self._has_more = False  # of them, as far as is known
         self._turns = Turns()
-        self._empty_frames = Budget(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
-        self._fragments = Budget(FRAGMENTS_MAX, FRAGMENTS_PER_S)
+        self._empty_frames = RateLimit(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
+        self._fragments = RateLimit(FRAGMENTS_MAX, FRAGMENTS_PER_S)
         self._parts: list[Any] = []  # of a message that has not come whole
         self._parts_size = 0  # bytes of a binary one, characters of text
         self._unclaimed_bytes = 0  # were read since the last whole message
@@ -87,8 +194,8 @@ class ServerWebSocket:
         self._pings: dict[bytes, trio.Event] = {}
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
-        self._has_said_goodbye = False  # nothing more is sent but what is pending
-        self._is_torn = False  # nothing more goes either way
+        self._is_closing = False  # nothing more is sent but what is pending
+        self._is_broken = False  # nothing more goes either way
         self._is_closed = False
 
     @property
@@ -129,7 +236,7 @@ class ServerWebSocket:
             with trio.CancelScope(deadline=self._holds_until) as self._receiving:
                 return await receive_some(self._stream, READ_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._tear()
+            self._break()
             return b""
         return None
 
@@ -161,7 +268,7 @@ class ServerWebSocket:
             if isinstance(event, Message):
                 found += self._add(event)
             else:
-                self._obey(event)
+                self._on_control(event)
             if self._is_over or self._turns.spend():
                 break
         else:
@@ -193,12 +300,12 @@ class ServerWebSocket:
             self._count_empty()
         return found
 
-    def _obey(self, event: Event) -> None:
+    def _on_control(self, event: Event) -> None:
         """Do what a control frame, or a violation that stands for one, calls for."""
         if isinstance(event, Ping):
             self._count_empty()
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
-            if not self._has_said_goodbye:
+            if not self._is_closing:
                 self._pong = self._protocol.send(event.response())
         elif isinstance(event, Pong):
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
@@ -227,19 +334,19 @@ class ServerWebSocket:
 
     def _fail(self, code: int, reason: str) -> None:
         """Say goodbye with this code, if that was not said; no more is received."""
-        self._say_goodbye(code, reason)
+        self._queue_close(code, reason)
         self._end()
 
     def _end(self) -> None:
         """Nothing more comes: let everybody who waits for it see that."""
         self._is_over = True
-        self._is_torn |= not self._has_said_goodbye
+        self._is_broken |= not self._is_closing
         for answered in self._pings.values():
             answered.set()
 
-    def _tear(self) -> None:
+    def _break(self) -> None:
         """Nothing goes either way any more."""
-        self._is_torn = True
+        self._is_broken = True
         self._end()
 
     # -- sending
@@ -263,7 +370,7 @@ class ServerWebSocket:
         """
         async with self._writing:
             await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
-            if self._has_said_goodbye or self._is_torn:
+            if self._is_closing or self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing")
             await self._push(frames)
 
@@ -273,10 +380,10 @@ class ServerWebSocket:
             try:
                 await send_pieces(self._stream, rest)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self._tear()
+                self._break()
                 raise trio.BrokenResourceError("the peer is gone") from None
             except BaseException:
-                self._tear()
+                self._break()
                 self._socket.close()
                 raise
             rest = self._send_at_once()  # what came up meanwhile
@@ -291,13 +398,13 @@ class ServerWebSocket:
         try:
             return send_now(self._stream, pieces) if pieces else ()
         except OSError:
-            self._tear()
+            self._break()
             raise trio.BrokenResourceError("the peer is gone") from None
 
     def _write_soon(self) -> None:
         """Write the control frames that are pending, without waiting for anybody."""
         is_pending = bool(self._pong or self._close)
-        if not is_pending or self._is_torn or self._rest or self._writing.locked():
+        if not is_pending or self._is_broken or self._rest or self._writing.locked():
             return
         try:
             self._rest = self._send_at_once()
@@ -314,12 +421,12 @@ class ServerWebSocket:
 
     async def _flush(self) -> None:
         async with self._writing:
-            if not self._is_torn:
+            if not self._is_broken:
                 await self._push()
 
-    def _say_goodbye(self, code: int, reason: str) -> None:
-        if not (self._has_said_goodbye or self._is_torn):
-            self._has_said_goodbye = True
+    def _queue_close(self, code: int, reason: str) -> None:
+        if not (self._is_closing or self._is_broken):
+            self._is_closing = True
             self._close = self._protocol.send(CloseConnection(code=code, reason=reason))
 
     # -- what else a channel does
@@ -345,7 +452,7 @@ class ServerWebSocket:
         return False
 
     def is_writable(self) -> bool:
-        return not (self._has_said_goodbye or self._is_torn or self._is_closed)
+        return not (self._is_closing or self._is_broken or self._is_closed)
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self._socket.fileno())
@@ -359,15 +466,15 @@ class ServerWebSocket:
         if self._receiving is not None:
             self._receiving.cancel()
         try:
-            if not self._is_torn:
+            if not self._is_broken:
                 with trio.move_on_after(CLOSE_S):
-                    await self._part(code)
+                    await self._close_handshake(code)
         finally:
-            self._tear()
+            self._break()
             self._socket.close()
 
-    async def _part(self, code: int) -> None:
-        self._say_goodbye(code, "")
+    async def _close_handshake(self, code: int) -> None:
+        self._queue_close(code, "")
         try:
             await self._flush()
             while not self._is_over:
@@ -376,6 +483,6 @@ class ServerWebSocket:
                 else:
                     await self._feed(await receive_some(self._stream, READ_BYTES))
                 self._take()
-            await part(self._stream)
+            await close_gracefully(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for it

@@ -24,9 +24,8 @@ from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import ProtocolError
 
-from transports.net.listening import linger
-from transports.net.tasks import begin_or_leave, tasks_until
-from transports.net.vectored import send_pieces
+from transports.net.dialing import begin_or_leave, tasks_until
+from transports.net.sockets import linger, send_pieces
 from transports.websocket.sieve import Piece, Sieve, Slot, until_left
 
 # What is kept of the answer to a client's handshake, for its error message.
@@ -64,8 +63,8 @@ class Wire(trio.abc.Stream):
         self._writing = trio.StrictFIFOLock()
         self._waiting: set[trio.CancelScope] = set()
         self._has_ended = False
-        self._has_said_goodbye = False
-        self._is_torn = False
+        self._is_closing = False
+        self._is_broken = False
         self._tasks = trio.CancelScope(shield=True)
         self._has_stopped = trio.Event()
 
@@ -88,13 +87,13 @@ class Wire(trio.abc.Stream):
             self.end()
             self._has_stopped.set()
 
-    def guard(self, connection: WebSocketConnection, unclaimed_bytes_max: int) -> None:
+    def opened(self, connection: WebSocketConnection, unclaimed_bytes_max: int) -> None:
         """From here on `connection` is open, and may read so much without making a message."""
         self._connection = connection
         self.answer = b""
         self._unclaimed_bytes_max = unclaimed_bytes_max
 
-    def take_out(self, sieve: Sieve, slot: Slot) -> None:
+    def divert(self, sieve: Sieve, slot: Slot) -> None:
         """From here on `slot` is given what `sieve` takes out of what is read."""
         self._sieve, self._slot = sieve, slot
 
@@ -104,7 +103,7 @@ class Wire(trio.abc.Stream):
 
     @property
     def is_open(self) -> bool:
-        return not (self._has_ended or self._has_said_goodbye or self._is_torn)
+        return not (self._has_ended or self._is_closing or self._is_broken)
 
     # -- for trio-websocket
 
@@ -173,7 +172,7 @@ class Wire(trio.abc.Stream):
 
         Raises `trio.BrokenResourceError` where nothing may follow any more.
         """
-        if self._is_torn or self._has_said_goodbye:
+        if self._is_broken or self._is_closing:
             raise trio.BrokenResourceError("the WebSocket is closing")
         if data[0] == _PONG:
             self._pong = data
@@ -181,7 +180,7 @@ class Wire(trio.abc.Stream):
         elif data[0] == _CLOSE:
             self._pending += [self._pong, data]
             self._pong = b""
-            self._has_said_goodbye = True
+            self._is_closing = True
         else:
             self._pending.append(data)
         if data[0] not in _DATA:
@@ -189,7 +188,7 @@ class Wire(trio.abc.Stream):
 
     def fail(self, code: int, reason: str) -> None:
         """The peer broke the rules: tell it why, if nothing else was said; no more is read."""
-        if not (self._has_said_goodbye or self._is_torn):
+        if not (self._is_closing or self._is_broken):
             assert self._connection is not None  # there are no rules to break before
             farewell = CloseConnection(code=code, reason=reason)
             self.put(Connection(ConnectionType.CLIENT).send(farewell))
@@ -207,7 +206,7 @@ class Wire(trio.abc.Stream):
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
         async with self._writing:
-            if self._is_torn:
+            if self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone")
             await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
             frames = [*self._pending, self._pong]
@@ -217,10 +216,10 @@ class Wire(trio.abc.Stream):
                 if any(frames):
                     await send_pieces(self._stream, frames)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self.tear()
+                self.break_off()
                 raise trio.BrokenResourceError("the peer is gone") from None
             except BaseException:
-                self.tear()
+                self.break_off()
                 await trio.aclose_forcefully(self._stream)
                 raise
 
@@ -253,12 +252,12 @@ class Wire(trio.abc.Stream):
         for scope in self._waiting:
             scope.cancel()
 
-    def tear(self) -> None:
+    def break_off(self) -> None:
         """Nothing goes either way any more."""
-        self._is_torn = True
+        self._is_broken = True
         self.end()
 
-    async def part(self) -> None:
+    async def close_gracefully(self) -> None:
         """Write what is pending, and hear the peer out; to be bounded by the caller."""
         self._look_for_a_violation()  # which the reader may not have come to
         await self.flush()
@@ -268,7 +267,7 @@ class Wire(trio.abc.Stream):
 
     async def hang_up(self) -> None:
         """Close at once."""
-        self.tear()
+        self.break_off()
         self._tasks.cancel()
         await trio.aclose_forcefully(self._stream)
 

@@ -21,7 +21,7 @@ from streams.cli.actions.output import as_json_text, harmless, say
 from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, StreamGone
-from streams.messages import ClientChannel, Dialer
+from streams.exchange import ClientChannel, Dialer
 from streams.protocol.ticket import Ticket
 
 POLL_EVERY_S: Final = 0.05

@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams import console
+from streams import logs
 from streams.cli.actions.notes import Note
 from streams.cli.actions.output import Display, as_json_text, harmless, one_line, print_result, say
 from streams.client import wire
@@ -22,11 +22,11 @@ from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.client.wire import Standing
 from streams.errors import CallFailed, ClientError, StreamGone, Superseded, UnsafeFile, first_of
-from streams.messages import Dialer
+from streams.exchange import Dialer
 from streams.permissions import read_secret
 from streams.protocol.ticket import Ticket
 from transports import dial, stdio
-from transports.net.bearer import Token
+from transports.net.dialing import Token
 
 DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
 BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
@@ -76,7 +76,7 @@ def run_dialing(
     token_file: Path | None = None,
 ) -> int:
     """The same for what connects by itself."""
-    console.log_to_stderr(logging.WARNING)
+    logs.log_to_stderr(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has every character
     try:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streams import console
+from streams import logs
 from streams.cli.actions import notes
 from streams.cli.actions.call import (
     CANNOT_CONNECT,
@@ -28,7 +28,7 @@ from streams.client.client import Client
 from streams.client.wire import Standing
 from streams.clock import wall
 from streams.errors import CannotConnect, ClientError, StreamGone
-from streams.messages import Dialer
+from streams.exchange import Dialer
 
 SERVERS_AT_ONCE: Final = 16  # each may be a process, and take the whole timeout
 POLLS_AT_ONCE: Final = 16  # of one server
@@ -74,7 +74,7 @@ def forget(names: Iterable[str]) -> int:
 
 def run(*, timeout_s: float, as_json: bool) -> int:
     """`mcp-streams calls`."""
-    console.log_to_stderr(logging.WARNING)
+    logs.log_to_stderr(logging.WARNING)
     try:
         book = Callbook.of_user()
         entries = book.entries()

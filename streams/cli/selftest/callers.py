@@ -11,7 +11,7 @@ from streams.cli.selftest.ledger import Ledger, Story
 from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, CannotConnect, ClientError
-from streams.messages import ClientChannel, Dialer
+from streams.exchange import ClientChannel, Dialer
 from streams.protocol.ticket import Ticket
 
 LASTING: Final = "lasting"  # through the death of its server

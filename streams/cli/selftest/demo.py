@@ -22,7 +22,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
-from streams import console, messages
+from streams import logs, messages
 from streams.cli.selftest.demo_server import digest_of, files_of
 from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig
 from streams.client.call import RunningCall
@@ -74,7 +74,7 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
 
     `app` is the server: another one shows that the verdict is earned.
     """
-    console.log_to_stderr(logging.ERROR)
+    logs.log_to_stderr(logging.ERROR)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     files = files_of(folder)
     if not files:

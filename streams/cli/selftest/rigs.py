@@ -16,8 +16,8 @@ from typing import BinaryIO, Final, Protocol
 import trio
 
 from streams.cli.selftest.cables import Cables
+from streams.exchange import ClientChannel
 from streams.journal.ownership import log_path, owner_of
-from streams.messages import ClientChannel
 from transports import dial, stdio
 
 APP: Final = f"{Path(__file__).with_name('demo_server.py')}:server"

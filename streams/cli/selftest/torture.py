@@ -20,11 +20,11 @@ import trio
 from rich.console import Console
 from rich.table import Column, Table
 
-from streams import console
+from streams import logs
 from streams.cli.selftest.ledger import Figures
 from streams.cli.selftest.rigs import ListeningRig, Rig, StdioRig
 from streams.cli.selftest.storm import Front, Storm
-from streams.process.options import Durability
+from streams.limits import Durability
 
 APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
 TRANSPORTS: Final = ("stdio", "websocket", "http")
@@ -67,7 +67,7 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
 
     Raises `OSError` where `keep` cannot be made, or is there already.
     """
-    console.log_to_stderr(logging.CRITICAL)
+    logs.log_to_stderr(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
     folder.mkdir(parents=True, exist_ok=keep is None)
     figures = trio.run(_torture, settings, folder.resolve(), as_json)

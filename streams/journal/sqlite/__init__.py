@@ -49,16 +49,16 @@ from streams.errors import JournalError, JournalUnusable
 from streams.journal.contract import Change, Record, Shortage
 from streams.journal.lookups import Totals
 from streams.journal.sessions import Grant, SessionRecord
-from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION, Durability
+from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
 from streams.journal.sqlite.lookups import SQLiteLookups
 from streams.journal.sqlite.store import SQLiteStore
 from streams.journal.sqlite.thread import JobThread
+from streams.limits import Durability
 from streams.messages import Run
 
 __all__ = [
     "APPLICATION_ID",
     "SCHEMA_VERSION",
-    "Durability",
     "SQLiteJournal",
     "SQLiteStore",
     "open_sqlite_journal",

@@ -6,14 +6,13 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from sqlite_utils import Database, Migrations
 
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
-
-Durability = Literal["power", "process"]
+from streams.limits import Durability
 
 APPLICATION_ID: Final = 0x6D637073  # "mcps", in the header of every journal
 _ROOM_BYTES_MIN: Final = 1024 * 1024  # a disk with less room than this counts as full
@@ -130,7 +129,6 @@ def restart(db: Database) -> None:
 
 
 SCHEMA_VERSION: Final = 6  # the number of migrations; in the header of the file as `user_version`
-
 
 BUSY_READ_MS: Final = 50  # a read waits on trio's thread, so not for long
 

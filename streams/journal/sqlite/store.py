@@ -11,7 +11,7 @@ from typing import Final
 
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import Append, Change, Create, Record, Shortage
 from streams.journal.ownership import OwnerLock, check_files
 from streams.journal.runs import joined
@@ -21,7 +21,6 @@ from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
     DAMAGED,
-    Durability,
     configure,
     configure_copier,
     connect,
@@ -33,11 +32,11 @@ from streams.journal.sqlite.file import (
 from streams.journal.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.journal.sqlite.presence import Presence
 from streams.journal.sqlite.records import RECORD, record_of
-from streams.journal.sqlite.room import Room, Share
+from streams.journal.sqlite.room import Room, Share, small_disk
 from streams.journal.sqlite.segments import Segments
 from streams.journal.sqlite.sessions import SessionTables
 from streams.journal.sqlite.tails import Budget, Tail, Tails
-from streams.limits import DAY_S, MIB
+from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
@@ -70,8 +69,8 @@ class SQLiteStore:
         More than `file_bytes_max` bytes of file are `Full`. `bytes_max` is for the file and its
         WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
         be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
-        vouched for. Raises `JournalUnusable`, which says
-        what to do, where the file is owned, foreign, damaged, newer or not writable.
+        vouched for. Raises `JournalUnusable`, which says what to do, where the file is owned,
+        foreign, damaged, newer or not writable, or its disk has less than 8 MiB in all.
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
@@ -83,14 +82,17 @@ class SQLiteStore:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
         self._is_short = False
-        self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
             opened.callback(lock.release)
-            create_file(path)
+            disk_bytes = small_disk(path)
+            budget = budget if disk_bytes is None else budget.within(disk_bytes)
             index = opened.enter_context(closing(WalIndex(path)))
-            self._room = Room(path, index, file_bytes_max, bytes_max)
+            self._room = Room(path, index, file_bytes_max, bytes_max or file_bytes_max, disk_bytes)
+            file_bytes_max = self._room.file_bytes_max
+            self._tails = Tails(budget)
+            create_file(path)
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
                 prepare(self._writer, path)
@@ -186,6 +188,7 @@ class SQLiteStore:
     ) -> Sequence[JournalError | None]:
         with translated(self._path):
             self._checkpoints.make_room(lambda: _bytes_needed(changes))
+        self._share.recount(self._anonymous_unwritten)
         self._tails.evict()
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
         try:
@@ -198,9 +201,7 @@ class SQLiteStore:
         self._presence.check()
         batch.publish()
         self._checkpoints.committed()
-        with translated(self._path):
-            added = sum(map(self._anonymous_bytes, changes))
-            self._share.commit(added, self._anonymous_unwritten)
+        self._share.add(sum(map(self._anonymous_bytes, changes)))
         return answers
 
     def _anonymous_bytes(self, change: Change) -> int:
@@ -208,7 +209,7 @@ class SQLiteStore:
         if type(change) is Append:
             tail = self._tails.known.get(change.stream)
             return len(change.run.body) if tail is not None and tail.is_anonymous else 0
-        if type(change) is Create and not vouched(change.record.principal):
+        if type(change) is Create and not authenticated(change.record.principal):
             return len(change.record.origin)
         return 0
 

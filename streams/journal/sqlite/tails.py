@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.exchange import vouched
+from streams.exchange import authenticated
 from streams.journal.contract import STORED_BYTES_MAX, Append, Record, apply
 from streams.journal.sqlite.log import LoggedChange, LoggedForget, decode
 from streams.limits import MIB
@@ -85,7 +85,7 @@ class Tail:
     @property
     def is_anonymous(self) -> bool:
         """Whether it is the stream of an anonymous caller."""
-        return self.record is not None and not vouched(self.record.principal)
+        return self.record is not None and not authenticated(self.record.principal)
 
     @classmethod
     def of(cls, record: Record) -> "Tail":

@@ -7,7 +7,7 @@ that request's response. Where it is cut, a GET goes on with it, by the id of th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
@@ -17,14 +17,13 @@ from streams.engine.connection import CursorOf
 from streams.engine.framing import Events, Framing, Lone, Numbered, Plain
 from streams.engine.sessions import END, HttpSession, new_session
 from streams.errors import (
-    INVALID_REQUEST,
     InsufficientScope,
     JournalUnusable,
     Refusal,
     Unavailable,
     first_of,
 )
-from streams.exchange import Denied, Endpoint, Head, Headers, Request, Responder
+from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message
 from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.server.peer import (
@@ -49,20 +48,9 @@ PRIMING_SINCE: Final = "2025-11-25"
 # Of a GET or a DELETE, whose body says nothing; some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
 
+_T = TypeVar("_T")
+
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
-
-
-class Rejected(Exception):
-    """A request that is answered with an HTTP error, whose body is a JSON-RPC error.
-
-    It carries the id of the request in the body, wherever that can be read.
-    """
-
-    def __init__(self, status: int, refused: Refusal | str, headers: Headers = ()) -> None:
-        super().__init__(status)
-        self.status = status
-        self.refused = Refusal(INVALID_REQUEST, refused) if isinstance(refused, str) else refused
-        self.headers = headers
 
 
 class HttpEndpoint:
@@ -91,32 +79,30 @@ class HttpEndpoint:
 
     def screen(self, request: Request) -> int | None:
         """The `Screen` of this endpoint: whatever needs no body to be refused is refused here."""
-        try:
-            self._route(request)
-            if request.method == "POST":
-                _check_media(request)
-                _accepted(request)
-            elif request.method == "GET":
-                _check_events(request)
-            if request.method != "POST" or _may_have_session(request):
-                self._session(request)
-        except Rejected as rejected:
-            raise Denied(rejected.status, rejected.refused, rejected.headers) from None
+        self._route(request)
+        if request.method == "POST":
+            _check_media(request)
+            _accepted(request)
+        elif request.method == "GET":
+            _check_events(request)
+        if request.method != "POST" or _may_have_session(request):
+            self._session(request)
         return None if request.method == "POST" else IGNORED_BYTES_MAX
 
     async def _answer(self, request: Request, responder: Responder) -> None:
         try:
             await self._route(request)(request, responder)
-        except Rejected as rejected:
-            body = refused_line(messages.salvage_id(request.body), rejected.refused)
-            await responder.respond(rejected.status, (*content(JSON), *rejected.headers), body)
+        except HttpError as error:
+            request_id = await self._work(request, partial(messages.salvage_id, request.body))
+            body = refused_line(request_id, error.refusal)
+            await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
     def _route(self, request: Request) -> Endpoint:
         if request.path != self._path:
-            raise Rejected(404, f"Nothing is served here: use {self._path}.")
+            raise HttpError(404, f"Nothing is served here: use {self._path}.")
         method = self._methods.get(request.method)
         if method is None:
-            raise Rejected(405, "Use POST, GET or DELETE.", _ALLOW)
+            raise HttpError(405, "Use POST, GET or DELETE.", _ALLOW)
         return method
 
     # POST
@@ -129,7 +115,8 @@ class HttpEndpoint:
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
-        self._check_revision(revision_in(message, request.body))
+        revision = await self._work(request, partial(revision_in, message, request.body))
+        self._check_revision(revision)
         session = self._session(request)
         if len(request.body) < LARGE_BYTES:
             large_work().note(session.principal)
@@ -150,13 +137,19 @@ class HttpEndpoint:
             await responder.respond(400, content(JSON), line)
 
     async def _parse(self, request: Request) -> Message:
-        body = request.body
-        if len(body) < LARGE_BYTES:
-            return _parse(body)
+        if len(request.body) >= LARGE_BYTES and _may_have_session(request):
+            self._session(request)  # a body that nobody will read is not parsed
+        return await self._work(request, partial(_parse, request.body))
+
+    async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
+        """Do one piece of work on the body when it is its turn."""
+        if len(request.body) < LARGE_BYTES:
+            return work()
         principal = _principal(request) or ""
         if _may_have_session(request):
-            principal = self._session(request).principal
-        return await large_work().do(principal, partial(_parse, body))
+            with suppress(HttpError):
+                principal = self._session(request).principal
+        return await large_work().do(principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -170,7 +163,7 @@ class HttpEndpoint:
             try:
                 await self._engine.sessions.add(session)
             except Refusal as refused:
-                raise Rejected(503, refused) from None
+                raise HttpError(503, refused) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)
 
@@ -249,11 +242,11 @@ class HttpEndpoint:
             told = self._engine.sessions.parse(session, last_event)
             has_more = self._engine.access.has_more(session, told)
         except Refusal as refused:
-            raise Rejected(400, refused) from None
+            raise HttpError(400, refused) from None
         except Unavailable as trouble:
-            raise Rejected(503, unreadable(trouble)) from None
+            raise HttpError(503, unreadable(trouble)) from None
         if not has_more:
-            raise Rejected(
+            raise HttpError(
                 405, "All of this response was sent: there is nothing to go on with.", _ALLOW
             )
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
@@ -296,23 +289,23 @@ class HttpEndpoint:
             self._engine.rates.check(principal)
         except Refusal as refused:
             wait = ("retry-after", f"{(refused.data or {})['retryAfter']}")
-            raise Rejected(429, refused, (wait,)) from None
+            raise HttpError(429, refused, (wait,)) from None
 
     def _check_revision(self, named: str | None) -> None:
         try:
             check_revision(named)
         except Refusal as refused:
-            raise Rejected(400, refused) from None
+            raise HttpError(400, refused) from None
 
     def _session(self, request: Request) -> HttpSession:
         # Before all else: a client of another revision has no session.
         self._check_revision(request.headers.get(REVISION))
         session_id = request.headers.get(SESSION)
         if session_id is None:
-            raise Rejected(400, "Send Mcp-Session-Id, which the answer to initialize has.")
+            raise HttpError(400, "Send Mcp-Session-Id, which the answer to initialize has.")
         session = self._engine.sessions.find(session_id, _principal(request))
         if session is None:
-            raise Rejected(404, "There is no such session: initialize again.")
+            raise HttpError(404, "There is no such session: initialize again.")
         return session
 
 
@@ -332,19 +325,19 @@ def _may_have_session(request: Request) -> bool:
 
 def _check_media(request: Request) -> None:
     if _media_type(request.headers.get("content-type", "")) != JSON:
-        raise Rejected(415, f"Send the message as {JSON}.")
+        raise HttpError(415, f"Send the message as {JSON}.")
 
 
 def _check_events(request: Request) -> None:
     if EVENTS not in _acceptable(request):
-        raise Rejected(406, f"Accept {EVENTS}: nothing else is sent here.")
+        raise HttpError(406, f"Accept {EVENTS}: nothing else is sent here.")
 
 
 def _parse(body: bytes) -> Message:
     try:
-        return messages.parse(body)
+        return messages.parse_bounded(body)
     except Refusal as refused:
-        raise Rejected(400, refused) from None
+        raise HttpError(400, refused) from None
 
 
 def _media_type(value: str) -> str:
@@ -365,7 +358,7 @@ def _accepted(request: Request) -> str:
     for media_type in (LINES, EVENTS, JSON):
         if media_type in acceptable:
             return media_type
-    raise Rejected(406, f"Accept {JSON} and {EVENTS}.")
+    raise HttpError(406, f"Accept {JSON} and {EVENTS}.")
 
 
 def _content_of_one(accepted: str) -> Headers:

@@ -9,8 +9,8 @@ import trio
 from streams import messages
 from streams.engine.framing import Framing
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Caller, Headers, Responder
-from streams.messages import Incoming, RequestId, Scopes
+from streams.exchange import Caller, Headers, Responder, Scopes
+from streams.messages import Incoming, RequestId
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"

@@ -20,7 +20,7 @@ from streams import messages
 from streams.auth import GRANTED_S, TOLD_EVERY_S, Door
 from streams.auth.jwks import REFRESH_S, RETRY_S, KeySet
 from streams.auth.jwt import ALGORITHMS, LEEWAY_S, JwtVerifier
-from streams.exchange import Caller, Denied, Head
+from streams.exchange import Caller, Head, HttpError
 from tests.rigs.jwts import (
     AUDIENCE,
     EC,
@@ -56,11 +56,11 @@ async def taker(
     return JwtVerifier(known, clock=clock, **(usual | settings))
 
 
-async def answer(door: Door, authorization: str | None) -> Caller | Denied:
+async def answer(door: Door, authorization: str | None) -> Caller | HttpError:
     headers = {} if authorization is None else {"authorization": authorization}
     try:
         caller = await door.admit(Head("POST", "/mcp", headers))
-    except Denied as denied:
+    except HttpError as denied:
         return denied
     assert caller is not None
     return caller
@@ -160,7 +160,7 @@ async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
     for what, make in REFUSED.items():
         given = make()
         denied = await answer(door, given)
-        assert isinstance(denied, Denied), what
+        assert isinstance(denied, HttpError), what
         has_token = given is not None and given.startswith("Bearer ")
         ((name, challenge),) = denied.headers
         assert (denied.status, name) == (401, "www-authenticate"), what
@@ -171,7 +171,7 @@ async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
             challenges.add(challenge)
         else:
             assert challenge == "Bearer", what
-        bodies.add(messages.error(None, denied.refused))
+        bodies.add(messages.error(None, denied.refusal))
     assert len(bodies) == len(challenges) == 1
 
 
@@ -211,7 +211,7 @@ async def test_strangers_do_not_fill_the_log(autojump_clock: trio.testing.MockCl
 
 async def test_only_the_algorithms_that_were_named_are_taken(nursery: trio.Nursery) -> None:
     door = Door([await taker(nursery, algorithms=["ES256"])])
-    assert isinstance(await answer(door, f"Bearer {signed()}"), Denied)
+    assert isinstance(await answer(door, f"Bearer {signed()}"), HttpError)
     assert isinstance(await answer(door, f"Bearer {signed(EC, 'ES256', 'ec')}"), Caller)
     for unsafe in ("HS256", "none", "RS1"):
         with pytest.raises(ValueError, match="is none of"):
@@ -234,8 +234,8 @@ async def test_a_key_that_is_there_for_something_else_lets_nobody_in(
     nursery: trio.Nursery, key: dict[str, Any]
 ) -> None:
     door = Door([await taker(nursery, key)])
-    assert isinstance(await answer(door, f"Bearer {signed()}"), Denied)
-    assert isinstance(await answer(door, f"Bearer {hmac_signed(b'secret' * 8)}"), Denied)
+    assert isinstance(await answer(door, f"Bearer {signed()}"), HttpError)
+    assert isinstance(await answer(door, f"Bearer {hmac_signed(b'secret' * 8)}"), HttpError)
 
 
 async def test_a_token_holds_until_it_expires(nursery: trio.Nursery) -> None:
@@ -246,7 +246,7 @@ async def test_a_token_holds_until_it_expires(nursery: trio.Nursery) -> None:
     assert caller.holds_for_s() == 1
     clock.now += 1
     assert caller.holds_for_s() <= 0
-    assert isinstance(await answer(Door([verifier]), f"Bearer {signed()}"), Denied)
+    assert isinstance(await answer(Door([verifier]), f"Bearer {signed()}"), HttpError)
 
 
 # The key set. `MockClock` would jump while the thread runs that reads it: nothing is read in one.
@@ -291,7 +291,7 @@ async def test_unknown_keys_are_not_asked_for_more_than_once_in_a_while(
     door = Door([verifier])
 
     async def guess(kid: str) -> None:
-        assert isinstance(await answer(door, f"Bearer {signed(STRANGER, kid=kid)}"), Denied)
+        assert isinstance(await answer(door, f"Bearer {signed(STRANGER, kid=kid)}"), HttpError)
 
     for _ in range(3):
         async with trio.open_nursery() as guessing:
@@ -329,7 +329,7 @@ async def test_before_the_keys_are_known_nobody_is_told_that_their_token_is_bad(
         keys, issuer=ISSUER, audience=AUDIENCE, algorithms=["RS256"], clock=Clock()
     )
     denied = await answer(Door([verifier]), f"Bearer {signed()}")
-    assert isinstance(denied, Denied)
+    assert isinstance(denied, HttpError)
     assert denied.status == 503
     assert dict(denied.headers)["retry-after"]
     issuer.is_away = False

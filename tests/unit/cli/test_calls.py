@@ -14,7 +14,7 @@ from streams.cli.actions.calls import Finding
 from streams.client.client import Client
 from streams.client.wire import Standing
 from streams.errors import Refusal, refusal
-from streams.messages import Channel, ClientChannel
+from streams.exchange import Channel, ClientChannel
 from streams.protocol.ticket import Ticket
 from tests.rigs.clients import Params, Stepping, connected
 from tests.rigs.scripted import Scripted

@@ -11,7 +11,7 @@ from streams import Server
 from streams.client.buffer import LEFT_LINES_MAX
 from streams.client.client import Client, Joined
 from streams.errors import CallFailed, CannotConnect, StreamGone, Superseded
-from streams.messages import ClientChannel
+from streams.exchange import ClientChannel
 from streams.protocol.ticket import Ticket
 from tests.rigs.clients import Params, Stepping, at_home, connected, counting, rest_of, said
 from tests.rigs.scripted import POLICY, Scripted

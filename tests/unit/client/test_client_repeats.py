@@ -11,7 +11,7 @@ from trio.testing import MockClock
 from streams import Call, Server
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, CannotConnect, StreamGone
-from streams.messages import ClientChannel
+from streams.exchange import ClientChannel
 from tests.rigs.clients import at_home, connected, counting, rest_of, said
 from tests.rigs.cutting import Cutting
 from transports.memory import MemoryServer

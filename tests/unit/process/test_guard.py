@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from streams.auth import tokens
 from streams.auth.jwks import KEYS_BYTES_MAX, KeySet, fetcher
 from streams.auth.metadata import WELL_KNOWN
-from streams.exchange import Caller, Denied, Head, Request
+from streams.exchange import Caller, Head, HttpError, Request
 from streams.process.guard import Guard, guard_for
 from streams.process.options import Auth, CannotServe, Options
 from tests.rigs.jwts import AUDIENCE, ISSUER, KEYS, RSA, STRANGER, jwk, signed
@@ -116,10 +116,12 @@ async def _nothing(request: Request, responder: Any) -> None:
     await responder.respond(404)
 
 
-async def denied(guard: Guard, *, ws: bool = False, path: str = "/mcp", **headers: str) -> Denied:
+async def denied(
+    guard: Guard, *, ws: bool = False, path: str = "/mcp", **headers: str
+) -> HttpError:
     admit = guard.admit_ws if ws else guard.admit_http
     assert admit is not None
-    with pytest.raises(Denied) as denying:
+    with pytest.raises(HttpError) as denying:
         await admit(Head("POST", path, {"host": "localhost:8080", **headers}))
     return denying.value
 
@@ -253,11 +255,11 @@ async def test_a_key_that_is_new_at_the_issuer_is_soon_taken_here(
         assert caller is not None
         assert caller.principal == f"bearer({ISSUER}, ada)"
         new = signed(STRANGER, kid="new", exp=SOON)
-        with pytest.raises(Denied):
+        with pytest.raises(HttpError):
             await admitted(new)
         issuer.keys = [jwk(STRANGER, "new")]
         assert await admitted(new)
-        with pytest.raises(Denied):
+        with pytest.raises(HttpError):
             await admitted(signed(exp=SOON))
         assert caller.holds_for_s() <= 0
 

@@ -12,8 +12,7 @@ import trio.testing
 from wsproto.events import CloseConnection, TextMessage
 
 from streams.errors import refusal
-from streams.exchange import Caller, Denied, Head, Request, Responder
-from streams.messages import Channel
+from streams.exchange import Caller, Channel, Head, HttpError, Request, Responder
 from tests.rigs.bare_http import (
     CLOSE,
     PATIENT_S,
@@ -26,8 +25,9 @@ from tests.rigs.bare_http import (
 )
 from tests.rigs.bare_websocket import close_code, events_to_the_end, server, shake_hands
 from tests.rigs.transports import tls_contexts
-from transports import http, websocket
+from transports import websocket
 from transports.http import client
+from transports.net.listening import HANDSHAKE_S
 
 TOKEN = "Authorization: Bearer good"
 CHALLENGE = b"www-authenticate: Bearer"
@@ -49,7 +49,7 @@ class Porter:
         given = head.headers.get("authorization", "")
         if not given.startswith("Bearer good"):
             headers = (("www-authenticate", "Bearer"),)
-            raise Denied(401, refusal("unauthorized"), headers)
+            raise HttpError(401, refusal("unauthorized"), headers)
         return Caller(given.removeprefix("Bearer "), self._holds_for_s)
 
 
@@ -324,5 +324,5 @@ async def test_a_tls_handshake_of_a_websocket_is_not_waited_for(
     secured = server(ssl_context=theirs)
     async with secured as port, await trio.open_tcp_stream("127.0.0.1", port) as stream:
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(http.HANDSHAKE_S)
+        mock_clock.jump(HANDSHAKE_S)
         assert await to_the_end(stream) == b""

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from streams import messages
-from streams.messages import Incoming, TooLarge
-from streams.protocol.extension import POSITION
+from streams.messages import POSITION, Incoming, TooLarge
 from transports.http.bodies import (
     EVENT_IDS_MAX,
     RETRY_MAX_S,
@@ -23,7 +22,7 @@ from transports.http.bodies import (
     body_of,
     refusal_line,
 )
-from transports.http.connections import Head
+from transports.http.connections import ResponseHead
 from transports.lines import in_blocks, lines_of
 
 LIMIT = 1000
@@ -61,7 +60,7 @@ def assert_same_however_cut(
     ],
 )
 def test_the_media_type_says_how_a_body_is_read(media: str, kind: type) -> None:
-    assert isinstance(body_of(Head(200, "OK", {"content-type": media}), LIMIT), kind)
+    assert isinstance(body_of(ResponseHead(200, "OK", {"content-type": media}), LIMIT), kind)
 
 
 # -- our framing
@@ -293,12 +292,12 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
     ("head", "text", "expected"),
     [
         (
-            Head(400, "Bad Request", {}),
+            ResponseHead(400, "Bad Request", {}),
             b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"No.","data":{"a":1}}}',
             {"code": -32600, "message": "No.", "data": {"a": 1}},
         ),
         (
-            Head(401, "Unauthorized", {"content-type": "text/plain"}),
+            ResponseHead(401, "Unauthorized", {"content-type": "text/plain"}),
             b"who are\nyou?",
             {
                 "code": -32603,
@@ -307,12 +306,12 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
             },
         ),
         (
-            Head(405, "Method Not Allowed", {"content-type": "text/html"}),
+            ResponseHead(405, "Method Not Allowed", {"content-type": "text/html"}),
             b"<html>",
             {"code": -32603, "message": "The server answered with HTTP 405 Method Not Allowed."},
         ),
         (
-            Head(307, "Temporary Redirect", {"location": "http://b/mcp"}),
+            ResponseHead(307, "Temporary Redirect", {"location": "http://b/mcp"}),
             b"",
             {
                 "code": -32603,
@@ -321,7 +320,7 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
             },
         ),
         (
-            Head(200, "OK", {"content-type": "text/html"}),
+            ResponseHead(200, "OK", {"content-type": "text/html"}),
             b"<html>",
             {
                 "code": -32603,
@@ -331,7 +330,7 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
     ],
 )
 def test_what_is_no_success_becomes_the_error_for_who_asked(
-    head: Head, text: bytes, expected: dict[str, object]
+    head: ResponseHead, text: bytes, expected: dict[str, object]
 ) -> None:
     message = messages.parse(refusal_line(head, text, "a"))
     assert message.id == "a"
@@ -363,7 +362,7 @@ def test_what_is_no_success_becomes_the_error_for_who_asked(
 def test_a_redirect_is_advised_as_a_shell_may_be_given_it(
     url: str, location: str, advice: str
 ) -> None:
-    head = Head(307, "Temporary Redirect", {"location": location})
+    head = ResponseHead(307, "Temporary Redirect", {"location": location})
     message = messages.parse(refusal_line(head, b"", 1, url))
     assert isinstance(message.error, msgspec.Raw)
     said = messages.decode(message.error, dict)["message"]

@@ -25,7 +25,7 @@ from tests.rigs.http_lines import (
     wait_until,
 )
 from tests.rigs.scripted_http import EVENTS, JSON, NDJSON, Asked
-from transports.http import inbox as httpinbox
+from transports.http import client as httpclient
 from transports.http.client import ORDER_S
 
 # -- what is sent
@@ -285,10 +285,10 @@ async def test_nobody_receives_so_the_server_must_wait() -> None:
 
 
 async def test_what_waits_to_be_received_is_bounded() -> None:
-    inbox = httpinbox.Inbox()
+    inbox = httpclient.ReceiveBuffer()
     async with trio.open_nursery() as nursery:
         for _ in range(20):
-            nursery.start_soon(inbox.put, [b"x"], httpinbox.INBOX_BYTES_MAX // 2)
+            nursery.start_soon(inbox.put, [b"x"], httpclient.RECEIVE_BYTES_MAX // 2)
         await trio.testing.wait_all_tasks_blocked()
         assert len(nursery.child_tasks) == 18
         assert await inbox.take() == [b"x"]

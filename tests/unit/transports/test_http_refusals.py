@@ -16,8 +16,8 @@ from tests.rigs.bare_http import (
     tell,
     to_the_end,
 )
-from transports import http
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, HEADERS_MAX, Phase, Requests
+from transports.http.server import PATIENCE_S
 from transports.net.origins import Origins
 
 
@@ -124,7 +124,7 @@ async def test_nothing_is_waited_for_for_ever(
         if wire:
             await stream.send_all(wire)
         await trio.testing.wait_all_tasks_blocked(0.05)
-        mock_clock.jump(http.PATIENCE_S[phase] - 0.5)
+        mock_clock.jump(PATIENCE_S[phase] - 0.5)
         await trio.testing.wait_all_tasks_blocked(0.05)
         if phase is Phase.NOTHING:
             assert (await stream.receive_some()).startswith(answer)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.messages import Incoming, TooLarge
-from transports.lines import PIPE_BYTES, LineChannel, LineSplitter, open_fds, unsent_bytes
+from transports.lines import LineChannel, LineSplitter, open_fds
+from transports.net.sockets import PIPE_BYTES, unsent_bytes
 
 
 def split(pieces: Iterable[bytes], limit: int = 100) -> list[Incoming]:

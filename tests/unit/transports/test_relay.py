@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import trio
 
-from streams.messages import Channel
+from streams.exchange import Channel
 from tests.rigs.echo import echo
 from tests.rigs.transports import HELLO, ROOT, pipes
 from transports.relay import owner as unix
-from transports.relay.handover import NobodyListens, Refused, relay
+from transports.relay.handover import NoOwner, RelayRefused, relay
 
 HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
 
@@ -179,7 +179,7 @@ def test_a_relay_that_was_handed_over_has_let_go(path: Path) -> None:
 async def test_a_relay_of_another_app_is_refused_with_the_owner_s_words(path: Path) -> None:
     client = Client()
     async with owner(path):
-        with pytest.raises(Refused, match=r"serves file.py:server, not other.py:server"):
+        with pytest.raises(RelayRefused, match=r"serves file.py:server, not other.py:server"):
             await run_relay(path, {**HELLO, "app": "other.py:server"}, client.relay_fds)
         os.write(client.relay_fds[1], b"an error\n")  # still the relay's, to tell its client
         assert await client.stream.receive_some() == b"an error\n"
@@ -188,11 +188,11 @@ async def test_a_relay_of_another_app_is_refused_with_the_owner_s_words(path: Pa
 
 
 def test_nobody_listens_is_an_answer_of_its_own(path: Path) -> None:
-    with pytest.raises(NobodyListens):
+    with pytest.raises(NoOwner):
         relay(path, HELLO, ())
     with socket.socket(socket.AF_UNIX) as stale:
         stale.bind(str(path))
-    with pytest.raises(NobodyListens):
+    with pytest.raises(NoOwner):
         relay(path, HELLO, ())
 
 
@@ -208,7 +208,7 @@ def test_an_owner_that_does_not_answer_as_one_is_none(path: Path, answer: bytes)
             taken.recv(4096)
             taken.sendall(answer)
             os._exit(0)
-        with pytest.raises(NobodyListens):
+        with pytest.raises(NoOwner):
             relay(path, HELLO, (client_in, client_out))
         os.waitpid(child, 0)
     os.close(client_in)  # untouched, to be handed to the next owner

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from streams.messages import Channel
+from streams.exchange import Channel
 from tests.rigs.echo import echo
 from tests.rigs.transports import ROOT
 from transports import dial, stdio

@@ -8,15 +8,14 @@ import trio
 import trio.testing
 
 from transports.http.client import HttpChannel
-from transports.http.connections import Connections
-from transports.net.dialing import HTTP, Address
-from transports.net.tasks import tasks_until
+from transports.http.connections import ConnectionPool
+from transports.net.dialing import HTTP, Address, tasks_until
 from transports.websocket.wire import open_wire
 
 
 @asynccontextmanager
 async def http_tasks() -> AsyncIterator[None]:
-    connections = Connections(Address("http://127.0.0.1:1/mcp", HTTP), None)
+    connections = ConnectionPool(Address("http://127.0.0.1:1/mcp", HTTP), None)
     channel = HttpChannel(connections, 1024, None)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)

@@ -12,10 +12,12 @@ import trustme
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import TextMessage
 
-from streams.messages import Channel
+from streams.exchange import Channel
 from tests.rigs.bare_websocket import server
 from transports import dial, websocket
 from transports.net.origins import Origins
+from transports.websocket import client
+from transports.websocket import server as wsserver
 from transports.websocket.frames import MCP, MCP_STREAMS
 
 
@@ -164,7 +166,7 @@ def test_beyond_loopback_any_host_will_do_but_an_origin_must_be_listed() -> None
 async def test_a_handshake_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(websocket, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(wsserver, "HANDSHAKE_S", 0.05)
     async with server() as port:
         assert await knock(port, b"GET / HT") == ""
 
@@ -260,7 +262,7 @@ async def keep_silent(stream: trio.SocketStream) -> None:
 async def test_a_server_that_does_not_answer_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(websocket, "HANDSHAKE_S", 0.05)
+    monkeypatch.setattr(client, "CONNECT_S", 0.05)
     async with trio.open_nursery() as nursery:
         silent = partial(trio.serve_tcp, keep_silent, 0, host="127.0.0.1")
         port = (await nursery.start(silent))[0].socket.getsockname()[1]

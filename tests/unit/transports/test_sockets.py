@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from transports.net.vectored import PIECES_MAX, send_pieces, write_now
+from transports.net.sockets import PIECES_MAX, send_pieces, write_now
 
 Way = tuple[trio.abc.SendStream, trio.abc.ReceiveStream]
 Opener = Callable[[], AbstractAsyncContextManager[Way]]
