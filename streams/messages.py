@@ -11,7 +11,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, get_args
 
 import msgspec
 
@@ -47,6 +47,10 @@ POSITION: Final = "notifications/stream/position"
 _NOTIFICATION: Final = b'{"jsonrpc":"2.0","method":"notifications/'
 _NEXT_NOTIFICATION: Final = b"\n" + _NOTIFICATION
 _NEXT_HEADER: Final = b'\n{"jsonrpc":"2.0","method":"%b"' % POSITION.encode()
+
+LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
+"""MCP's levels of log messages, the least severe first."""
 
 
 class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle

@@ -181,7 +181,7 @@ async def _serve(
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.rest(_linger_s(options))
+            await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 

@@ -103,7 +103,7 @@ class Handlers:
 
         return handle
 
-    def again(self, stream: Stream) -> Handler | None:
+    def restart_handler(self, stream: Stream) -> Handler | None:
         """The handler of a stream that had one in another process; None where that cannot be."""
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)

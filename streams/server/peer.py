@@ -13,11 +13,10 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.checks import check_free
-from streams.engine.connection import Connection, CursorOf, no_cursor
+from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
 from streams.engine.lifecycle import ProgressToken
-from streams.engine.session import LEVELS, Session
+from streams.engine.operations import check_free
 from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_PARAMS,
@@ -30,7 +29,7 @@ from streams.errors import (
 )
 from streams.exchange import Scopes
 from streams.logs import log
-from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Polling
@@ -187,22 +186,22 @@ class Peer:
         line: bytes,
         connection: Connection | None = None,
         *,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds | None = None,
     ) -> bytes | None:
         """Deal with a message; the reply to it, where that is here at once.
 
         `line` is the message as it came. A request that `delivers` needs a connection for it; for a
-        poll `cursor_of` is what the request's headers say of a stream. Raises `InsufficientScope`,
+        poll `event_ids` tell what its `Last-Event-ID` says of a stream. Raises `InsufficientScope`,
         before anything was begun or sent.
         """
         try:
             match message.kind:
                 case Kind.REQUEST:
-                    return await self._request(message, line, connection, cursor_of)
+                    return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
                     await self._work(line, partial(self._notification, message))
                 case Kind.RESULT | Kind.ERROR:
-                    answer = partial(self._engine.access.answer, self.session, message)
+                    answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
         except InsufficientScope:
             raise
@@ -213,7 +212,11 @@ class Peer:
         return None
 
     async def _request(
-        self, message: Message, line: bytes, connection: Connection | None, cursor_of: CursorOf
+        self,
+        message: Message,
+        line: bytes,
+        connection: Connection | None,
+        event_ids: EventIds | None,
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
@@ -227,7 +230,7 @@ class Peer:
             return None
         check_free(self.session, request_id)
         if method in self._questions:
-            return messages.result(request_id, await self._poll(message, line, cursor_of))
+            return messages.result(request_id, await self._poll(message, line, event_ids))
         if method in self._requests:
             answer = await self._work(line, partial(self._requests[method], message))
             return messages.result(request_id, answer)
@@ -371,9 +374,9 @@ class Peer:
                 marked = await self._work(line, mark)
                 await self._begin(message, params, marked, connection, called.mark)
                 return
-            access, stream = self._engine.access, called.stream
+            operations, stream = self._engine.operations, called.stream
             self.session.checking.pop(message.id, None)
-            access.repeat(connection, stream, message.params, reply_id=message.id)
+            operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
     async def _begin(
@@ -417,7 +420,7 @@ class Peer:
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
-            is_rerun=tool.restart,
+            is_restartable=tool.restart,
             mark=mark,
             origin=message if mark is None else None,  # a marked line is another one
         )
@@ -427,11 +430,13 @@ class Peer:
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.access.turn(connection, token, message.params, reply_id=message.id)
+        stream = self._engine.operations.deliver_page(
+            connection, token, message.params, reply_id=message.id
+        )
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
+        self._engine.operations.cancel(self.session, _params(message, _Cancelled).request_id)
 
     # The proposals
 
@@ -440,10 +445,10 @@ class Peer:
         assert isinstance(request_id, int | str)
         word = self._resumings[method]
         intent = await self._work(line, partial(word.read, message.params))
-        stream = await self._engine.access.find(self.session, intent)
+        stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
             self._check_scopes(stream, connection)
-        self._engine.access.resume(
+        self._engine.operations.resume(
             connection,
             stream,
             intent,
@@ -463,18 +468,18 @@ class Peer:
             if tool := self._server.tools.get(_params(origin, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
-    async def _poll(self, message: Message, line: bytes, cursor_of: CursorOf) -> Any:
+    async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
         word = self._questions[str(message.method)]
-        access = self._engine.access
+        operations = self._engine.operations
         if isinstance(word, Polling):
             intent = await self._work(line, partial(word.read, message.params))
-            return word.tell(await access.poll(self.session, intent, cursor_of))
+            return word.tell(await operations.poll(self.session, intent, event_ids))
         asked = await self._work(line, partial(word.read, message.params))
-        return word.tell(*await access.poll_all(self.session, asked))
+        return word.tell(*await operations.poll_all(self.session, asked))
 
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
-        self._engine.access.ack(self.session, acked.stream, acked.seq)
+        self._engine.operations.ack(self.session, acked.stream, acked.seq)
 
 
 def _units(incoming: Incoming) -> int:

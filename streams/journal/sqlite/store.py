@@ -129,8 +129,8 @@ class SQLiteStore:
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
             # A clock that was years ahead must not keep them for years.
             LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
-            awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
+            resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
+            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
         self._tails.claim()
         known = self._tails.known
         return [overlaid(record, known.get(record.stream)) for record in records]

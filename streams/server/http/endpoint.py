@@ -13,9 +13,8 @@ import trio
 
 from streams import messages
 from streams.auth import challenge
-from streams.engine.connection import CursorOf
-from streams.engine.framing import Events, Framing, Lone, Numbered, Plain
-from streams.engine.sessions import END, HttpSession, new_session
+from streams.engine.framing import Framing, Lone, Numbered, Plain
+from streams.engine.sessions import END, HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
@@ -25,6 +24,7 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message
+from streams.server.http.events import Events
 from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.server.peer import (
     REVISIONS,
@@ -126,7 +126,8 @@ class HttpEndpoint:
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return
-        line = await peer.take(message, request.body, cursor_of=self._cursor_of(request))
+        event_ids = self._event_ids(session, request)
+        line = await peer.take(message, request.body, event_ids=event_ids)
         if is_request:
             assert line is not None
             await self._engine.sessions.save_level(session)
@@ -189,7 +190,7 @@ class HttpEndpoint:
             channel,
             session,
             framing,
-            cursor_of=self._cursor_of(request),
+            event_ids=self._event_ids(session, request),
         ) as connection:
             try:
                 reply = await peer.take(message, request.body, connection)
@@ -201,9 +202,8 @@ class HttpEndpoint:
             if reply is not None:
                 connection.reply(reply)
 
-    def _cursor_of(self, request: Request) -> CursorOf:
-        """What Last-Event-ID says of a stream."""
-        return partial(self._engine.sessions.cursor, event_id=request.headers.get(LAST_EVENT))
+    def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
+        return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
 
     def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
         """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
@@ -218,11 +218,8 @@ class HttpEndpoint:
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:
-            return Events(
-                partial(self._engine.sessions.name, session),
-                is_priming=(session.revision or "") >= PRIMING_SINCE,
-                may_be_json=may_be_json,
-            )
+            is_priming = (session.revision or "") >= PRIMING_SINCE
+            return Events(is_priming=is_priming, may_be_json=may_be_json)
         if accepted == JSON:
             return Lone()
         return Numbered(b"\n") if session.settings.positions else Plain(b"\n")
@@ -238,9 +235,9 @@ class HttpEndpoint:
             await self._stand(session, request, responder)
             return
         try:
-            await self._engine.access.recall(session, last_event)
+            await self._engine.operations.load(session, last_event)
             told = self._engine.sessions.parse(session, last_event)
-            has_more = self._engine.access.has_more(session, told)
+            has_more = self._engine.operations.has_more(session, told)
         except Refusal as refused:
             raise HttpError(400, refused) from None
         except Unavailable as trouble:
@@ -251,11 +248,14 @@ class HttpEndpoint:
             )
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        async with self._engine.response(channel, session, framing) as connection:
+        event_ids = self._event_ids(session, request)
+        async with self._engine.response(
+            channel, session, framing, event_ids=event_ids
+        ) as connection:
             try:
-                self._engine.access.go_on(connection, told)
+                self._engine.operations.resume_response(connection, told)
             except Refusal as refused:
-                waiting = self._engine.access.request_id(told)
+                waiting = self._engine.operations.request_id(told)
                 line = refused_line(waiting, refused)
                 await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
 
