@@ -37,7 +37,7 @@ class Event(enum.Enum):
     APPEND = "a message"
     END = "the final response"
     FAIL = "an error as the final response"
-    ABANDON = "nobody came back in time"
+    ABANDON = "no client came back in time"
     CANCEL = "the client cancelled"
 
     __hash__ = object.__hash__  # as in Outcome
