@@ -3,7 +3,7 @@
 A stream that runs, is attached, or has pages stays in memory, always. Of the others, the
 `Limits.resident_max` that were used last stay. The rest are evicted: the cache writes to the
 journal what it does not know of them yet. When that is durable and nothing has happened meanwhile,
-they leave memory. They are loaded as after a restart, when a client asks for them.
+they leave memory. They are loaded when a client asks for them, in the way of a restart.
 
 Evicted streams expire too. They cost no memory, so no deadline waits for them there: the journal
 has them in the order in which they are due. That order was written at eviction. Since deadlines
@@ -383,14 +383,14 @@ class Cache:
     async def make_room(self, principal: str) -> list[Stream]:
         """The streams to be forgotten before this principal has one more stream.
 
-        Raises `Refusal` where only wanted streams are left.
+        Raises `Refusal` where no stream can be chosen.
         """
         try:
             return await self._make_room(principal)
         except Refusal:
             if not self._streams.evicted:
                 raise
-        # The journal may not know yet what was confirmed just now.
+        # The journal may lack the newest acks, which make streams unwanted.
         await self._committer.settled()
         return await self._make_room(principal)
 

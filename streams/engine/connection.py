@@ -142,7 +142,7 @@ class Granted:
     __slots__ = ("ended", "grant", "is_call", "stop")
 
     def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
-        self.grant = grant  # None for the response to the originating request
+        self.grant = grant  # None for the response to the original request
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
         # Why the response has ended before the stream: `superseded` by another session, or
@@ -161,7 +161,7 @@ class Granted:
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The request id under which the response ends; None for the originating request's."""
+        """The request id under which the response ends; None for the original request's."""
         return None if self.grant is None else self.grant.reply_id
 
     @property

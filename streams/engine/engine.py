@@ -114,7 +114,7 @@ class Engine:
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
-        """Start a handler for an originating request, and deliver what it sends.
+        """Start a handler for an original request, and deliver what it sends.
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can

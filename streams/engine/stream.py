@@ -3,6 +3,9 @@
 `StreamState` (`streams.engine.lifecycle`) decides what may happen. A `Stream` adds what takes time:
 it waits for room, for commits and for the client's answers. It sees the delivery and its client
 through two protocols, so that it knows nothing of connections.
+
+This is one file because a stream is one object with two sides. The handler's side (sending, asking)
+and the engine's side (committing, delivering, confirming) wake each other, over the same state.
 """
 
 import math
@@ -67,7 +70,7 @@ class Follower(Protocol):
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The id of the resume that asked for it; None for the originating request's own."""
+        """The id of the resume that asked for it; None for the original request's own."""
 
     def wake(self) -> None:
         """The stream may have something to deliver."""
@@ -106,7 +109,7 @@ class Answer:
 
 
 class Stream:
-    """All messages of one originating request, from its handler to its deliveries."""
+    """All messages of one original request, from its handler to its deliveries."""
 
     __slots__ = (
         "__weakref__",
@@ -158,7 +161,7 @@ class Stream:
         origin: Message | None = None,
     ) -> None:
         """`answers` are those that the handlers of all streams wait for. `origin` is the
-        originating request, where that was parsed already.
+        original request, where that was parsed already.
         """
         self.record = record
         self.id = record.stream  # the streamId
@@ -176,7 +179,7 @@ class Stream:
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest seq behind which a client has asked for a page
         self._progress_token: ProgressToken | None = None
-        # In the originating request, of which a restarted server has no more than the text.
+        # In the original request, of which a restarted server has no more than the text.
         self._asked_for_progress = b'"progressToken"' in record.origin
         # Whether a call has asked for progress, and some of it may be among the messages.
         self.is_progress_wanted = self._asked_for_progress

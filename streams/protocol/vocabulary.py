@@ -30,7 +30,7 @@ class Poll(msgspec.Struct, frozen=True):
     stream: str | None
     token: str | None
     after: int | None
-    request_id: RequestId | None = None  # if given, it must be the originating request's
+    request_id: RequestId | None = None  # if given, it must be the original request's
 
 
 class PollAll(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Ack(msgspec.Struct, frozen=True):
 class Announcement(msgspec.Struct, frozen=True):
     """All that a client needs to resume a stream; `stream` is "" where the token is enough.
 
-    Other servers may send no token, and not name the originating request.
+    Other servers may send no token, and not name the original request.
     """
 
     stream: str
@@ -101,7 +101,7 @@ class Announcing(msgspec.Struct, frozen=True):
 class Resuming(msgspec.Struct, frozen=True):
     """The request for a delivery.
 
-    A request that `takes_over` replaces the originating request: the stream's response is the
+    A request that `takes_over` replaces the original request: the stream's response is the
     answer to it. Any other request has a reply of its own, which comes last.
     """
 
