@@ -1,14 +1,14 @@
-"""Children that a tool forks (`os.fork`, `multiprocessing`).
+"""Child processes that a tool forks (`os.fork`, `multiprocessing`).
 
-A forked child has copies of the server's memory and descriptors, and must act on none of them:
+A forked child has copies of the server's memory and file descriptors, and must use none of them:
 
-- A connection ends when the last process closes it, and an epoll set is shared: so in the child
-  /dev/null takes the place of every descriptor that is withheld here. The number stays in use, so
-  that an object which closes it late closes no file that the child has opened since.
-- The tool's code returns, or raises, into the server. There the child ends (`Confined`), as a child
-  of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
+- A connection ends only when the last process closes it, and an epoll set is shared. So in the
+  child /dev/null replaces every descriptor that was withheld. The number stays in use: an object
+  that closes it later cannot close a file that the child has opened since.
+- The tool's code would return, or raise, into the server. There the child ends (`Confined`), as a
+  child of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
 
-Children that run another program (`subprocess`) inherit nothing of ours.
+Children that run another program (`subprocess`) inherit no descriptors of the server.
 """
 
 import os
@@ -25,12 +25,12 @@ _callbacks: Final[list[Callable[[], object]]] = []
 
 
 def withhold(opened: Any) -> None:
-    """Keep what `opened.fileno()` is, a socket or a pipe of a client, from forked children."""
+    """Replace `opened.fileno()`, such as a client's socket or pipe, in all forked children."""
     _withheld.add(opened)
 
 
 def in_child(do: Callable[[], object]) -> None:
-    """Do this in every child that is forked from now on, before its own code runs."""
+    """Call `do` in every child that is forked from now on, before its own code runs."""
     _callbacks.append(do)
 
 
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_become_child)
 
 
 class Confined:
-    """Around a block that only this process may leave: a forked child ends at its end.
+    """Around a block that only this process may leave: a forked child exits at the end of it.
 
     The child's exit code is that of `sys.exit`, 1 for any other exception, else 0.
     """
@@ -82,7 +82,7 @@ def end_child(error: BaseException | None) -> NoReturn:
         elif error is not None:
             code = "".join(traceback.format_exception(error))
         if not isinstance(code, int):
-            # Another thread may have held the lock of `sys.stderr` when the child was forked.
+            # Not `sys.stderr`: another thread may have held its lock when the child was forked.
             os.write(2, f"{code}\n".encode(errors="backslashreplace"))
             code = 1
         for stream in (sys.stdout, sys.stderr):

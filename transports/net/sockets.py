@@ -1,6 +1,6 @@
-"""Sockets and pipes, where trio's streams cost too much or say too little.
+"""Sockets and pipes, where trio's streams cost too much or tell too little.
 
-What is stored goes from the journal to the kernel uncopied, many pieces in one write.
+Stored messages go from the journal to the kernel without a copy, many pieces in one write.
 """
 
 import array
@@ -17,20 +17,20 @@ from typing import Final
 
 import trio
 
-# What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
-# by system calls (4 KiB reads cost three quarters of the throughput).
+# The size of one read. With it, a client that catches up is limited by memory, not by system calls:
+# reads of 4 KiB cost three quarters of the throughput.
 READ_BYTES: Final = 256 * 1024
 
-# A pipe holds 64 KiB unless asked for more. This is what an unprivileged process may have.
+# A pipe holds 64 KiB by default. This is the most that an unprivileged process may set.
 PIPE_BYTES: Final = 1024 * 1024
 
-# How long a polite close may take.
+# How long a graceful close may take.
 CLOSE_S: Final = 1.0
 
-# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
+# After this long without an acknowledgement or a window update, the kernel ends the connection.
 USER_TIMEOUT_MS: Final = 180_000
 
-# What is read at a time of what nobody is to have.
+# The size of a read whose bytes are discarded.
 HEARD_BYTES: Final = 16 * 1024
 
 Pieces = Sequence[bytes | memoryview]
@@ -42,7 +42,7 @@ ServerStream = trio.SocketStream | TLSStream
 
 
 def tcp_of(stream: ServerStream) -> trio.SocketStream:
-    """The connection below."""
+    """The TCP connection of a stream."""
     return stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
 
 
@@ -50,7 +50,7 @@ def tcp_of(stream: ServerStream) -> trio.SocketStream:
 
 
 async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
-    """What comes next, as from the stream's own method, at a fraction of what that costs TCP.
+    """Like the stream's own `receive_some`, at a fraction of the cost over TCP.
 
     Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
     """
@@ -81,9 +81,9 @@ def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
 
 
 async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
-    """`stream.send_all` of one piece after the other, and raises what that does.
+    """Send one piece after the other; raises as `stream.send_all` does.
 
-    A pipe or a socket is given them where they are; any other stream, such as TLS, one copy.
+    Pipes and sockets need no copy of the pieces. Any other stream, such as TLS, gets one copy.
     """
     if isinstance(stream, trio.StapledStream):
         stream = stream.send_stream
@@ -96,9 +96,9 @@ async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
 
 
 def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
-    """`write_now` to a socket; any other stream, such as TLS, cannot but wait, and takes nothing.
+    """`write_now` to a socket. Any other stream, such as TLS, may have to wait: nothing is written.
 
-    Raises `OSError` when nobody reads.
+    Raises `OSError` when the peer is gone.
     """
     if isinstance(stream, trio.SocketStream):
         return write_now(stream.socket.fileno(), pieces)
@@ -106,7 +106,7 @@ def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
 
 
 def write_now(fd: int, pieces: Pieces) -> Pieces:
-    """Write what there is room for, and return the rest. Raises `OSError` when nobody reads."""
+    """Write without waiting, and return the rest. Raises `OSError` when the peer is gone."""
     if len(pieces) > PIECES_MAX:
         pieces = [b"".join(pieces)]
     try:
@@ -121,7 +121,7 @@ def write_now(fd: int, pieces: Pieces) -> Pieces:
 
 
 async def _write_all(fileno: Callable[[], int], pieces: Pieces) -> None:
-    """As trio's sockets do, it is either cancelled before the first byte, or while it waits."""
+    """Can be cancelled before the first byte and while it waits, as trio's sockets can."""
     await trio.lowlevel.checkpoint_if_cancelled()
     try:
         pieces = write_now(_open(fileno()), pieces)
@@ -140,32 +140,32 @@ def _open(fd: int) -> int:
     return fd
 
 
-# -- what the kernel knows
+# -- options and state
 
 
 def enlarge_pipe(fd: int) -> None:
-    """Let a pipe hold `PIPE_BYTES`; what is no pipe, or may not grow, stays as it is."""
+    """Let a pipe hold `PIPE_BYTES`, where that is possible; leave any other file as it is."""
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return
-    # Where the user's pages for pipes are used up, it is slower, not wrong.
+    # Where the user's pages for pipes are used up, the pipe is slower, but works.
     with contextlib.suppress(OSError):
         if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def has_reader(fd: int) -> bool:
-    """Whether somebody may still read what is written to `fd`."""
+    """Whether `fd` still has a reader."""
     if fd < 0:
         return False  # closed
     poller = select.poll()
-    poller.register(fd, 0)  # errors and hang-ups are always told
+    poller.register(fd, 0)  # errors and hang-ups are always reported
     return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
 def unsent_bytes(fd: int) -> int | None:
-    """Bytes written to `fd` that its reader has not taken; None where the kernel cannot tell.
+    """Bytes written to `fd` that its reader has not taken; None where the kernel does not know.
 
-    On TCP they are the bytes that the peer's kernel has not acknowledged.
+    On TCP, the bytes that the peer's kernel has not acknowledged.
     """
     if fd < 0:
         return None  # closed
@@ -173,19 +173,19 @@ def unsent_bytes(fd: int) -> int | None:
     if stat.S_ISFIFO(mode):
         question = termios.FIONREAD
     elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        question = termios.TIOCOUTQ  # the same number as a socket's SIOCOUTQ
+        question = termios.TIOCOUTQ  # equals SIOCOUTQ, which is for sockets
     else:
         return None
     answer = array.array("i", [0])
     try:
         fcntl.ioctl(fd, question, answer)
     except OSError:
-        return None  # a device without such a queue, as /dev/null
+        return None  # a device without such a queue, like /dev/null
     return answer[0]
 
 
 def keep_alive(tcp: trio.socket.SocketType) -> None:
-    """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
+    """Let the kernel notice a peer that vanished. Raises `OSError` when it is already gone."""
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
@@ -195,22 +195,23 @@ def keep_alive(tcp: trio.socket.SocketType) -> None:
 
 
 async def close_gracefully(stream: ServerStream) -> None:
-    """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
+    """End the output, and read to the end of the peer's; the caller bounds the time."""
     if isinstance(stream, trio.SocketStream):
         await linger(stream)
         return
     tcp = stream.transport_stream
-    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
-    # talks on, or has hung up, is TCP's business alone.
+    # Without TLS's closure alert, a body that ends with the connection looks truncated. The alert
+    # fails where the peer still sends, or has hung up; then only TCP is closed.
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.unwrap()
     await linger(tcp)
 
 
 async def linger(stream: trio.abc.Stream) -> None:
-    """End our output and read on to the end of the peer's; to be bounded by the caller.
+    """End the output and read to the end of the peer's; the caller bounds the time.
 
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words.
+    A close with unread bytes would make the kernel send a reset, which can overtake the last bytes
+    of the output.
     """
     try:
         if isinstance(stream, trio.SocketStream):
@@ -223,4 +224,4 @@ async def linger(stream: trio.abc.Stream) -> None:
         while await stream.receive_some(HEARD_BYTES):
             pass
     except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return  # the peer was faster
+        return  # the peer has closed first

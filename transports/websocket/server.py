@@ -113,13 +113,13 @@ class _Server:
         """An open WebSocket, if the request may come in."""
         stream: ServerStream = tcp
         try:
-            stream = await self.listener.secured(tcp)
+            stream = await self.listener.secure(tcp)
             head, early = await read_head(stream)
             opening = parse_head(head)
             self.listener.check_room(tcp)
             self._check_origins(opening)
-            caller = await self.listener.caller(opening.head)
-            holding.enter_context(self.listener.held_by(caller))
+            caller = await self.listener.authenticate(opening.head)
+            holding.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except HttpError as refused:

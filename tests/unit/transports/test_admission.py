@@ -278,13 +278,13 @@ async def test_a_client_shows_its_token_to_a_websocket_over_tls() -> None:
     settings: Any = {"ssl_context": ours, "token": lambda: next(tokens)}
     async with server(host="localhost", admit=Porter().admit, ssl_context=theirs) as port:
         url = f"wss://localhost:{port}"
-        with pytest.raises(PermissionError, match=r"HTTP 401: This server asks who you are"):
+        with pytest.raises(PermissionError, match=r"HTTP 401: This server needs authentication"):
             async with websocket.connect(url, **settings):
                 pytest.fail("it is in")
         async with websocket.connect(url, **settings) as channel:
             await channel.send(b'"hello"\n')
             assert await channel.receive() == [b'"hello"']
-        with pytest.raises(ConnectionError, match="no token to show"):
+        with pytest.raises(ConnectionError, match="bearer token is missing"):
             async with websocket.connect(url, **settings):
                 pytest.fail("it is in")
 
@@ -302,7 +302,7 @@ async def test_a_client_shows_its_token_over_http() -> None:
 @pytest.mark.parametrize("connect", [websocket.connect, client.connect])
 async def test_a_token_is_sent_nowhere_in_the_clear(connect: Callable[..., Any]) -> None:
     scheme = "ws" if connect is websocket.connect else "http"
-    with pytest.raises(ValueError, match="no place for a token"):
+    with pytest.raises(ValueError, match="others could read the bearer token"):
         async with connect(f"{scheme}://mcp.example.com", token="good"):
             pytest.fail("it was sent")
 
