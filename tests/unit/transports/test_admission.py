@@ -217,7 +217,7 @@ async def test_a_websocket_ends_when_its_token_does(
         nursery.cancel_scope.cancel()
     assert [event.data for event in events if isinstance(event, TextMessage)] == ["1"]
     (close,) = [event for event in events if isinstance(event, CloseConnection)]
-    assert (int(close.code), close.reason) == (1008, "the token holds no longer")
+    assert (int(close.code), close.reason) == (1008, "the bearer token has expired")
     assert [at - start for at in asked] == pytest.approx([0, 30, 60, 90, 100], abs=1)
 
 
