@@ -74,14 +74,14 @@ def escaped(text: str) -> str:
 
 def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
     """The settings of structlog for standard error: in colour on a terminal, or as JSON lines."""
-    renderers = _json_lines() if as_json else [_for_people()]
+    renderers = _json_lines() if as_json else [_console_renderer()]
     return {
         "processors": [
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            _one_line_each,
+            _escape_values,
             *renderers,
             redacted,
         ],
@@ -105,12 +105,12 @@ def redacted(_: object, __: str, line: str) -> str:
     return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 
-def _one_line_each(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
+def _escape_values(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
     """Escape control characters in all values, and newlines except in a traceback."""
-    return {name: _told(name, value) for name, value in event.items()}
+    return {name: _escaped_value(name, value) for name, value in event.items()}
 
 
-def _told(name: str, value: Any) -> Any:
+def _escaped_value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value  # shown by its `repr`, which escapes
     told = escaped(value)
@@ -121,7 +121,7 @@ def _json_lines() -> list[Any]:
     return [structlog.processors.JSONRenderer()]
 
 
-def _for_people() -> Any:
+def _console_renderer() -> Any:
     return structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(),
         exception_formatter=structlog.dev.plain_traceback,  # no values of variables

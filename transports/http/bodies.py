@@ -138,16 +138,16 @@ class LineBody:
                 self._run_left = max(0, self._run_left - 1)
                 self._held.append(block)
                 if not self._run_left:
-                    found += self._give_away()
+                    found += self._release()
                 continue
             end = self._walk(block)
             if end > block.start:
-                found += [*self._give_away(), Block(block.data, block.start, end)]
+                found += [*self._release(), Block(block.data, block.start, end)]
             if end < block.end:
                 self._held.append(Block(block.data, end, block.end))
         return found
 
-    def _give_away(self) -> list[Block | TooLarge]:
+    def _release(self) -> list[Block | TooLarge]:
         held, self._held = self._held, []
         return held
 

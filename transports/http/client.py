@@ -240,13 +240,13 @@ class HttpChannel:
 
     async def _post(self, line: bytes) -> None:
         await self._unanswered.acquire()
-        self._check()
+        self._check_open()
         exchange = _Exchange(line)
         if exchange.request_id in self._prepared:
             prepared = self._prepared.pop(exchange.request_id)
             exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
-        cancelled = self._give_up(exchange)
-        self._nursery.start_soon(self._carry, exchange)
+        cancelled = self._cancelled_by(exchange)
+        self._nursery.start_soon(self._run_exchange, exchange)
         await exchange.is_written.wait()
         with trio.move_on_after(ORDER_S):
             await exchange.is_ready.wait()
@@ -254,13 +254,13 @@ class HttpChannel:
             # A request behind the cancellation must be answered after the last message of the
             # cancelled one.
             await cancelled.is_over.wait()
-        self._check()
+        self._check_open()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._received.ended is not None:
             raise trio.BrokenResourceError(self._received.ended)
 
-    def _give_up(self, exchange: "_Exchange") -> "_Exchange | None":
+    def _cancelled_by(self, exchange: "_Exchange") -> "_Exchange | None":
         """Stop waiting for the request that `exchange` cancels, and return it, if it is known."""
         cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
         if cancelled is not None:
@@ -268,37 +268,37 @@ class HttpChannel:
             cancelled.scope.deadline = trio.current_time() + CANCELLED_S
         return cancelled
 
-    async def _carry(self, exchange: "_Exchange") -> None:
+    async def _run_exchange(self, exchange: "_Exchange") -> None:
         if exchange.request_id is not None:
             self._exchanges[exchange.request_id] = exchange
             self._has_asked.set()
         try:
             with exchange.scope:
-                await self._see_through(exchange)
+                await self._complete(exchange)
         finally:
             if exchange.request_id is not None:
                 self._exchanges.pop(exchange.request_id, None)
             exchange.is_over.set()
-            self._begun(exchange)
+            self._allow_next(exchange)
 
-    async def _see_through(self, exchange: "_Exchange") -> None:
+    async def _complete(self, exchange: "_Exchange") -> None:
         """Send a line and read the response, over as many connections as necessary."""
-        act: Callable[[_Exchange], Awaitable[None]] = self._ask
+        act: Callable[[_Exchange], Awaitable[None]] = self._send_request
         pauses = _Pauses(exchange.trail)
         while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
             if failure and exchange.is_answered and not self._is_ours:
                 return  # the rest of the response is not needed
             if not failure and exchange.ends_with_body:
-                self._answer_lost(exchange, "the server ended a delivery without a reply")
+                self._answer_with_lost(exchange, "the server ended a delivery without a reply")
                 return
             if exchange.is_awaited and exchange.trail.last_id and not exchange.has_token:
-                act = self._continue
+                act = self._continue_response
             elif not (failure and self._may_send_again(exchange)):
-                self._lose(exchange, failure or "the server ended a response too early")
+                self._fail(exchange, failure or "the server ended a response too early")
                 return
             pause_s = pauses.next(WAITED_PAUSE_MAX_S)
             if pauses.failing_s > CONTINUE_S:
-                self._lose(exchange, failure or "the server does not continue a response")
+                self._fail(exchange, failure or "the server does not continue a response")
                 return
             await trio.sleep(pause_s)
 
@@ -310,14 +310,14 @@ class HttpChannel:
     def _has_others(self, exchange: "_Exchange") -> bool:
         return any(each.is_awaited for each in self._exchanges.values() if each is not exchange)
 
-    def _lose(self, exchange: "_Exchange", why: str) -> None:
+    def _fail(self, exchange: "_Exchange", why: str) -> None:
         """A line or its response is lost: end the channel, unless other requests need it."""
         if self._is_ours or exchange.has_token or not self._has_others(exchange):
             self._end(why)
             return
-        self._answer_lost(exchange, why)
+        self._answer_with_lost(exchange, why)
 
-    def _answer_lost(self, exchange: "_Exchange", why: str) -> None:
+    def _answer_with_lost(self, exchange: "_Exchange", why: str) -> None:
         log.info("a response was lost", why=why, method=exchange.method)
         if exchange.request_id is not None:
             exchange.is_answered = True
@@ -325,7 +325,7 @@ class HttpChannel:
             line = messages.error(exchange.request_id, refused).rstrip(b"\n")
             self._received.add(in_blocks([line]), len(line))
 
-    async def _ask(self, exchange: "_Exchange") -> None:
+    async def _send_request(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
             exchange.is_sent = True
@@ -335,7 +335,7 @@ class HttpChannel:
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
 
-    async def _continue(self, exchange: "_Exchange") -> None:
+    async def _continue_response(self, exchange: "_Exchange") -> None:
         """Continue a response behind its last event."""
         trail = exchange.trail
         async with self._connection() as connection:
@@ -363,7 +363,7 @@ class HttpChannel:
             raise
         await self._connections.put(connection)
 
-    def _begun(self, exchange: "_Exchange") -> None:
+    def _allow_next(self, exchange: "_Exchange") -> None:
         """The response has begun: the next line may be sent."""
         exchange.is_written.set()
         if not exchange.is_ready.is_set():
@@ -404,7 +404,7 @@ class HttpChannel:
         if is_success and exchange.method == _INITIALIZE:
             self._is_ours = isinstance(body, LineBody)
         if is_success and exchange.method == _INITIALIZED:
-            await self._listen()
+            await self._open_standing_stream()
         if body is None:
             await self._no_messages(exchange, head, connection)
             return
@@ -413,7 +413,7 @@ class HttpChannel:
         may_lack_reply = exchange.may_lack_reply and not self._is_ours
         exchange.ends_with_body = may_lack_reply and is_event_stream
         if exchange.method != _INITIALIZE:  # its result decides how the next line is sent
-            self._begun(exchange)
+            self._allow_next(exchange)
         await self._read(exchange, body, connection)
 
     async def _no_messages(
@@ -498,7 +498,7 @@ class HttpChannel:
         if exchange.method == _INITIALIZE:
             if not isinstance(answer, TooLarge):
                 self._version = _printable(_version_in(answer))
-            self._begun(exchange)
+            self._allow_next(exchange)
 
     def _look_for_others(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -546,27 +546,27 @@ class HttpChannel:
 
     # -- the standing stream
 
-    async def _listen(self) -> None:
+    async def _open_standing_stream(self) -> None:
         """Open the standing stream, before the first call. Our servers send no messages on it."""
         if self._is_ours or self._is_listening:
             return
         self._is_listening = True
         standing = _Exchange(b"")
-        self._nursery.start_soon(self._stand, standing)
+        self._nursery.start_soon(self._keep_standing_stream, standing)
         with trio.move_on_after(STANDING_S):
             await standing.is_ready.wait()
 
-    async def _stand(self, standing: "_Exchange") -> None:
+    async def _keep_standing_stream(self, standing: "_Exchange") -> None:
         """Read the standing stream; reopen it when it ends, unless the server refuses that."""
         pauses = _Pauses(standing.trail)
         while not standing.is_answered:
-            if failure := await _failure_of(self._stand_once, standing):
+            if failure := await _failure_of(self._read_standing_stream, standing):
                 log.debug("the standing stream has failed", why=failure)
             standing.is_ready.set()
             if not standing.is_answered:
-                await self._rest(standing, pauses)
+                await self._pause_standing_stream(standing, pauses)
 
-    async def _rest(self, standing: "_Exchange", pauses: "_Pauses") -> None:
+    async def _pause_standing_stream(self, standing: "_Exchange", pauses: "_Pauses") -> None:
         """Wait before the standing stream is reopened: only shortly while a call is running."""
         self._has_asked = trio.Event()
         with trio.move_on_after(pauses.next(IDLE_PAUSE_MAX_S)):
@@ -574,7 +574,7 @@ class HttpChannel:
                 await self._has_asked.wait()
             await trio.sleep(max(pauses.least_s, WAITED_PAUSE_MAX_S))
 
-    async def _stand_once(self, standing: "_Exchange") -> None:
+    async def _read_standing_stream(self, standing: "_Exchange") -> None:
         trail = standing.trail
         async with self._connection() as connection:
             await connection.write(self._request("GET", last_event_id=trail.last_id), b"")

@@ -71,7 +71,7 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What the connections of one `serve` share."""
+    """The state that all connections of one `serve` share."""
 
     listener: Listener
     endpoint: Endpoint
@@ -87,9 +87,9 @@ class _Server:
             with trio.move_on_after(HANDSHAKE_S):
                 stream = await self.listener.secure(tcp)
             if stream is not None:
-                await self._converse(_Connection(stream, tcp, nursery))
+                await self._serve_requests(_Connection(stream, tcp, nursery))
 
-    async def _converse(self, connection: "_Connection") -> None:
+    async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
         phase = Phase.HEAD  # the first request must come at once
         try:

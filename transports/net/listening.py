@@ -1,4 +1,4 @@
-"""What listeners for HTTP and WebSocket share: sockets, TLS, checks of each connection, refusals.
+"""Listening for HTTP and WebSocket: sockets, TLS, checks of each connection, refusals.
 
 A refusal is one HTTP response with a JSON-RPC error as its body. Then the connection closes, late
 enough for the peer to read it.
@@ -295,7 +295,7 @@ def _response(refused: HttpError) -> bytes:
         ("Connection", "close"),
     ]
     lines = [f"HTTP/1.1 {refused.status} {phrase}", *(f"{name}: {value}" for name, value in fields)]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 async def refuse(stream: ServerStream, refused: HttpError) -> None:

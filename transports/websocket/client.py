@@ -74,7 +74,7 @@ async def connect(
     # The limit depends on the subprotocol; during the handshake, the larger one applies.
     message_size_max = framing_of(MCP_STREAMS, message_bytes_max).message_size_max
     async with open_wire(stream) as (wire, nursery):
-        connection = await _ask(
+        connection = await _handshake(
             wire,
             nursery,
             address,
@@ -105,7 +105,7 @@ def _channel(
     return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)
 
 
-async def _ask(
+async def _handshake(
     stream: Wire,
     nursery: trio.Nursery,
     address: Address,

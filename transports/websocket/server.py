@@ -92,7 +92,7 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What the connections of one `serve` share."""
+    """The state that all connections of one `serve` share."""
 
     listener: Listener
     handler: Handler
@@ -100,15 +100,15 @@ class _Server:
 
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection from its handshake to its end; the listener closes it."""
-        with ExitStack() as holding:
+        with ExitStack() as stack:
             channel = None
             with trio.move_on_after(HANDSHAKE_S):
-                channel = await self._shake_hands(nursery, tcp, holding)
+                channel = await self._handshake(nursery, tcp, stack)
             if channel is not None:
                 await self._run(channel)
 
-    async def _shake_hands(
-        self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
+    async def _handshake(
+        self, nursery: trio.Nursery, tcp: trio.SocketStream, stack: ExitStack
     ) -> "ServerWebSocket | None":
         """Return an open WebSocket; None where the request was refused, or the peer is gone."""
         stream: ServerStream = tcp
@@ -119,7 +119,7 @@ class _Server:
             self.listener.check_room(tcp)
             self._check_origins(opening)
             caller = await self.listener.authenticate(opening.head)
-            holding.enter_context(self.listener.counted(caller))
+            stack.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except HttpError as refused:
@@ -216,12 +216,12 @@ class ServerWebSocket:
                 data = await self._read()
                 if self._is_closed:
                     break  # `aclose` was called meanwhile
-                if trio.current_time() >= self._holds_until and not self._may_stay():
+                if trio.current_time() >= self._holds_until and not self._is_still_authenticated():
                     break
                 if data is None:
                     continue
                 await self._feed(data)
-            if not self._is_closed and (found := self._take()):
+            if not self._is_closed and (found := self._handle_frames()):
                 return found
         raise trio.EndOfChannel
 
@@ -241,7 +241,7 @@ class ServerWebSocket:
             return b""
         return None
 
-    def _may_stay(self) -> bool:
+    def _is_still_authenticated(self) -> bool:
         """Check the authentication again. If it has expired, close the WebSocket (code 1008)."""
         holds_for_s = self._caller.holds_for_s()
         self._holds_until = trio.current_time() + holds_for_s
@@ -262,12 +262,12 @@ class ServerWebSocket:
         if self._turns.spend():
             await self._turns.wait()
 
-    def _take(self) -> list[Incoming]:
+    def _handle_frames(self) -> list[Incoming]:
         """Handle the frames of one turn, and return their lines."""
         found: list[Incoming] = []
         for event in self._events:
             if isinstance(event, Message):
-                found += self._add(event)
+                found += self._add_data(event)
             else:
                 self._on_control(event)
             if self._is_over or self._turns.spend():
@@ -279,7 +279,7 @@ class ServerWebSocket:
         self._write_soon()
         return found
 
-    def _add(self, event: Message[Any]) -> list[Incoming]:
+    def _add_data(self, event: Message[Any]) -> list[Incoming]:
         self._parts.append(event.data)
         self._parts_size += len(event.data)
         if self._parts_size > self._framing.message_size_max:
@@ -484,7 +484,7 @@ class ServerWebSocket:
                     await self._turns.wait()
                 else:
                     await self._feed(await receive_some(self._stream, READ_BYTES))
-                self._take()
+                self._handle_frames()
             await close_gracefully(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return  # the peer did not wait for our Close frame

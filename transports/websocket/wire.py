@@ -115,10 +115,14 @@ class Wire(trio.abc.Stream):
         await trio.lowlevel.checkpoint()  # it never blocks
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        self._look_for_a_violation()
+        self._check_violation()
         if self._has_ended:
             raise trio.ClosedResourceError
-        return await self._read(max_bytes) if self._sieve is None else await self._rest(self._sieve)
+        return (
+            await self._read(max_bytes)
+            if self._sieve is None
+            else await self._read_past_sieve(self._sieve)
+        )
 
     async def aclose(self) -> None:
         """Only `hang_up` closes: a Close frame may still have to be written."""
@@ -127,7 +131,7 @@ class Wire(trio.abc.Stream):
 
     # -- reading
 
-    async def _rest(self, sieve: Sieve) -> bytes:
+    async def _read_past_sieve(self, sieve: Sieve) -> bytes:
         """The next bytes that the sieve leaves to trio-websocket; empty at the end."""
         while True:
             taken, left = until_left(self._sieved)
@@ -157,7 +161,7 @@ class Wire(trio.abc.Stream):
             raise trio.ClosedResourceError
         return data
 
-    def _look_for_a_violation(self) -> None:
+    def _check_violation(self) -> None:
         """Send the Close frame for a violation that trio-websocket has found.
 
         It reports our own Close frame as 1000 and a cut as 1006, and answers the peer's Close frame
@@ -195,13 +199,13 @@ class Wire(trio.abc.Stream):
         """Answer a violation by a Close frame, unless one was sent; read no more."""
         if not (self._is_closing or self._is_broken):
             assert self._connection is not None  # violations come after the handshake
-            farewell = CloseConnection(code=code, reason=reason)
-            self.put(Connection(ConnectionType.CLIENT).send(farewell))
+            close = CloseConnection(code=code, reason=reason)
+            self.put(Connection(ConnectionType.CLIENT).send(close))
         self.end()
 
     def cut_short(self) -> None:
         """Send no more than a Close frame, since a `send` was interrupted."""
-        self._look_for_a_violation()
+        self._check_violation()
         self.fail(CloseReason.GOING_AWAY, "interrupted")
 
     async def flush(self) -> None:
@@ -264,7 +268,7 @@ class Wire(trio.abc.Stream):
 
     async def close_gracefully(self) -> None:
         """Write pending frames, and read to the end of the peer's; the caller bounds the time."""
-        self._look_for_a_violation()  # the reader may not have done so yet
+        self._check_violation()  # the reader may not have done so yet
         await self.flush()
         self._tasks.cancel()
         await self._has_stopped.wait()
