@@ -434,11 +434,11 @@ class HttpChannel:
                 self._end(f"the server answered with {head}")
 
     def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
-        """Whether a response says that the session is no more, which ends the channel."""
+        """Whether a response means that the session has ended; if so, end the channel."""
         if head.status == 404 and has_session:
-            self._end("the server has forgotten the session")
+            self._end("the server no longer knows the session")
         elif head.status == 401 and has_session:
-            self._end("the server does not take the token any more")
+            self._end("the server no longer accepts the bearer token")
         return self._received.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:

@@ -125,7 +125,7 @@ class HttpConnection:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise trio.BrokenResourceError(f"the server broke off: {error}") from None
+            raise trio.BrokenResourceError(f"the server violated HTTP: {error}") from None
 
     async def _fetch(self) -> None:
         try:

@@ -62,7 +62,7 @@ async def serve(
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
     `body_bytes_max`. Once a request is authenticated, `screen` says how long its body may be.
-    Cancelled, it closes every connection at once. Raises `OSError` when the address cannot be had.
+    Cancelled, it closes all connections at once. Raises `OSError` when the address cannot be bound.
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)

@@ -235,8 +235,7 @@ class WebSocketChannel:
             raise
 
     async def ping(self) -> bool:
-        """See `Channel`; also False when no pong came within `PING_S`. `receive` must run
-        meanwhile.
+        """See `Channel`; also False when no pong comes within `PING_S`. `receive` must run.
 
         Raises `trio.BrokenResourceError` when the connection ends first.
         """

@@ -1,7 +1,7 @@
 """The opening handshake of a WebSocket (RFC 6455, section 4), on a server.
 
-A usual request is read without wsproto: so a client that comes back costs the server an eighth less
-CPU time. All others are left to wsproto, which says what is wrong with them.
+A usual request is read without wsproto, which saves an eighth of the CPU time that a returning
+client costs the server. wsproto reads all other requests, and says what is wrong with them.
 """
 
 import re

@@ -83,7 +83,7 @@ async def serve(
     """Listen at every address of `host` and run `handler` for each connection, until cancelled.
 
     Reports the port, which matters for port 0. A connection closes when its caller's token expires.
-    Raises `OSError` when the address cannot be had.
+    Raises `OSError` when the address cannot be bound.
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
@@ -433,8 +433,7 @@ class ServerWebSocket:
     # -- the other methods of a channel
 
     async def ping(self) -> bool:
-        """See `Channel`; also False when no pong came within `PING_S`. `receive` must run
-        meanwhile.
+        """See `Channel`; also False when no pong comes within `PING_S`. `receive` must run.
 
         Raises `trio.BrokenResourceError` when the connection ends first.
         """

@@ -32,8 +32,9 @@ class Piece(NamedTuple):
 
 
 class Sieve:
-    """Separates frames, which may come in any pieces. Longer payloads than
-    `payload_bytes_max` are left to trio-websocket.
+    """Separates frames, which may come in any pieces.
+
+    Payloads above `payload_bytes_max` are left to trio-websocket.
     """
 
     def __init__(self, payload_bytes_max: int) -> None:

@@ -1,4 +1,4 @@
-"""Who may come in, at both listeners: asked for on the head of a request, and again later."""
+"""Authentication at both listeners: by the head of a request, and again later."""
 
 import contextlib
 import json
@@ -153,7 +153,7 @@ def opening(port: int, *fields: str) -> bytes:
     )
 
 
-# What is odd about the second makes wsproto read it.
+# The second is unusual, so that wsproto reads it.
 @pytest.mark.parametrize("odd", [(), ("X-Odd: \xe4",), ("Expect: nothing",)])
 @pytest.mark.parametrize("fields", [(), ("Authorization: Bearer bad",)])
 async def test_a_stranger_gets_no_websocket(fields: tuple[str, ...], odd: tuple[str, ...]) -> None:

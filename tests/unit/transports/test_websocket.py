@@ -1,4 +1,4 @@
-"""Opening a WebSocket: who is let in, what is agreed on, and what a client is told that is not."""
+"""Opening a WebSocket: which requests are accepted, subprotocols, and errors of a client."""
 
 import contextlib
 import json
