@@ -22,7 +22,7 @@ import trio
 
 from benchmarks.memory import resident_bytes
 from benchmarks.servers import APP, ROOT
-from streams.journal.contract import Append, Change, Create, Outcome, Record, Rest
+from streams.journal.contract import Append, Change, Create, Evict, Outcome, Record
 from streams.journal.ownership import key_path
 from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring, new_id
@@ -132,7 +132,7 @@ def _stream(stream: str, number: int, run: Run, keyring: Keyring) -> list[Change
     return [
         Create(record),
         Append(stream, 1, run, 0, 0, Outcome.COMPLETED, now),
-        Rest(stream, 1, now + MAX_S, False, tuple(keyring.names(stream))),
+        Evict(stream, 1, now + MAX_S, False, tuple(keyring.names(stream))),
     ]
 
 

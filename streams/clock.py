@@ -19,3 +19,8 @@ def steady() -> float:
 def backoff_s(first_s: float, failures: int, most_s: float) -> float:
     """The pause after `failures` failures in a row: it doubles each time, up to `most_s`."""
     return min(first_s * 2.0 ** min(failures, 30), most_s)
+
+
+def worked() -> float:
+    """Seconds of a processor's time that this thread has had."""
+    return time.thread_time()

@@ -4,7 +4,8 @@ A forked child has copies of the server's memory and file descriptors, and must 
 
 - A connection ends only when the last process closes it, and an epoll set is shared. So in the
   child /dev/null replaces every descriptor that was withheld. The number stays in use: an object
-  that closes it later cannot close a file that the child has opened since.
+  that closes it later cannot close a file that the child has opened since. Where /dev/null cannot
+  be opened, the descriptors are closed.
 - The tool's code would return, or raise, into the server. There the child ends (`Confined`), as a
   child of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
 
@@ -35,15 +36,42 @@ def in_child(do: Callable[[], object]) -> None:
 
 
 def _become_child() -> None:
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    """Raises nothing: an exception in a hook of `os.fork` would be printed, and the child go on."""
+    try:
+        _let_go()
+    finally:
+        _withheld.clear()
+        for do in _callbacks:
+            do()
+
+
+def _let_go() -> None:
+    descriptors = []
     for opened in list(_withheld):
         with suppress(OSError, ValueError):
             if (descriptor := opened.fileno()) >= 0:
+                descriptors.append(descriptor)
+    if not descriptors:
+        return
+    null, has_own = _null(), True
+    if null is None:  # perhaps no descriptor is free: close one of ours
+        os.close(descriptors[0])
+        null, has_own = _null(), False
+    for descriptor in descriptors:
+        with suppress(OSError):
+            if null is None:
+                os.close(descriptor)  # the number may be reused for a file of the child
+            elif descriptor != null:
                 os.dup2(null, descriptor, inheritable=False)
-    _withheld.clear()
-    os.close(null)
-    for do in _callbacks:
-        do()
+    if null is not None and (has_own or null not in descriptors):
+        os.close(null)
+
+
+def _null() -> int | None:
+    try:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # too many descriptors, or no /dev
+        return None
 
 
 os.register_at_fork(after_in_child=_become_child)

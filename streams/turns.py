@@ -9,7 +9,7 @@ before the next one.
 
 A large message counts as many units. But its parsing, and the decoding of its arguments, are pieces
 of work that nothing can interrupt. `LargeWork` does such pieces one at a time, with a pause after
-each, in which all other connections are served.
+each, in which all other connections are served: the longer a piece, the longer the pause.
 """
 
 import math
@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import trio
+
+from streams.clock import worked
 
 # A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
 TURN_UNITS: Final = 4
@@ -29,9 +31,12 @@ UNIT_BYTES: Final = 16 * 1024
 # A message of this size or more is `LargeWork`. A smaller one takes up to 2 ms.
 LARGE_BYTES: Final = 64 * 1024
 # The pause after such a piece of work is so many times as long as the piece took. So large messages
-# together get a seventeenth of the processor. A piece usually takes 2 to 10 ms; for a message of a
-# million empty lists it takes up to 200.
+# together get a seventeenth of the processor. A piece usually takes 1 to 3 ms.
 PAUSE_TIMES: Final = 16
+# The pause grows with the square of a piece that takes longer than this, since others wait for the
+# whole piece: after 1 ms the pause is 16 ms, after 4 ms it is 256. 4 MiB of numbers take up to 20
+# ms, as many empty objects as a message may have up to 70.
+PIECE_S: Final = 0.001
 PAUSE_S_MAX: Final = 2.0
 # A principal counts as active for so long after a message that is not large.
 ACTIVE_S: Final = 1.0
@@ -85,7 +90,9 @@ class LargeWork:
     A pause is made only while another principal is active: a lone client does not wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = worked) -> None:
+        """`clock` measures a piece of work, without the time of other processes."""
+        self._clock = clock
         self._turn = trio.StrictFIFOLock()
         self._pause_until = -math.inf
         # The newest two active principals.
@@ -103,18 +110,26 @@ class LargeWork:
         async with self._turn:
             if self._is_other_active(principal):
                 await trio.sleep_until(self._pause_until)
-            began = trio.current_time()
+            began = self._clock()
             try:
                 found = work()
             finally:
-                now = trio.current_time()
-                self._pause_until = now + min(PAUSE_S_MAX, PAUSE_TIMES * (now - began))
+                self._pause_until = trio.current_time() + pause_after(self._clock() - began)
         await trio.lowlevel.checkpoint()  # the caller's next step is work as well
         return found
+
+    async def do_sized(self, size: int, principal: str, work: Callable[[], _T]) -> _T:
+        """The same for work on `size` bytes, without a turn if they are few."""
+        return work() if size < LARGE_BYTES else await self.do(principal, work)
 
     def _is_other_active(self, principal: str) -> bool:
         at = self._other_at if principal == self._newest else self._newest_at
         return trio.current_time() - at < ACTIVE_S
+
+
+def pause_after(took_s: float) -> float:
+    """The pause after a piece of work that took so many seconds."""
+    return min(PAUSE_S_MAX, took_s * PAUSE_TIMES * max(1.0, took_s / PIECE_S))
 
 
 def large_work() -> LargeWork:

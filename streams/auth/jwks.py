@@ -45,6 +45,7 @@ class KeySet:
         self._fetch = fetch
         self._keys: list[Key] = []
         self._asked_at = -float("inf")
+        self._reload_wanted = trio.Event()
         self._fetching = trio.Lock()
         # A name that takes long to resolve keeps its thread for so long: the next one waits for it.
         self._threads = trio.CapacityLimiter(1)
@@ -62,7 +63,10 @@ class KeySet:
         await self._refresh()
         task_status.started()
         while True:
-            await trio.sleep(REFRESH_S if self._keys else RETRY_S)
+            with trio.move_on_after(REFRESH_S if self._keys else RETRY_S):
+                await self._reload_wanted.wait()
+                self._asked_at = -float("inf")
+            self._reload_wanted = trio.Event()
             await self._refresh()
 
     async def find(self, kid: str, is_fit: Callable[[Key], bool]) -> Key | None:
@@ -81,10 +85,12 @@ class KeySet:
     def _is_due(self) -> bool:
         return trio.current_time() - self._asked_at >= RETRY_S
 
-    async def reload(self) -> None:
-        """Read the keys now, whenever they were read last."""
-        self._asked_at = -float("inf")
-        await self._refresh()
+    def reload(self) -> None:
+        """Have `run` read the keys now, whenever they were read last.
+
+        While they are being read they are read once more after that, however often this is called.
+        """
+        self._reload_wanted.set()
 
     async def _refresh(self) -> None:
         async with self._fetching:

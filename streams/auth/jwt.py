@@ -91,7 +91,7 @@ class JwtVerifier:
         return token.count(".") == 2
 
     async def reload(self) -> None:
-        await self._keys.reload()
+        self._keys.reload()  # an issuer may take seconds, for which nothing else waits
 
     async def verify(self, token: str) -> Caller:
         try:

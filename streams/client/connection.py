@@ -135,7 +135,7 @@ class Link:
         self.was_useful = False  # something came that somebody waited for
         self.was_silent = False  # and was given up for that
         self._channel = channel
-        # To ask `isinstance` of a protocol takes 20 µs, so it is asked once.
+        # To ask `isinstance` of a protocol takes 9 µs, so it is asked once.
         self._requests = channel if isinstance(channel, RequestChannel) else None
         self._calls = calls
         self._answers = answers

@@ -1,7 +1,7 @@
-"""Group commit: what many streams want to be durable goes to the journal in one step.
+"""Group commit: the changes of many streams go to the journal in one durable step.
 
-While one commit is under way the next batch gathers, so the slower the disk, the larger the
-batches.
+While one commit is under way the next batch gathers. So a slower disk makes larger batches, not a
+longer queue.
 """
 
 import math
@@ -10,49 +10,52 @@ from typing import Final, Protocol
 
 import trio
 
-from streams.errors import INTERNAL_ERROR, Refusal, Unavailable, refusal
+from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Change, Forget, Journal, Rest, Shortage
+from streams.journal.contract import Ack, Append, Change, Evict, Forget, Journal, Shortage
 from streams.limits import MIB
 from streams.logs import log
 
-BATCH_BYTES_MAX: Final = 16 * MIB  # what may wait for one commit
-# What one stream may have waiting. Others wait for the commit that its messages are in, so it is
-# little while there are others, and much, which is faster, while there are none.
+BATCH_BYTES_MAX: Final = 16 * MIB  # that may wait for one commit
+# The bytes of one stream that may wait for a commit. A commit delays all other streams, so a stream
+# may have little in it while others send, and much, which is faster, while it is alone.
 ALONE_BYTES_MAX: Final = 1000 * 1024  # not quite four stored runs: a fifth would be a short one
 SHARED_BYTES_MAX: Final = 32 * 1024
-# For how long another stream's commit is remembered: who sends less often than that waits for one
-# large commit, some milliseconds, and who floods meanwhile is four times as fast.
+# A stream counts as alone when no other one was in a commit for this time. A stream that sends less
+# often waits once for a large commit, some milliseconds, and a flood meanwhile is four times as
+# fast.
 SHARED_S: Final = 0.1
-# An ack that is lost costs a repeated delivery, no more, so it may wait for company.
+# Acks wait this long for other changes. A lost ack costs a repeated delivery and nothing else.
 ACK_DELAY_S: Final = 1.0
 RETRY_FIRST_S: Final = 0.05
 RETRY_LAST_S: Final = 2.0
-FEW_BYTES: Final = 4 * 1024  # of what has its turn even where there is little room
-LOOK_BYTES: Final = MIB  # of lines, before it is looked how much room there is
+FEW_BYTES: Final = 4 * 1024  # a batch of a stream that is committed even with little room left
+LOOK_BYTES: Final = MIB  # of lines that are committed between two looks at the room
 LOOK_S: Final = 0.25
-SHORTAGE_S: Final = 0.25  # until those that wait for room are looked at again
+SHORTAGE_S: Final = 0.25  # before streams that wait for room are tried again
 
 
 class Source(Protocol):
-    """What has something to be made durable, such as a stream, or waits for what was added."""
+    """A stream with new lines, or anything else that waits until its changes are durable."""
 
     @property
     def can_wait(self) -> bool:
-        """Whether more will come of it, and it is no end of anything."""
+        """Whether its change may wait until there is room. A change that ends a stream may not."""
 
     @property
     def is_anonymous(self) -> bool:
         """Whether it is a stream of an anonymous caller, of a session or a connection."""
 
-    def take(self) -> Append | Rest | None:
-        """What is new since the last time."""
+    def take(self) -> Append | Evict | None:
+        """Its new change, called when the commit begins; None where there is nothing new."""
 
     def committed(self, seq: int) -> None:
-        """Hear that what was added for it and everything up to `seq` are durable."""
+        """The changes that were added before, and its lines up to `seq`, are durable."""
 
 
 class _Waiter:
+    """Has no change of its own, and calls a function when earlier changes are durable."""
+
     can_wait = False
     is_anonymous = False
 
@@ -77,6 +80,9 @@ class Committer:
         self._wanted = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
+        # Around `run_until_stopped`, so that a cancelled server still commits its shutdown.
+        self._scope = trio.CancelScope(shield=True)
+        self.failure: JournalUnusable | None = None  # that has ended `run_until_stopped`
         self._trouble: Unavailable | None = None
         self._shortage: Shortage | None = None  # of room for anything
         self._anonymous_shortage: Shortage | None = None
@@ -90,33 +96,36 @@ class Committer:
     def add(self, change: Change) -> None:
         """Make a change durable, after all that were added before it."""
         if isinstance(change, Forget):
-            # An ack goes after the changes of its commit, and would find nothing any more.
+            # Acks follow the changes of a commit, so this one would find no stream.
             self._acks.pop(change.stream, None)
         self._changes.append(change)
         self._wanted.set()
 
     def ack(self, change: Ack) -> None:
-        """Make an ack durable, soon."""
+        """Make an ack durable within `ACK_DELAY_S`."""
         self._acks[change.stream] = change
         if len(self._acks) == 1:
             self._wanted.set()
 
     def mark(self, source: Source, size: int) -> None:
-        """Commit what `source` has; it has `size` bytes more than when it was last marked."""
+        """Take the change of `source` with the next commit: `size` bytes more than at the last
+        mark.
+        """
         self._sources[source] = self._sources.get(source, 0) + size
         self.waiting_bytes += size
         self._wanted.set()
         if self.stream_bytes_max != SHARED_BYTES_MAX and len(self._sources) > 1:
-            self._note_sharing(len(self._sources))  # forty that begin together have little each
+            # Now, and not with the commit: forty streams that begin together have little each.
+            self._note_sharing(len(self._sources))
 
     async def settled(self, *changes: Change) -> None:
-        """Make changes durable, and wait until they and all that were added before are."""
+        """Make changes durable. Waits until they and all earlier changes are."""
         is_durable = trio.Event()
         self.when_settled(is_durable.set, *changes)
         await is_durable.wait()
 
     def when_settled(self, do: Callable[[], object], *changes: Change) -> None:
-        """Make changes durable, and do this when they and all that were added before are."""
+        """Make changes durable. Calls `do` when they and all earlier changes are."""
         for change in changes:
             self.add(change)
         self.mark(_Waiter(do), 0)
@@ -124,8 +133,8 @@ class Committer:
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
 
-        With a principal this is about a call of theirs, else about a session, which takes little
-        and may lead to acks that make room.
+        With a principal the check is for a new call of that principal. Without, it is for a
+        session, which needs little room and may bring acks that make room.
         """
         shortage = self._journal.shortage
         if shortage is None and principal is not None and not authenticated(principal):
@@ -137,7 +146,10 @@ class Committer:
                     "cancel some calls, or try again later."
                 )
         if shortage is not None and shortage.limit is not None:
-            raise refusal("journal_full", limit=shortage.limit)
+            raise refusal("journal_full", limit=shortage.limit, used=shortage.used).saying(
+                f"The journal has no room for new calls, {shortage.used} bytes of "
+                f"{shortage.limit} are in use: resume or cancel some, or try again later."
+            )
         trouble = self._trouble or shortage
         if trouble is not None:
             raise Refusal(
@@ -145,8 +157,9 @@ class Committer:
             )
 
     def _look_again_soon(self) -> None:
-        """Commit, if only nothing: the journal counts the share of anonymous callers in a commit,
-        and there may be none to come, since calls are refused.
+        """Start a commit, even an empty one: only a commit updates the anonymous callers' share.
+
+        While their calls are refused there may be no other commit.
         """
         if trio.current_time() - self._looked_at >= LOOK_S:
             self._wanted.set()
@@ -167,7 +180,7 @@ class Committer:
             await self._done.wait()
 
     async def run(self) -> None:
-        """Commit for ever. Raises `JournalUnusable` when memory and disk have parted for good."""
+        """Commit for ever. Raises `JournalUnusable` where the journal cannot be used any more."""
         while True:
             await self._wanted.wait()
             if not (self._changes or self._sources):
@@ -177,13 +190,26 @@ class Committer:
             if self._sources and (self._shortage or self._anonymous_shortage) is not None:
                 await self._wait_for_room()
 
+    async def run_until_stopped(self) -> None:
+        """As `run`, shielded from cancellation until `stop`."""
+        with self._scope:
+            try:
+                await self.run()
+            except JournalUnusable as error:
+                self.failure = error
+                raise
+
+    def stop(self) -> None:
+        """Commit nothing more."""
+        self._scope.cancel()
+
     async def _gather_acks(self) -> None:
         self._wanted = trio.Event()
         with trio.move_on_after(ACK_DELAY_S):
             await self._wanted.wait()
 
     async def _wait_for_room(self) -> None:
-        """Let acks make room, or another program."""
+        """Wait for acks, which make room, or for another program to free space on the disk."""
         with trio.move_on_after(SHORTAGE_S):
             await self._wanted.wait()
         self._wanted.set()
@@ -195,22 +221,24 @@ class Committer:
         self._acks.clear()
         sources = list(self._take_sources())
         self._note_sharing(len(sources))
-        taken: list[tuple[Source, int]] = []
+        taken: list[tuple[Source, Change | None]] = []
         for source in sources:
             change = source.take()
             if change is not None:
                 changes.append(change)
-            taken.append((source, change.run.last if isinstance(change, Append) else 0))
+            taken.append((source, change))
         self._is_committing = True
-        await self._commit(changes)
+        await self._commit(changes, taken)
         self._is_committing = False
-        for source, seq in taken:
-            source.committed(seq)
+        _tell(taken)
         self._done.set()
         self._done = trio.Event()
 
     def _look_for_room(self) -> None:
-        """Not with each commit: the disk is asked, and what is kept for ends is much more."""
+        """Ask the journal for shortages, but not at each commit: that asks the disk.
+
+        Between two looks the reserve that is kept for the ends of streams is enough.
+        """
         now = trio.current_time()
         self._bytes_since_look += self.waiting_bytes
         is_due = self._bytes_since_look >= LOOK_BYTES or now - self._looked_at >= LOOK_S
@@ -235,7 +263,7 @@ class Committer:
         self._anonymous_shortage = shortage
 
     def _take_sources(self) -> Iterable[Source]:
-        """Those to be committed now. Where there is little room, those with many bytes wait."""
+        """The sources for this commit. With little room left, those with many bytes wait."""
         sources, self._sources = self._sources, {}
         self.waiting_bytes = self._anonymous_bytes = 0
         of_all, of_anonymous = _few(self._shortage), _few(self._anonymous_shortage)
@@ -259,33 +287,74 @@ class Committer:
         is_shared = now - self._shared_at < SHARED_S
         self.stream_bytes_max = SHARED_BYTES_MAX if is_shared else ALONE_BYTES_MAX
 
-    async def _commit(self, changes: list[Change]) -> None:
+    async def _commit(
+        self, changes: list[Change], taken: list[tuple[Source, Change | None]]
+    ) -> None:
+        """Make changes durable: in one step, or in smaller ones where there is no room for that.
+
+        After a smaller one its sources are told, and are `taken` no more: their readers confirm
+        what they are given, which makes room for the next step.
+        """
         delay_s = RETRY_FIRST_S
-        while True:
+        steps = [changes]
+        while steps:
             try:
-                outcomes = await self._journal.commit(changes)
+                outcomes = await self._journal.commit(steps[0])
             except Unavailable as trouble:
                 if self._trouble is None:
                     log.warning("the journal takes nothing; trying again", why=str(trouble))
                 self._trouble = trouble
+                if isinstance(trouble, Full) and len(steps[0]) > 1:
+                    steps[:1] = _parts(steps[0])
+                    continue
                 await trio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_LAST_S)
-                changes += self._acks.values()  # they make room
-                self._acks.clear()
+                steps[0] = self._with_acks(steps[0])
                 continue
-            if self._trouble is not None:
-                log.info("the journal takes messages again")
-                self._trouble = None
-            break
-        for error in outcomes:
-            # One process owns the journal and every change comes from its own memory: a change that
-            # does not fit means that the two have parted, and only a restart can tell the truth.
-            if error is not None:
-                raise error
+            done = steps.pop(0)
+            for error in outcomes:
+                # One process owns the journal, and every change comes from its memory. So a change
+                # that does not fit means that memory and journal differ. Only a restart can mend
+                # that.
+                if error is not None:
+                    raise error
+            if steps:
+                ids = set(map(id, done))
+                _tell([(source, change) for source, change in taken if id(change) in ids])
+                taken[:] = [each for each in taken if id(each[1]) not in ids]
+        if self._trouble is not None:
+            log.info("the journal takes messages again")
+            self._trouble = None
+
+    def _with_acks(self, changes: list[Change]) -> list[Change]:
+        """The changes behind the acks that have come since, of which each takes its former one's
+        place.
+        """
+        acks, self._acks = self._acks, {}
+        rest = (each for each in changes if not (isinstance(each, Ack) and each.stream in acks))
+        return [*acks.values(), *rest]
+
+
+def _tell(taken: list[tuple[Source, Change | None]]) -> None:
+    for source, change in taken:
+        source.committed(change.run.last if isinstance(change, Append) else 0)
+
+
+def _parts(changes: list[Change]) -> tuple[list[Change], list[Change]]:
+    """Changes in two steps: first the acks, which make room, else in half.
+
+    An ack is of what was durable before these changes, so it can go ahead of them.
+    """
+    acks: list[Change] = [change for change in changes if isinstance(change, Ack)]
+    others: list[Change] = [change for change in changes if not isinstance(change, Ack)]
+    if acks and others:
+        return acks, others
+    half = len(changes) // 2
+    return changes[:half], changes[half:]
 
 
 def _few(shortage: Shortage | None) -> float:
-    """How many bytes have their turn at once."""
+    """The largest batch of a stream that does not wait for room."""
     if shortage is None:
         return math.inf
     return 0 if shortage.is_severe else FEW_BYTES

@@ -1,62 +1,397 @@
-"""One connection as the engine sees it: what is on its way to the peer, and whether the peer lives.
+"""One connection: its client, the streams that are delivered to it, and whether the peer lives.
 
-A connection has one sender, whatever the number of streams on it. It takes the streams that have
-something to read in turn, reads from the journal where each of them left off, and writes the lot at
-once. Replay is following from far behind, live is following with nothing left to read: there is no
-switch-over, so there is no gap.
+A connection has one sender, whatever the number of its streams. The sender takes the streams that
+have something to deliver in turn, reads from the journal where each of them left off, and writes
+everything at once. A replay follows the journal from far behind, live delivery follows it with
+nothing left to read. There is no switch between the two, so there is no gap.
+
+This is one file because three classes are one mechanism: a `Session` is the client, a `Delivery` is
+one stream on its way to that client, and a `Connection` sends the deliveries. Each of them decides
+by the state of the other two.
+
+A delivery has these marks: `start` (the seq behind which it began), `position` (handed to the
+sender) and `written` (confirmed by the transport). What the client is known to have is a mark of
+the stream (`streams.engine.lifecycle`). A delivery is entered in `Stream.delivery` and
+`Session.deliveries`, and in three places of its connection: `deliveries` until nothing more is to
+be sent for it, `ready` while it may have something to send, `_Write.finished` while its last bytes
+are being written.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final, Protocol
 
+import msgspec
 import trio
 
-from streams.engine.delivery import Delivery
+from streams import messages
 from streams.engine.framing import NUMBERED, PLAIN, Framing
-from streams.engine.proofs import Proofs
-from streams.engine.separation import Separation
-from streams.engine.session import Session
-from streams.errors import Missing, Unavailable, refusal
+from streams.engine.receipts import Receipts, Separation
+from streams.engine.stream import Stream
+from streams.errors import Missing, Refusal, Unavailable, refusal
 from streams.exchange import Channel
 from streams.journal.contract import STORED_BYTES_MAX, Journal
+from streams.journal.sessions import Grant
 from streams.limits import MIB
-from streams.messages import Run
-from streams.protocol import extension
+from streams.messages import LEVELS, RequestId, Run
+from streams.protocol import dialects, extension
+from streams.protocol.extension import Settings
+from streams.protocol.vocabulary import Dialect
 
-# Of all runs in one write. The first is for a peer that may not read, which holds as much memory,
-# the other for one that does: several runs cost little more than one.
+# The runs in one write together. The first limit is for a peer that may not read, for which they
+# stay in memory. The second is for a peer that reads: several runs cost little more than one.
 RUNS_BYTES: Final = STORED_BYTES_MAX
 RUNS_BYTES_MAX: Final = 4 * STORED_BYTES_MAX
-PROMPT_S: Final = 0.1  # in which a write is out whose peer takes what it is given
+PROMPT_S: Final = 0.1  # a write that takes no longer shows that the peer reads
 KERNEL_BYTES: Final = 4 * MIB  # what the kernel takes for a peer that reads nothing
-STREAM_BYTES_MIN: Final = 16 * 1024  # what a stream may have of a write when many are ready
-# Replies that may wait for a peer that does not read; then it is not read either.
+STREAM_BYTES_MIN: Final = 16 * 1024  # the share of one stream in a write when many are ready
+# Replies that may wait for a peer that does not read. With more than these, nothing more is read
+# from that peer. A thousand replies are framed in about 1 ms, in which no other task runs.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
-OUTBOX_REPLIES_MAX: Final = 1_000  # they are framed in one go, in which nothing else runs: 1 ms
+OUTBOX_REPLIES_MAX: Final = 1_000
 PING_EVERY_S: Final = 15.0
-SILENCE_S: Final = 60.0  # neither a pong nor a write in this time: counts as detached
-BUSY_S: Final = 0.05  # until a journal that could not be read is asked again
-LOOK_EVERY_S: Final = 0.5  # whether anybody is left to read, once nothing more is received
-SETTLE_S: Final = 1.0  # a ping asks about all that was written in about this time
-
-CursorOf = Callable[[str], int | None]
+SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
+BUSY_S: Final = 0.05  # before a journal that could not be read is read again
+LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
+SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
 
 
-def no_cursor(stream_id: str) -> int | None:
-    """Where nothing but a request's own params says up to where the client has a stream."""
-    return None
+class Session:
+    """One client: what it has declared, and its deliveries. The `Reader` of their streams.
+
+    On stdio and a WebSocket it lasts as long as the connection. Over HTTP it lasts for any number
+    of requests (`streams.engine.sessions`).
+    """
+
+    def __init__(self, principal: str) -> None:
+        self.principal = principal
+        self.revision: str | None = None  # of MCP; None before `initialize`
+        self.capabilities: dict[str, Any] = {}
+        self.settings = Settings()
+        self.level: str = LEVELS[0]  # of log messages, and above
+        self.deliveries: dict[Delivery, None] = {}
+        # Calls that have not begun, because their arguments are still being checked.
+        self.checking: dict[RequestId, trio.CancelScope] = {}
+        self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the client sends cursors and acks."""
+        return self.settings.positions
+
+    def is_taken(self, request_id: RequestId, *, besides: Stream | None = None) -> bool:
+        """Whether a delivery, or a call that is being checked, uses this request id now.
+
+        The delivery of the stream `besides` does not count, because the new request displaces it.
+
+        A client that was cut off may use the same id again before the server has noticed the cut.
+        So deliveries over dead connections are dropped first.
+        """
+        if not self._is_taken_now(request_id, besides):
+            return False
+        for delivery in list(self.deliveries):
+            if not delivery.connection.channel.is_writable():
+                delivery.drop()
+        return self._is_taken_now(request_id, besides)
+
+    def _is_taken_now(self, request_id: RequestId, besides: Stream | None) -> bool:
+        if request_id in self.checking:
+            return True
+        displaced = None if besides is None else besides.delivery
+        own: set[RequestId] = set()
+        if isinstance(displaced, Delivery) and displaced in self.deliveries:
+            own = displaced.taken_ids
+        return self._taken.get(request_id, 0) > (request_id in own)
+
+    def has_begun(self, stream: Stream) -> bool:
+        """Whether this client began the stream, and may cancel its request over any connection."""
+        return False
+
+    def attach(self, delivery: "Delivery") -> None:
+        """Enter a delivery to this client."""
+        self.deliveries[delivery] = None
+        for each in delivery.taken_ids:
+            self._taken[each] = self._taken.get(each, 0) + 1
+
+    def detach(self, delivery: "Delivery") -> None:
+        """Remove a delivery. Does nothing where it was removed before."""
+        if self.deliveries.pop(delivery, delivery) is None:
+            for each in delivery.taken_ids:
+                self._taken[each] -= 1
+                if not self._taken[each]:
+                    del self._taken[each]
+
+
+class EventIds(Protocol):
+    """The event ids of one HTTP request and of the response to it."""
+
+    def cursor(self, stream_id: str) -> int | None:
+        """The position in a stream that the request's `Last-Event-ID` names, if it names one."""
+
+    def grant(self, delivery: "Delivery") -> bytes:
+        """Set `delivery.granted`: the client may resume this response by its event ids.
+
+        Returns the id of its events, with `%d` in place of the seq.
+        """
+
+
+class Granted:
+    """The right of a client to resume one response by the ids of its events."""
+
+    __slots__ = ("ended", "grant", "is_call", "stop")
+
+    def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
+        self.grant = grant  # None for the response to the originating request
+        self.is_call = is_call or grant is None  # else it is the response to a resume
+        self.stop: int | None = None  # the seq of its last message, once that was handed
+        # Why the response has ended before the stream: `superseded` by another session, or
+        # `cancelled` by its own.
+        self.ended = ""
+
+    @property
+    def name(self) -> str:
+        """Its name among the grants of its session and stream."""
+        return "" if self.grant is None else self.grant.delivery
+
+    @property
+    def start(self) -> int:
+        """The seq behind which the response began."""
+        return 0 if self.grant is None else self.grant.start
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """The request id under which the response ends; None for the originating request's."""
+        return None if self.grant is None else self.grant.reply_id
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether it ends with the stream's own response, under the id of another request."""
+        return self.grant is not None and self.grant.takes_over
+
+
+class Delivery:
+    """One stream on its way over one connection: the `Follower` of the stream."""
+
+    __slots__ = (
+        "connection",
+        "dialects",
+        "granted",
+        "has_progress",
+        "is_call",
+        "is_granted",
+        "is_held",
+        "is_open",
+        "is_over",
+        "number",
+        "position",
+        "preamble",
+        "reply_id",
+        "start",
+        "stream",
+        "takes_over",
+        "written",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        connection: "Connection",
+        *,
+        after: int,
+        preamble: Sequence[bytes],
+        speaks: tuple[Dialect, ...],
+        reply_id: RequestId | None = None,
+        takes_over: bool = False,
+        is_call: bool = False,
+        granted: Granted | None = None,
+    ) -> None:
+        """Deliver what follows `after`. With `granted` this continues that response.
+
+        `preamble` are lines without numbers that go first, in the dialects that the client speaks.
+        """
+        self.stream = stream
+        self.connection = connection
+        self.start = after if granted is None else granted.start
+        self.number = 0
+        self.position = after
+        self.written = after - 1  # becomes `after` once the preamble is written
+        self.preamble = preamble
+        self.dialects = speaks
+        self.reply_id = reply_id
+        self.takes_over = takes_over  # the stream's response is the answer to the resume
+        self.is_call = is_call  # it answers a call, and not a resume
+        self.granted = granted  # where the client may resume it by event ids
+        self.is_granted = True  # whether `granted` is durable, where there is one
+        self.has_progress = False  # see `Separated`
+        self.is_held = False
+        self.is_open = False  # the preamble was handed to the sender
+        self.is_over = False
+
+    @property
+    def reader(self) -> Session:
+        """The client."""
+        return self.connection.session
+
+    @property
+    def taken_ids(self) -> set[RequestId]:
+        """The request ids that no new request may have until this delivery is over."""
+        taken = {self.waiting_id}
+        if self.replays and not self.reader.confirms:
+            taken.add(self.stream.request_id)
+        return taken
+
+    @property
+    def waiting_id(self) -> RequestId:
+        """The id of the request that the end of this delivery answers."""
+        return self.stream.request_id if self.reply_id is None else self.reply_id
+
+    @property
+    def stands_for_call(self) -> bool:
+        """Whether a client that cancels the request for this delivery cancels the call."""
+        return self.is_call or (self.takes_over and self.waiting_id == self.stream.request_id)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the resume has a reply of its own, besides the stream's response."""
+        return self.reply_id is not None and not self.takes_over
+
+    @property
+    def stop(self) -> int | None:
+        """The seq of the response that this delivery ends with; None while there is none."""
+        return self.stream.state.answer_after(self.start)
+
+    @property
+    def may_open(self) -> bool:
+        """Whether the client may be told how to resume: all that this takes is durable."""
+        return self.stream.is_recorded and self.is_granted
+
+    @property
+    def may_lose_progress(self) -> bool:
+        """Whether the client may lose progress that shares a read with the response.
+
+        A client with positions does not lose any: it must process all that it confirms.
+        """
+        return not self.reader.confirms and self.stream.is_progress_wanted
+
+    def is_lone(self, run: Run) -> bool:
+        """Whether `run` is the final response, and nothing else will ever be sent."""
+        is_all = run.seq == run.count == 1 and self.stream.state.is_finished(1)
+        return is_all and self.reply_id is None and not self.preamble
+
+    @property
+    def embeds_response(self) -> bool:
+        """Whether the final response travels inside the reply to the resume.
+
+        A stock client takes any JSON-RPC response in an HTTP response for the answer to its own
+        request.
+        """
+        return self.replays and self.connection.embeds_responses
+
+    def shown(self, run: Run) -> tuple[Run, bytes | None]:
+        """A run that the response ends, as this client is to have it.
+
+        Where the response is to be embedded, it is returned apart, and the run comes without it.
+        """
+        if not (self.takes_over or self.embeds_response or self.stream.state.is_paged):
+            return run, None
+        rest, line = run.without_last()
+        line = self._response(line, run.last)
+        if self.embeds_response:
+            return rest, line
+        return Run(run.seq, run.count, rest.body + line), None
+
+    def _response(self, line: bytes, seq: int) -> bytes:
+        """The stream's response under the id that this client waits for.
+
+        The response to a page has the token of the next page in it.
+        """
+        stream, record = self.stream, self.stream.record
+        request_id = self.waiting_id if self.takes_over else stream.request_id
+        if stream.state.is_paged and not stream.state.is_finished(seq):
+            token = stream.tell_page(seq)
+            result = messages.parse(line).result
+            assert isinstance(result, msgspec.Raw)
+            return messages.result(request_id, dialects.leading_on(result, token, record.max_s))
+        return messages.readdressed(line, request_id) if self.takes_over else line
+
+    def farewells(self) -> list[bytes]:
+        """The lines that tell the client that the stream is over, if it is over with this delivery.
+
+        Called when all of the delivery is in a write.
+        """
+        if self.granted is not None:
+            self.granted.stop = self.position
+        if not self.stream.state.is_finished(self.position):
+            return []
+        return [line for dialect in self.dialects if (line := dialect.end(self.stream.id))]
+
+    def supersede(self, by: "Connection") -> None:
+        """Another delivery has taken the place of this one: the newest wins."""
+        if self.granted is not None and by.session is not self.connection.session:
+            self.granted.ended = "superseded"  # else the client would resume and displace in turn
+        self.end("superseded")
+
+    def end(self, reason: str) -> None:
+        """Detach from the stream and tell the client why: `superseded` or `released`."""
+        if self.replays:
+            self._close(extension.resumed(self.waiting_id, reason))
+        elif self.takes_over or reason == "superseded":
+            self._close(messages.error(self.waiting_id, refusal(reason)))
+        else:
+            self._close(b"")
+
+    def fail(self, refused: Refusal) -> None:
+        """See `Follower.fail`."""
+        self._close(messages.error(self.waiting_id, refused))
+
+    def wake(self) -> None:
+        """See `Follower.wake`."""
+        if not self.is_over:
+            self.connection.ready[self] = None
+            self.connection.has_work.set()
+
+    def allow(self) -> None:
+        """The grant is durable, so the client may be told of it."""
+        self.is_granted = True
+        self.wake()
+
+    def let_go(self) -> bool:
+        """See `Follower.let_go`.
+
+        A resume is answered with `released`. For an original call, and where there are event ids,
+        the whole connection is closed, unless that would lose a call that cannot be resumed.
+        """
+        if self.reply_id is not None and not self.connection.has_event_ids:
+            self.end("released")
+            return True
+        if not all(each.stream.is_reachable for each in self.connection.deliveries):
+            return False
+        self.connection.hang_up()
+        return True
+
+    def drop(self) -> None:
+        """See `Follower.drop`."""
+        self._close(b"")
+
+    def _close(self, farewell: bytes) -> None:
+        if not self.is_over:
+            self.connection.forget(self)
+            if farewell:
+                self.connection.reply(farewell)
+        self.stream.detach(self)
 
 
 class _Write:
-    """What goes out in one write, and what is to be noted once it is out."""
+    """The content of one write, and the deliveries that are in it."""
 
-    __slots__ = ("lines", "runs", "size")
+    __slots__ = ("began_at", "finished", "lines", "runs", "size")
 
     def __init__(self, lines: list[bytes], size: int) -> None:
+        self.began_at = trio.current_time()
         self.lines = lines
         self.size = size
-        self.runs: list[tuple[Delivery, int]] = []  # up to which seq they are in it
+        self.runs: list[tuple[Delivery, int]] = []  # with the seq up to which they are in it
+        self.finished: list[Delivery] = []  # those that are complete with this write
 
     def add(self, *lines: bytes) -> None:
         self.lines += filter(None, lines)
@@ -64,7 +399,7 @@ class _Write:
 
 
 class Connection:
-    """Everything that is on its way to one peer. `run` it, or `respond` once."""
+    """Sends everything to one peer. Either `run` it, or `respond` once."""
 
     def __init__(
         self,
@@ -73,44 +408,40 @@ class Connection:
         session: Session | None = None,
         *,
         framing: Framing | None = None,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds | None = None,
     ) -> None:
-        """With a `session` this is the response to one of its requests, `framing` what it is
-        written in, and `cursor_of` what the request's headers say of a stream.
-        """
+        """With a `session` this is the response to one of its HTTP requests."""
         self.channel = channel
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
-        self.cursor_of = cursor_of
-        self.deliveries: dict[str, Delivery] = {}
+        self.event_ids = event_ids
+        self.deliveries: dict[Delivery, None] = {}
+        self.ready: dict[Delivery, None] = {}  # those that may have something to read, in turn
+        self.has_work = trio.Event()
         self._framing_given = framing
         self._journal = journal
-        self._ready: dict[Delivery, None] = {}
-        self._finishing: list[Delivery] = []  # all of it is in the write that is under way
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._has_work = trio.Event()
-        self._moved = trio.lowlevel.ParkingLot()  # who waits for a write to be out
-        self._is_writing = False
-        self._write_began_at = 0.0
-        self._prompt_bytes = 0  # were out in time, one write after the other
+        self._moved = trio.lowlevel.ParkingLot()  # tasks that wait for a write to be out
+        self._write: _Write | None = None  # the one that is being gathered or written
+        self._prompt_bytes = 0  # of the last writes that took no longer than `PROMPT_S`
         self._scope: trio.CancelScope | None = None
         self._is_hung_up = False
         self._has_written = False
         self._seen_at = trio.current_time()
         self._is_silent = False
-        self._proofs = Proofs()
+        self._receipts = Receipts()
         self.separation = Separation(channel)
 
     @property
     def embeds_responses(self) -> bool:
-        """Whether a resume's reply has the final response in it, instead of following it."""
+        """Whether the reply to a resume contains the final response instead of following it."""
         has_room = self.session.settings.replay_response and self._framing.announces
         return self.is_response and not has_room
 
     @property
     def has_event_ids(self) -> bool:
-        """Whether whoever reads this can come back for what follows, announced or not."""
+        """Whether a client can resume what is sent here by event ids alone."""
         return self._framing.has_ids
 
     @property
@@ -119,57 +450,57 @@ class Connection:
             return self._framing_given
         return NUMBERED if self.session.settings.positions else PLAIN
 
-    # What goes out
+    # Sending
 
     def reply(self, line: bytes) -> None:
         """Send a line that belongs to no stream."""
         framed = self._framing.line(line)
         self._outbox.append(framed)
         self._outbox_bytes += len(framed)
-        self._has_work.set()
+        self.has_work.set()
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
-        self.deliveries[delivery.stream.id] = delivery
+        stream, framing = delivery.stream, self._framing
+        self.deliveries[delivery] = None
         self.session.attach(delivery)
-        self._framing.attached(delivery)
-        if not self._framing.announces:
+        if framing.has_ids and self.event_ids is not None:
+            event_id = self.event_ids.grant(delivery)
+            framing.identify(event_id if stream.record.is_announced else b"")
+        if not framing.announces:
             delivery.preamble, delivery.dialects = (), ()
-        delivery.stream.attach(delivery)
-        self.wake(delivery)
-
-    def wake(self, delivery: Delivery) -> None:
-        """There may be something to read for this delivery."""
-        if not delivery.is_over:
-            self._ready[delivery] = None
-            self._has_work.set()
+        stream.attach(delivery)
+        delivery.wake()
 
     def forget(self, delivery: Delivery) -> None:
-        """Stop delivering; what is being written is written."""
+        """Deliver nothing more of a stream; what is in the current write is still written."""
         delivery.is_over = True
-        self.deliveries.pop(delivery.stream.id, None)
+        self.deliveries.pop(delivery, None)
         self.session.detach(delivery)
-        self._ready.pop(delivery, None)
-        self._has_work.set()  # for who waits until nothing is owed
+        self.ready.pop(delivery, None)
+        self.has_work.set()  # `respond` ends when nothing is owed any more
         self._moved.unpark_all()
 
     async def has_room(self) -> None:
-        """Wait until the peer has read enough of its replies to be given more."""
+        """Wait until the peer has read enough of its replies to be sent more."""
         while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
             await self._moved.park()
 
     async def drained(self) -> None:
-        """Wait until all that is owed is written, or there is nobody to take it."""
+        """Wait until all that is owed is written, or the peer can read no more."""
         while self._is_owing:
             if not self.channel.is_writable():
                 return
             with trio.move_on_after(LOOK_EVERY_S):
                 await self._moved.park()
 
-    # While it lasts
+    # Running
 
     def run(self, nursery: trio.Nursery) -> None:
-        """Send and watch over the peer in `nursery`; a failure or `hang_up` cancels that."""
+        """Send, and watch whether the peer lives, in tasks of `nursery`.
+
+        `hang_up` cancels the nursery.
+        """
         self._live_in(nursery)
         self.separation.begin(nursery)
         nursery.start_soon(self._repeat, self._send_next)
@@ -180,7 +511,7 @@ class Connection:
             while True:
                 await step()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self.hang_up()  # the peer is gone, which is what connections are expected to do
+            self.hang_up()  # the peer has closed the connection, which is no failure
 
     def _live_in(self, nursery: trio.Nursery) -> None:
         self._scope = nursery.cancel_scope
@@ -188,9 +519,9 @@ class Connection:
             self._scope.cancel()
 
     async def respond(self) -> None:
-        """Send all that is owed, as the response to one request, and watch over the peer.
+        """Send all that is owed, as the response to one request, and watch whether the peer lives.
 
-        Most of what is asked for again is there already: it is written before all else is set up.
+        Most responses are complete at once. So the first write comes before the tasks are started.
         """
         try:
             if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
@@ -209,8 +540,9 @@ class Connection:
             except* trio.BrokenResourceError:
                 pass
         if not (self._has_written or self._is_hung_up or self._framing.is_json):
-            # Its delivery was dropped without a word: cancelled, or asked for again elsewhere under
-            # the same id. MCP has no response to that, and HTTP has to have one: an empty one.
+            # The delivery was dropped without an answer: the request was cancelled, or made again
+            # elsewhere under the same id. MCP has no response to it, but HTTP must have one, so the
+            # response is empty.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.channel.send(b"")
 
@@ -221,7 +553,7 @@ class Connection:
 
     @property
     def _is_owing(self) -> bool:
-        return bool(self.deliveries or self._outbox or self._is_writing)
+        return bool(self.deliveries or self._outbox or self._write)
 
     def hang_up(self) -> None:
         """Close the connection."""
@@ -230,50 +562,48 @@ class Connection:
             self._scope.cancel()
 
     def close(self) -> None:
-        """The connection is over: nobody follows its streams any more."""
-        for delivery in list(self.deliveries.values()):
+        """The connection is over: detach from all its streams."""
+        for delivery in list(self.deliveries):
             delivery.drop()
-        self._finish()
-        self._proofs.clear()
+        if self._write is not None:
+            self._finish(self._write)
+        self._receipts.clear()
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
-        await self._has_work.wait()
-        self._has_work = trio.Event()
-        while self._outbox or self._ready:
+        await self.has_work.wait()
+        self.has_work = trio.Event()
+        while self._outbox or self.ready:
             await self._send_once()
 
     async def _send_once(self) -> None:
-        self._is_writing = True
-        self._write_began_at = trio.current_time()
-        write = await self._gather()
+        write = self._write = _Write(self._outbox, self._outbox_bytes)
+        self._outbox, self._outbox_bytes = [], 0
+        await self._gather(write)
         if write.lines:
             self._has_written = True
             await self.channel.send(*write.lines)
             self._saw_life()
-            is_prompt = self._seen_at - self._write_began_at < PROMPT_S
+            is_prompt = self._seen_at - write.began_at < PROMPT_S
             self._prompt_bytes = self._prompt_bytes + write.size if is_prompt else 0
-        self._is_writing = False
+        self._write = None
         self._note(write)
 
-    async def _gather(self) -> _Write:
-        write = _Write(self._outbox, self._outbox_bytes)
-        self._outbox, self._outbox_bytes = [], 0
+    async def _gather(self, write: _Write) -> None:
         bytes_max = RUNS_BYTES_MAX if self._prompt_bytes > KERNEL_BYTES else RUNS_BYTES
-        share = max(STREAM_BYTES_MIN, bytes_max // max(1, len(self._ready)))
-        for delivery in list(self._ready):
+        share = max(STREAM_BYTES_MIN, bytes_max // max(1, len(self.ready)))
+        for delivery in list(self.ready):
             if write.size >= bytes_max:
                 break
-            if delivery not in self._ready:
-                continue  # it was forgotten meanwhile
-            del self._ready[delivery]
+            if delivery not in self.ready:
+                continue  # it has ended during an earlier read
+            del self.ready[delivery]
             try:
                 await self._read(delivery, write, share)
             except Unavailable:
                 await trio.sleep(BUSY_S)
-                self.wake(delivery)
-                break  # what has been gathered must not wait for it
-        return write
+                delivery.wake()
+                break  # what was gathered must not wait any longer
 
     async def _read(self, delivery: Delivery, write: _Write, share: int) -> None:
         state = delivery.stream.state
@@ -283,23 +613,24 @@ class Connection:
         stop = delivery.stop
         if stop is not None:
             runs = [run.until(stop) for run in runs if run.seq <= stop]
-        runs = self.separation.hold(delivery, runs)
+        if runs and delivery.may_lose_progress:
+            runs = self.separation.hold(delivery, runs, is_last=runs[-1].last == stop)
         if not delivery.is_open:
             self._open(delivery, runs, write)
         response = None
         if runs:
-            response = self._hand_over(delivery, runs, write)
+            response = self._hand_over(delivery, runs, stop, write)
         if stop is not None and delivery.position >= stop:
             self._conclude(delivery, response, write)
         elif delivery.position < state.durable and not delivery.is_held:
-            self._ready[delivery] = None
+            self.ready[delivery] = None
 
     async def _read_runs(self, delivery: Delivery, share: int) -> Sequence[Run]:
-        """What follows the delivery's position. It is all there: `delivered` never passes the
-        position of the attached delivery, and the journal keeps what is above `delivered`.
+        """The runs that follow the delivery's position.
 
-        A delivery that ends meanwhile may find a gap, since a newer one lets go of messages. So may
-        one that stands below `delivered` against that rule: its client is told, and no other.
+        The journal has all of them: it keeps what is above `delivered`, and that mark never passes
+        the attached delivery. Only a delivery that ends meanwhile may find a gap, since a newer one
+        has moved the mark. If the rule was broken all the same, only this client gets an error.
         """
         state, position = delivery.stream.state, delivery.position
         if position >= state.durable:
@@ -318,27 +649,35 @@ class Connection:
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
-        is_lone = bool(runs) and delivery.is_lone(runs[0])
-        write.add(self._framing.opening(delivery, is_lone=is_lone))
-        write.runs.append((delivery, delivery.position))
         stream = delivery.stream
+        opening = self._framing.opening(
+            delivery.preamble,
+            delivery.position,
+            retry_s=stream.record.min_s,
+            is_lone=bool(runs) and delivery.is_lone(runs[0]),
+        )
+        write.add(opening)
+        write.runs.append((delivery, delivery.position))
         if delivery.reply_id is None:
             is_told = bool(delivery.dialects) or self.has_event_ids
             is_reachable = is_told or stream.is_open_to_key
             stream.is_reachable = stream.record.is_announced and is_reachable
 
-    def _hand_over(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> bytes | None:
-        """Put the runs into the write, but for a response at their end that is to be embedded."""
-        stream, last = delivery.stream, runs[-1].last
-        shown, response = delivery.shown(runs[-1])
-        for run in (*runs[:-1], shown):
-            if run.count:
-                write.add(*self._framing.run(delivery, run))
+    def _hand_over(
+        self, delivery: Delivery, runs: Sequence[Run], stop: int | None, write: _Write
+    ) -> bytes | None:
+        """Put the runs into the write; returns the response where that is to be embedded."""
+        stream, framing, last, response = delivery.stream, self._framing, runs[-1].last, None
+        is_stop = last == stop
+        for run in runs[:-1] if is_stop else runs:
+            write.add(*framing.run(stream.id, run, is_last=False))
+        if is_stop:
+            shown, response = delivery.shown(runs[-1])
+            if shown.count:
+                write.add(*framing.run(stream.id, shown, is_last=not delivery.replays))
         write.runs.append((delivery, last))
         delivery.position = last
-        # An ack of it may come before the write has returned.
-        stream.wrote(runs)
-        stream.asking.note(self.session, last)
+        stream.hand(runs, last)  # now, because an ack may come before the write returns
         return response
 
     def _conclude(self, delivery: Delivery, response: bytes | None, write: _Write) -> None:
@@ -346,67 +685,72 @@ class Connection:
             write.add(self._framing.line(line))
         if delivery.replays:
             reply = extension.resumed(delivery.waiting_id, "completed", response)
-            write.add(self._framing.reply(delivery, reply))
-        self._finishing.append(delivery)
+            # Without embedding, the final response has the event id of this position.
+            position = delivery.position if delivery.embeds_response else None
+            write.add(self._framing.reply(reply, position))
+        write.finished.append(delivery)
         self.forget(delivery)
 
     def _note(self, write: _Write) -> None:
-        """The write is out. Only now may a pong be taken for a proof that it was read."""
+        """The write has returned. Only a ping that is sent after this can show that it was read."""
         for delivery, seq in write.runs:
             delivery.written = seq
             stream = delivery.stream
-            is_provable = self._may_prove and stream.record.is_announced
-            if seq and is_provable and stream.is_newest(delivery.number):
-                self._proofs.wrote(delivery, seq)
+            is_awaited = self._may_get_receipts and stream.record.is_announced
+            if seq and is_awaited and delivery.number == stream.newest:
+                self._receipts.wrote(stream, delivery.number, seq)
             stream.notify()
         self.separation.wrote(write.size)
-        self._finish()
+        self._finish(write)
         self._moved.unpark_all()
 
-    def _finish(self) -> None:
-        finished, self._finishing = self._finishing, []
-        for delivery in finished:
+    def _finish(self, write: _Write) -> None:
+        for delivery in write.finished:
             delivery.drop()
 
-    # What comes back
+    # Watching the peer
 
     def heard(self) -> None:
         """The peer sent something."""
-        self._proofs.heard()
+        self._receipts.heard()
         self._saw_life()
 
     def _saw_life(self) -> None:
         self._seen_at = trio.current_time()
         if self._is_silent:
             self._is_silent = False
-            for delivery in self.deliveries.values():
+            for delivery in self.deliveries:
                 delivery.stream.attach(delivery)
 
     async def _watch(self) -> None:
         with trio.move_on_after(PING_EVERY_S):
-            await self._proofs.needed()
+            await self._receipts.needed()
             await trio.sleep(SETTLE_S)
-        marks = self._proofs.marks
+        marks = self._receipts.marks
         has_pong = None
         with trio.move_on_after(SILENCE_S):
             has_pong = await self.channel.ping()
         if has_pong:
-            self._proofs.read(marks)
+            self._receipts.read(marks)
             self.heard()
         elif has_pong is False and marks and self.channel.unsent_bytes() == 0:
-            self._proofs.left(marks)
+            self._receipts.left(marks)
         self._check_silence(is_asked=has_pong is None)
 
     @property
-    def _may_prove(self) -> bool:
-        # A client with positions says so itself, and an HTTP response is followed by none.
-        return not (self.session.settings.positions or self.is_response)
+    def _may_get_receipts(self) -> bool:
+        # A client with positions sends acks. After an HTTP response no sign of life can follow.
+        return not (self.session.confirms or self.is_response)
 
     def _check_silence(self, *, is_asked: bool) -> None:
-        # A peer that was given nothing to take and asked nothing is not silent.
-        since = self._seen_at if is_asked else max(self._seen_at, self._write_began_at)
-        is_expected = is_asked or self._is_writing
-        if is_expected and trio.current_time() - since >= SILENCE_S:
+        # A peer that was sent nothing and asked nothing is idle, not silent.
+        if is_asked:
+            since = self._seen_at
+        elif self._write is not None:
+            since = max(self._seen_at, self._write.began_at)
+        else:
+            return
+        if trio.current_time() - since >= SILENCE_S:
             self._is_silent = True
-            for delivery in self.deliveries.values():
+            for delivery in self.deliveries:
                 delivery.stream.fall_silent(delivery)

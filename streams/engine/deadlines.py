@@ -1,8 +1,9 @@
 """One task that waits for all deadlines, however many there are.
 
-A heap with lazy entries: a deadline that moves later costs nothing until the old one comes up,
-which is what happens at every poll of an idle stream. Idle streams cost no task and no wake-up, and
-what is forgotten is let go at once, though its entry stays until it is due or most are such.
+The heap has lazy entries. A deadline that moves later, as at every poll of an idle stream, costs
+nothing until the old one comes up. An idle stream costs no task and no wake-up. An item that is
+forgotten is released at once; its entry stays in the heap until it is due, or until most entries
+are stale.
 """
 
 import heapq
@@ -15,17 +16,17 @@ import trio
 
 
 class Dated(Protocol):
-    """Something that may have a deadline (trio's seconds)."""
+    """An item with a deadline, in trio's time."""
 
     @property
     def deadline(self) -> float | None:
-        """When it is due; None while it is not."""
+        """The time when it is due; None while it has no deadline."""
 
 
 T = TypeVar("T", bound=Dated)
 
-ITEMS_AT_ONCE: Final = 100  # more would keep everybody else waiting
-STALE_MAX: Final = 1_000  # entries of nobody that are never worth a clean-up
+ITEMS_AT_ONCE: Final = 100  # then other tasks have their turn
+STALE_MAX: Final = 1_000  # entries of forgotten items that are not worth a clean-up
 
 
 class Deadlines(Generic[T]):
@@ -34,17 +35,17 @@ class Deadlines(Generic[T]):
     def __init__(self, on_due: Callable[[T], None]) -> None:
         self._on_due = on_due
         self._heap: list[tuple[float, int]] = []  # (when, number of the entry)
-        self._items: dict[int, T] = {}  # of the entries that still stand for something
+        self._items: dict[int, T] = {}  # by the numbers of the entries that are not stale
         self._watched: dict[T, tuple[float, int]] = {}
         self._numbers = itertools.count()
         self._has_earlier = trio.Event()
 
     def __len__(self) -> int:
-        """How many entries are kept, stale ones among them."""
+        """The number of entries, stale ones included."""
         return len(self._heap)
 
     def watch(self, item: T) -> None:
-        """Watch an item whose deadline is new or earlier; a later one is found by itself."""
+        """Watch an item whose deadline is new or earlier. A later one needs no call."""
         due = item.deadline
         if due is None or due >= self._watched.get(item, (math.inf, 0))[0]:
             return

@@ -1,8 +1,8 @@
-"""The engine: streams, who follows them, and when they end.
+"""The engine: it begins streams, runs their handlers, opens connections, and shuts all down.
 
-It owns every stream of one journal and runs their handlers, which go on while nobody is attached.
-It knows no transport (a connection is a channel of lines) and no MCP beyond what a dialect's
-intents need.
+It owns every stream of one journal. A handler runs on while no connection is attached. The engine
+knows no transport (a connection is a channel of lines) and nothing of MCP beyond the intents of the
+dialects.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,16 +14,14 @@ import trio
 
 from streams.clock import wall
 from streams.engine.committer import Committer
-from streams.engine.connection import Connection, CursorOf, no_cursor
-from streams.engine.delivery import Delivery
+from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
-from streams.engine.operations import Access
+from streams.engine.operations import Operations
 from streams.engine.rates import Rates
-from streams.engine.session import Session
 from streams.engine.stream import Stream
-from streams.engine.streams import Holding
-from streams.errors import INTERNAL_ERROR, JournalUnusable, Refusal
+from streams.engine.streams import Streams
+from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
@@ -33,14 +31,14 @@ from streams.limits import Limits, Overflow
 from streams.messages import Message
 from streams.protocol.extension import Mark
 
-# What a handler gives: its final response as a line, and whether that is an error.
+# Returns the final response as a line, and whether that is an error.
 Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
-# Finds the handler of a stream whose former one has died; None where there is none.
-Again = Callable[[Stream], Handler | None]
+# Finds the handler of a restarted call by its stream; None where the call cannot be restarted.
+RestartHandler = Callable[[Stream], Handler | None]
 
-FENCE_FIRST: Final = 1  # a claim gives a record the next one
-RESTORE_S: Final = 5.0  # a journal that takes nothing does not keep the server from starting
-# The steps of a shutdown: 4 s together with the channels' own farewells.
+FENCE_FIRST: Final = 1  # each claim of the journal adds one
+RESTORE_S: Final = 5.0  # the server starts after this time even if the journal takes no commit
+# The steps of a shutdown: 4 s, together with the closing of the channels.
 COMMIT_S: Final = 1.5
 DELIVER_S: Final = 0.5
 RELEASE_S: Final = 0.25
@@ -48,13 +46,13 @@ CLOSE_S: Final = 1.25
 SHUTDOWN_S: Final = COMMIT_S + DELIVER_S + RELEASE_S + CLOSE_S
 
 
-_engines: Final[set["Engine"]] = set()  # that are open in this process
+_engines: Final[set["Engine"]] = set()  # those that are open in this process
 
 
 class _LastStep(trio.abc.Instrument):
-    """In a child that the task of a tool has forked: the step in which it was is the last one.
+    """Ends a child process that a tool has forked, after the task step in which it was forked.
 
-    The child has the event loop as well, and an epoll set that it shares with the server.
+    The child has a copy of the event loop, with an epoll set that it shares with the server.
     """
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -71,7 +69,7 @@ in_child(_leave_event_loop)
 
 
 class Engine:
-    """Made by `open_engine`."""
+    """Streams, sessions and connections over one journal. Made by `open_engine`."""
 
     def __init__(
         self,
@@ -81,35 +79,26 @@ class Engine:
         *,
         enforce_min: bool,
         require_token: bool,
-        again: Again,
+        restart_handler: RestartHandler,
     ) -> None:
         self._journal = journal
-        self._again = again
+        self._restart_handler = restart_handler
         self._committer = Committer(journal)
-        # Whoever cancels the engine from outside still gets the shutdown that was promised.
-        self._committing = trio.CancelScope(shield=True)
-        self.failure: BaseException | None = None  # what has ended it
-        self._held = Holding(journal, self._committer, keyring, limits)
-        self._streams = self._held.streams
-        self.sessions = self._held.sessions
-        self.access = Access(
-            self._streams,
-            self._held.resting,
-            keyring,
-            self._held.answers,
-            enforce_min=enforce_min,
-            require_token=require_token,
-            on_cancel=self._held.cancel,
+        self._failure: BaseException | None = None
+        self._streams = Streams(journal, self._committer, keyring, limits)
+        self.sessions = self._streams.sessions
+        self.operations = Operations(
+            self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
-        self.keyed = KeyedCalls(self._held.resting, keyring)
+        self.keyed = KeyedCalls(self._streams.cache, keyring)
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._is_closing = False
         self._running = 0  # handlers
-        self._stirred = trio.Event()  # handlers and connections come and go
+        self._stirred = trio.Event()  # set when a handler or a connection begins or ends
         self._nursery: trio.Nursery
 
-    # A new stream
+    # New streams
 
     def begin(
         self,
@@ -121,23 +110,24 @@ class Engine:
         max_s: float,
         overflow: Overflow = "block",
         is_paged: bool = False,
-        is_rerun: bool = False,
+        is_restartable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
         """Start a handler for an originating request, and deliver what it sends.
 
-        One that `is_paged` may send several responses: the tokens of the pages lead to the others.
-        One that `is_rerun` is begun again when the server has died, if its client can come back.
-        `mark` is what the request has in the place of its idempotency key.
-        `origin` is the request, where that was parsed already.
-        There is room for it if nothing was waited for since `make_room`.
+        With `is_paged` the handler may send several responses: a page token leads from each to the
+        next. With `is_restartable` the call is restarted after the server died, if its client can
+        resume it. `mark` stands in the request in place of its idempotency key. `origin` is the
+        request, where that was parsed already.
+
+        The caller must have called `make_room`, and must not have waited for anything since.
         """
         principal = connection.session.principal
         # "max: 0" is not resumable, so there is nothing to announce.
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
-        # Pages are, once their client has a token.
+        # A stream with pages becomes reachable later, when its client has a page token.
         is_reachable = is_told or (mark is not None and not mark.is_own)
         record = Record(
             stream=new_id(),
@@ -149,14 +139,14 @@ class Engine:
             fence=FENCE_FIRST,
             is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
-            number=self._streams.next_number(),
-            restart=Restart() if is_rerun and is_reachable else None,
+            number=self._streams.index.next_number(),
+            restart=Restart() if is_restartable and is_reachable else None,
         )
-        stream = self._held.hold(record, overflow, origin)
+        stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
         self._committer.add(Create(record))
-        self._committer.mark(stream, 0)  # to be told when it is there
-        preamble = self.access.announcements(stream, dialects)
+        self._committer.mark(stream, 0)  # calls `stream.committed` when the record is durable
+        preamble = self.operations.announcements(stream, dialects)
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )
@@ -168,22 +158,22 @@ class Engine:
         self._nursery.start_soon(self._run, stream, handler)
 
     async def make_room(self, principal: str) -> None:
-        """See to it that this principal may have one more stream.
+        """Make room for one more stream of this principal.
 
-        Raises `Refusal` where there is a limit, or the journal takes nothing now.
+        Raises `Refusal` where a limit is reached, or the journal takes nothing new now.
         """
         if self._is_closing:
             raise Refusal(INTERNAL_ERROR, "The server is shutting down: try again later.")
         self._committer.check(principal)
-        await self._held.make_room(principal)
+        await self._streams.make_room(principal)
 
     async def _run(self, stream: Stream, handler: Handler) -> None:
         final: tuple[bytes, bool] | None = None
         failure = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
-        # Outermost: what fails while it is cancelled becomes an exception only behind the scope.
+        # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
-                if stream.mark is not None:  # a crash must not make who comes again run it twice
+                if stream.mark is not None:  # else a retry after a crash would run the tool twice
                     await stream.recorded()
                 final = await handler(stream)
         except Refusal as refused:
@@ -197,16 +187,17 @@ class Engine:
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
-        self._held.resting.note(stream)
+        self._streams.cache.used(stream)
         self._running -= 1
         self._stir()
 
-    # The engine's own life
+    # Connections
 
     @asynccontextmanager
     async def connect(self, channel: Channel) -> AsyncIterator[Connection]:
-        """A connection, for the length of a block; then what is owed is written, and it is closed.
+        """Open a connection for the length of a block.
 
+        At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
         async with (
@@ -225,13 +216,14 @@ class Engine:
         session: Session,
         framing: Framing,
         *,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds,
     ) -> AsyncIterator[Connection]:
-        """A connection for the response to one request: what the block has begun is sent, and then
-        it is closed. `Connection` says what the rest is for.
+        """Open a connection for the response to one HTTP request.
+
+        What is begun in the block is sent at its end, and then the connection is closed.
         """
         connection = Connection(
-            channel, self._journal, session, framing=framing, cursor_of=cursor_of
+            channel, self._journal, session, framing=framing, event_ids=event_ids
         )
         async with self._connected(connection):
             yield connection
@@ -250,8 +242,8 @@ class Engine:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 
-    async def rest(self, linger_s: float) -> None:
-        """Wait until no connection is there and no handler runs, for so many seconds on end."""
+    async def wait_idle(self, linger_s: float) -> None:
+        """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
                 await self._stirred.wait()
@@ -265,47 +257,41 @@ class Engine:
         self._stirred.set()
         self._stirred = trio.Event()
 
+    # Start and shutdown
+
     async def run(self, nursery: trio.Nursery) -> None:
-        """Take over what the journal has, and begin to work."""
+        """Take over the streams of the journal, restart their calls, and start all tasks."""
         self._nursery = nursery
-        for stream in await self._held.restore():
-            handler = self._again(stream)
+        for stream in await self._streams.take_over():
+            handler = self._restart_handler(stream)
             if handler is None:
-                self._held.interrupt(stream)
+                self._streams.interrupt(stream)
             else:
-                self._start(stream, partial(self._rerun, handler))
-        nursery.start_soon(self._commit)
-        nursery.start_soon(self._held.run)
-        # Whoever asks first shall hear how it ended, not that it still runs.
+                self._start(stream, partial(self._restart, handler))
+        nursery.start_soon(self._committer.run_until_stopped)
+        nursery.start_soon(self._streams.run)
+        # The first client must see that interrupted calls have ended, not that they still run.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
 
-    async def _rerun(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
+    async def _restart(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
         await stream.rerun.begin()
         return await handler(stream)
 
-    async def _commit(self) -> None:
-        with self._committing:
-            try:
-                await self._committer.run()
-            except JournalUnusable as error:
-                self.failure = error
-                raise
-
     async def shut_down(self) -> None:
-        """End everything in good order, within 4 s: running calls end as `interrupted`."""
+        """Shut down within 4 s. Running calls end as `interrupted`, or are restarted later."""
         self._is_closing = True
-        for stream in self._streams:
+        for stream in self._streams.index:
             if stream.state.outcome is Outcome.LIVE:
-                self._held.leave_off(stream)
+                self._streams.suspend(stream)
         with trio.move_on_after(COMMIT_S):
             await self._committer.settle()
         for connection in self._connections:
             connection.separation.hurry()
         await self._wait_for_connections(DELIVER_S)
         for connection in self._connections:
-            for delivery in list(connection.deliveries.values()):
+            for delivery in list(connection.deliveries):
                 delivery.end("released")
         await self._wait_for_connections(RELEASE_S)
         for connection in self._connections:
@@ -314,10 +300,14 @@ class Engine:
             while self._connections:
                 await self._stirred.wait()
 
-    def fail(self, error: BaseException) -> None:
-        """Nobody can be served any more: end with this error, whoever has met it."""
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the engine, if any."""
+        return self._failure or self._committer.failure
 
-        self.failure = error
+    def fail(self, error: BaseException) -> None:
+        """End the engine with this error, because it can serve no client any more."""
+        self._failure = error
 
         async def fail() -> None:
             raise error
@@ -325,8 +315,8 @@ class Engine:
         self._nursery.start_soon(fail)
 
     def stop(self) -> None:
-        """Commit no more: the last thing there is to do."""
-        self._committing.cancel()
+        """Commit nothing more. This is the last step of a shutdown."""
+        self._committer.stop()
 
     async def _wait_for_connections(self, patience_s: float) -> None:
         with trio.move_on_after(patience_s):
@@ -342,14 +332,14 @@ async def open_engine(
     *,
     enforce_min: bool = False,
     require_token: bool = False,
-    again: Again = lambda _: None,
+    restart_handler: RestartHandler = lambda _: None,
 ) -> AsyncIterator[Engine]:
-    """An engine on this journal, for the length of a block; leaving it shuts down in good order.
+    """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
-    `enforce_min` refuses a client that comes back before `min` instead of serving it.
-    `require_token` refuses a streamId alone to any caller but the stream's own principal. `again`
-    finds the handlers of streams that are to be run again. Raises `JournalUnusable` when memory and
-    disk have parted for good.
+    `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
+    refuses a streamId without its resume token to any caller but the stream's own principal.
+    `restart_handler` finds the handlers of restarted calls. Raises `JournalUnusable` where the
+    journal cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -357,7 +347,7 @@ async def open_engine(
         limits or Limits(),
         enforce_min=enforce_min,
         require_token=require_token,
-        again=again,
+        restart_handler=restart_handler,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:
@@ -370,5 +360,5 @@ async def open_engine(
                     await engine.shut_down()
         finally:
             _engines.discard(engine)
-            engine.stop()  # also where it is cancelled before it has begun to serve
+            engine.stop()  # also where `run` was cancelled
             nursery.cancel_scope.cancel()

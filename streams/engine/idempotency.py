@@ -1,8 +1,8 @@
-"""Calls that may be made again without being run twice: by their idempotency keys.
+"""Calls with idempotency keys, which can be retried without being run twice.
 
-A key leads to a call's stream as its resume token does, by a name that only who has the journal's
-keys can work out. Where it leads nowhere a call begins, and nobody who brings the same key
-meanwhile is told anything before it has.
+A key leads to the stream of its call as a resume token does: by a name that only the keyring can
+make. A key that leads nowhere begins a call. Other requests with the same key wait until the call
+has begun.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from streams.engine.cache import Resting
+from streams.engine.cache import Cache
 from streams.engine.identity import scope_of
 from streams.engine.stream import Stream
 from streams.exchange import authenticated
@@ -20,28 +20,28 @@ from streams.protocol.extension import Mark
 
 
 class Called(msgspec.Struct, frozen=True):
-    """What a key has led to. `mark` is for the call that is begun with it where that is nothing."""
+    """The stream that a key leads to, if there is one. `mark` is for a call that begins."""
 
     stream: Stream | None
     mark: Mark
 
 
 class KeyedCalls:
-    """The calls of an engine, as their keys lead to them."""
+    """Finds the calls of one engine by their idempotency keys."""
 
-    def __init__(self, resting: Resting, keyring: Keyring) -> None:
-        self._resting = resting
+    def __init__(self, cache: Cache, keyring: Keyring) -> None:
+        self._cache = cache
         self._keyring = keyring
-        self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of who looks, or begins a call
+        self._turns: dict[bytes, trio.StrictFIFOLock] = {}  # of requests with the same key
 
     @property
     def memory(self) -> str:
-        """What tells the memory in which keys are looked up from any other server's."""
+        """Identifies the servers that share this memory of keys: they have the same keyring."""
         return self._keyring.identity
 
     @asynccontextmanager
     async def looked_up(self, key: str, principal: str) -> AsyncIterator[Called]:
-        """What was called with this key; nobody else is told of it in the block.
+        """Look up a key. No other request with the same key proceeds during the block.
 
         Raises `Unavailable`.
         """
@@ -53,7 +53,7 @@ class KeyedCalls:
 
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:
-            if stream := await self._resting.named(name):
+            if stream := await self._cache.named(name):
                 return stream
         return None
 

@@ -1,5 +1,6 @@
-"""What a page's token, or an idempotency key, is bound to: one call, by what it says and not by how
-that was written, and whose it is.
+"""The identity of a call, to which page tokens and idempotency keys are bound.
+
+It is made of the tool, the arguments as JSON values, and the caller.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from streams.messages import uncollected
 from streams.protocol.vocabulary import read_params
 
 _METHOD: Final = "tools/call"
-AUTHORITY_LETTERS: Final = 32  # what nobody guesses: 128 bits, be it in hexadecimal digits
+AUTHORITY_LETTERS: Final = 32  # too long to be guessed: 128 bits even in hexadecimal digits
 
 
 class _Call(msgspec.Struct):
@@ -23,10 +24,10 @@ class _Call(msgspec.Struct):
 
 
 def call_digest(params: msgspec.Raw, principal: str) -> bytes:
-    """The SHA-256 of a call's name and arguments as JSON values, and of who calls.
+    """The SHA-256 of a call's tool, its arguments as JSON values, and its principal.
 
-    The order of keys does not count, nor does `1.0` for `1` or `null` for no arguments. Raises
-    `Refusal` for what is no call.
+    The order of keys makes no difference, nor does `1.0` for `1`, or `null` for no arguments.
+    Raises `Refusal` where `params` are not those of a call.
     """
     call = read_params(params, _Call)
     try:
@@ -43,11 +44,10 @@ def call_digest(params: msgspec.Raw, principal: str) -> bytes:
 
 
 def scope_of(key: str, principal: str) -> str:
-    """Among whose calls an idempotency key is looked up.
+    """The principal among whose calls an idempotency key is looked up; "" for all anonymous ones.
 
-    Where nobody has vouched for the principal, a long key is itself the authority, wherever it
-    comes from; a short one leads to this principal's own calls alone, since two strangers may well
-    choose the same.
+    Without authentication a long key is the authority itself, over any connection. A short one
+    leads only to the calls of this principal, since two clients may choose the same short key.
     """
     if len(key) >= AUTHORITY_LETTERS:
         return authenticated(principal)

@@ -1,4 +1,4 @@
-"""Which streams there are, whose, and how many there may be."""
+"""The index of the streams in memory, by id, name and principal, and the limits on their number."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from streams.limits import Limits
 
 
 class Elsewhere(msgspec.Struct):
-    """What is to be considered of streams that are not in memory."""
+    """Evicted streams that count where room is made."""
 
-    wanted: int = 0  # how many the journal has at rest, of one principal
-    read: Record | None = None  # the first of these that was fully written
-    leftover: Record | None = None  # of anybody's, what is to be forgotten first
+    wanted: int = 0  # the number of one principal's wanted ones
+    read: Record | None = None  # the oldest of these that was written completely
+    unwanted: Record | None = None  # of any principal, the one to be forgotten first
 
 
 NOTHING_ELSEWHERE: Final = Elsewhere()
@@ -27,22 +27,23 @@ _number = attrgetter("number")
 
 
 class Registry:
-    """The streams of a journal that are in memory: running, undelivered, or remembered."""
+    """The streams of a journal that are in memory: *wanted* ones, which run or are not known to be
+    delivered, and unwanted ones, which are remembered for a while.
+    """
 
     def __init__(self, limits: Limits, keyring: Keyring) -> None:
         self._limits = limits
         self._keyring = keyring
-        self.last_number = 0  # that was given to a stream
-        self.at_rest = 0  # streams of the journal that are not here
+        self.last_number = 0  # the highest number that a stream has
+        self.evicted = 0  # how many streams of the journal are not in memory
         self._by_id: dict[str, Stream] = {}
-        self._by_name: dict[bytes, Stream] = {}  # those that a token or a key alone may lead to
-        # Running or not known to be delivered, of each principal, by their numbers, and in their
-        # order, except where some came back from rest.
+        self._by_name: dict[bytes, Stream] = {}  # for requests with a token or key and no id
+        # The wanted streams of each principal, by their numbers and in that order. The order is
+        # lost where a stream is loaded again.
         self._wanted: dict[str, dict[int, Stream]] = {}
         self._disordered: set[str] = set()
-        # Drained, abandoned and cancelled ones, in that order: what goes first where room is
-        # needed.
-        self._leftover: dict[Stream, None] = {}
+        # Drained, abandoned and cancelled streams, those first that make room first.
+        self._unwanted: dict[Stream, None] = {}
 
     def __iter__(self) -> Iterator[Stream]:
         return iter(list(self._by_id.values()))
@@ -57,11 +58,11 @@ class Registry:
         return self._by_id.get(stream_id)
 
     def named(self, name: bytes) -> Stream | None:
-        """The stream of this name, which is what its tokens or its key lead to."""
+        """The stream of this name (`Stream.names`)."""
         return self._by_name.get(name)
 
     def add(self, stream: Stream) -> None:
-        """Hold a stream that runs or is not delivered."""
+        """Add a stream, as a wanted one."""
         self._by_id[stream.id] = stream
         if stream.record.is_announced:
             self._by_name |= dict.fromkeys(stream.names, stream)
@@ -72,22 +73,22 @@ class Registry:
         wanted[stream.number] = stream
 
     def retire(self, stream: Stream) -> None:
-        """Nothing of the stream is wanted any more, but it is remembered."""
+        """Make a stream an unwanted one."""
         self._unwant(stream)
-        self._leftover[stream] = None
+        self._unwanted[stream] = None
 
     def evict(self, stream: Stream) -> None:
-        """A stream is at rest, and in memory no more."""
+        """Remove a stream that stays in the journal."""
         self.remove(stream)
-        self.at_rest += 1
+        self.evicted += 1
 
     def remove(self, stream: Stream) -> None:
-        """Forget a stream."""
+        """Remove a stream."""
         self._by_id.pop(stream.id, None)
         if stream.record.is_announced:
             for name in stream.names:
                 self._by_name.pop(name, None)
-        self._leftover.pop(stream, None)
+        self._unwanted.pop(stream, None)
         self._unwant(stream)
 
     def _unwant(self, stream: Stream) -> None:
@@ -105,18 +106,18 @@ class Registry:
         return wanted
 
     def wanted(self, principal: str) -> list[Stream]:
-        """A principal's streams that run, or are not known to be delivered."""
+        """A principal's wanted streams, in the order of their numbers."""
         return list(self._in_order(principal).values())
 
     def page(self, principal: str, after: int, size: int) -> tuple[list[Stream], bool]:
-        """A principal's wanted streams that it was told of, above a number; whether more follow."""
-        wanted = self._in_order(principal)  # the page is found by skipping
+        """A principal's announced wanted streams above a number; whether more follow."""
+        wanted = self._in_order(principal)
         found = (s for n, s in wanted.items() if n > after and s.record.is_announced)
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
     def is_full(self, principal: str, elsewhere: Elsewhere) -> bool:
-        """Whether one more stream of this principal is one too many, for it or for the server."""
+        """Whether one more stream of this principal would pass its limit or the server's."""
         return self._is_principal_full(principal, elsewhere) or self._is_server_full
 
     def _is_principal_full(self, principal: str, elsewhere: Elsewhere) -> bool:
@@ -124,23 +125,24 @@ class Registry:
         wanted = self._wanted.get(principal, {})
         if len(wanted) + elsewhere.wanted < limit:
             return False
-        counted_twice = sum(stream.has_rested for stream in wanted.values())
+        counted_twice = sum(stream.was_evicted for stream in wanted.values())
         return len(wanted) + elsewhere.wanted - counted_twice >= limit
 
     def kept_bytes(self, principal: str) -> int:
-        """Bytes that wait to be delivered to a principal."""
+        """Undelivered bytes of a principal's streams."""
         return sum(stream.state.kept_bytes for stream in self._wanted.get(principal, {}).values())
 
     @property
     def _is_server_full(self) -> bool:
-        return len(self._by_id) + self.at_rest >= self._limits.streams_max
+        return len(self._by_id) + self.evicted >= self._limits.streams_max
 
     def make_room(
         self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE
     ) -> list[Stream | Record]:
-        """What must be forgotten before this principal has one more stream.
+        """The streams to be forgotten before this principal has one more.
 
-        Raises `Refusal` where that would be something that is still wanted.
+        A wanted stream is chosen only where it was probably read. Raises `Refusal` where there is
+        none to choose.
         """
         if self._is_principal_full(principal, elsewhere):
             wanted = self._in_order(principal)
@@ -150,16 +152,16 @@ class Registry:
                 raise refusal("too_many_streams", limit=self._limits.streams_per_principal_max)
             return [min(read, key=_number)]
         if self._is_server_full:
-            leftover = elsewhere.leftover or next(iter(self._leftover), None)
-            if leftover is None:
+            unwanted = elsewhere.unwanted or next(iter(self._unwanted), None)
+            if unwanted is None:
                 raise refusal("too_many_streams", limit=self._limits.streams_max)
-            return [leftover]
+            return [unwanted]
         return []
 
 
 def is_probably_read(stream: Stream) -> bool:
-    """Whether it was fully written to a client that confirms nothing, or not that it has it all."""
+    """Whether a stream was written completely to a client that does not confirm the end of it."""
     state = stream.state
-    is_written = state.is_ended and state.written == state.last
+    is_written = state.is_ended and state.handed == state.last
     may_confirm = state.client_confirms and not state.is_paged
     return is_written and not may_confirm and stream.delivery is None

@@ -1,18 +1,19 @@
-"""One stream, seen from its sender: what may happen to it, and what follows.
+"""The state of one stream: which events are allowed in it, and what each of them changes.
 
 There is no input or output here, and no clock: time comes in as `now` (seconds, any origin), and
 what must be made durable goes out as values. A method returns what it caused, or raises and has
 changed nothing.
 
-    lines offered ──► numbered, in a batch ──► durable ──► written ──► delivered
-                      `last`                   `durable`   `written`   `delivered`
+    lines offered ──► numbered, in a batch ──► durable ──► handed ──► delivered
+                      `last`                   `durable`   `handed`   `delivered`
 
-These four marks are seqs, and each is never above the one before it. Entries up to `delivered` are
-no longer kept.
+These four marks are seqs, and each is never above the one before it. A line is *handed* when a
+connection has taken it for its next write, and *delivered* when its client is known to have it.
+Lines up to `delivered` are no longer kept.
 
-`reader` is the position of the delivery that is attached now, if there is one. `delivered` never
-passes it, so a reader always finds in the journal what follows its position. A new reader may stand
-far below `written`: the replay of a backlog begins again at `delivered`.
+`position` is how far the delivery that is attached now has come, if there is one. `delivered` never
+passes it, so a delivery always finds in the journal what follows its position. A new delivery may
+stand far below `handed`: the replay of a backlog begins again at `delivered`.
 """
 
 import enum
@@ -31,7 +32,7 @@ ProgressToken = RequestId
 
 
 class Event(enum.Enum):
-    """What can happen to a stream."""
+    """An event in the life of a stream."""
 
     APPEND = "a message"
     END = "the final response"
@@ -52,14 +53,14 @@ TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
         Event.ABANDON: Outcome.ABANDONED,
         Event.CANCEL: Outcome.CANCELLED,
     },
-    # A call that is done cannot be cancelled any more: the answer may be on its way already.
+    # A completed call cannot be cancelled any more: its response may be on its way already.
     COMPLETED: {Event.ABANDON: Outcome.ABANDONED},
     Outcome.FAILED: {Event.ABANDON: Outcome.ABANDONED},
     Outcome.ABANDONED: {},
     Outcome.CANCELLED: {},
 }
 
-# Written chunks are remembered no finer than this, so that their number stays small.
+# What was handed is remembered in steps of at least this size, so that the steps stay few.
 MARK_BYTES: Final = 64 * 1024
 
 
@@ -71,7 +72,7 @@ class Question(msgspec.Struct):
 
 
 class Flags(msgspec.Struct, frozen=True):
-    """What a poll tells. "pendingMessages: Whether there are unsent messages"."""
+    """The answer to a poll. "pendingMessages: Whether there are unsent messages"."""
 
     is_live: bool
     has_failed: bool
@@ -81,16 +82,14 @@ class Flags(msgspec.Struct, frozen=True):
 
 
 class StreamState:
-    """Where one stream stands."""
+    """The marks, the outcome and the unsent batch of one stream."""
 
     __slots__ = (
         "_answered_at",
         "_batch",
-        "_batch_bytes",
         "_bytes_delivered",
+        "_bytes_handed",
         "_bytes_numbered",
-        "_bytes_written",
-        "_held",
         "_last_error",
         "_last_request",
         "_limits",
@@ -98,42 +97,50 @@ class StreamState:
         "_record",
         "_restored",
         "_was_ended_at",
+        "batch_bytes",
         "client_confirms",
         "delivered",
         "durable",
+        "handed",
+        "held_back",
         "idle_since",
+        "is_paged",
         "last",
         "outcome",
         "pages",
+        "position",
         "questions",
-        "reader",
-        "written",
     )
 
     def __init__(self, record: Record, limits: Limits) -> None:
         self._record = record
         self._limits = limits
         self.outcome = record.outcome
-        self.pages = list(record.pages or ())  # the seqs of those that are kept
+        # Whether there may be responses before the final one, which only their page tokens confirm.
+        self.is_paged = record.pages is not None
+        self.pages = list(record.pages or ())  # the seqs of the kept ones
         self.last = self.durable = record.last
         self.delivered = record.acked
-        self.written = record.last if record.is_read else record.acked
-        self.reader: int | None = None
+        self.handed = record.last if record.is_read else record.acked
+        self.position: int | None = None
         self._last_request = record.last_request
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
         self._batch: list[bytes] = []
-        self._batch_bytes = 0
-        self._held: dict[ProgressToken, bytes] = {}
-        self._restored = record.last  # up to where the bytes of what is numbered are not known
-        self._bytes_numbered = self._bytes_written = self._bytes_delivered = 0
-        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was written
+        self.batch_bytes = 0  # that are numbered and wait for the next commit
+        # Progress that there was no room for: the latest line of each token, without a number.
+        self.held_back: dict[ProgressToken, bytes] = {}
+        # Up to this seq the lines were numbered before this object was made, and their sizes are
+        # not known.
+        self._restored = record.last
+        self._bytes_numbered = self._bytes_handed = self._bytes_delivered = 0
+        self._marks: deque[tuple[int, int]] = deque()  # (seq, bytes up to it), of what was handed
         self.questions: dict[RequestId, Question] = {}
         self.client_confirms = False  # the attached client, or the last one, sends cursors and acks
         self.idle_since: float | None = None  # None while a connection is attached
-        self._answered_at: float | None = None  # when the last page of all had been sent
+        self._answered_at: float | None = None  # when the last of all pages had been handed
 
-    # What the handler sends
+    # Sending
 
     @property
     def has_room(self) -> bool:
@@ -147,29 +154,24 @@ class StreamState:
     @property
     def _has_unsent_room(self) -> bool:
         limits = self._limits
-        has_place = self.last - self.written < limits.unsent_entries_max
-        return has_place and self._bytes_numbered - self._bytes_written < limits.unsent_bytes_max
-
-    @property
-    def batch_bytes(self) -> int:
-        """Bytes that are numbered and wait for the next commit."""
-        return self._batch_bytes
+        has_place = self.last - self.handed < limits.unsent_entries_max
+        return has_place and self._bytes_numbered - self._bytes_handed < limits.unsent_bytes_max
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were sent since it came into memory, and are not known to be delivered."""
+        """Bytes that were numbered since the stream is in memory, and are not delivered."""
         return max(0, self._bytes_numbered - self._bytes_delivered)
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
         """Number a message; False, and nothing has changed, where there is no room for it.
 
-        A page is a response that is not the last one. What was written leaves room for it, as that
-        goes when what is behind this page is asked for.
+        A page is a response that is not the last one. Undelivered lines take no room from it: the
+        client confirms them by asking for the page that follows.
         """
         self._move(Event.APPEND)
         if not (self._has_unsent_room if is_page else self.has_room):
             return False
-        if self._held:
+        if self.held_back:
             self._release_held()
         self._number(line)
         if is_page:
@@ -179,11 +181,11 @@ class StreamState:
     def add_progress(self, token: ProgressToken, line: bytes) -> bool:
         """Number a progress notification; without room the latest of its token is held back.
 
-        A held one has no number yet, so dropping the one before it leaves no gap.
+        A held line has no number yet, so the next one may replace it and leaves no gap.
         """
         self._move(Event.APPEND)
-        if self._held or not self.has_room:
-            self._held[token] = line
+        if self.held_back or not self.has_room:
+            self.held_back[token] = line
             return False
         self._number(line)
         return True
@@ -210,21 +212,21 @@ class StreamState:
             self._last_error = self.last
 
     def release_held(self, *, is_forced: bool = False) -> bool:
-        """Number what was held back where there is room again; tell whether anything was."""
-        if not (self._held and self.outcome is LIVE and (is_forced or self.has_room)):
+        """Number what was held back where there is room again; returns whether anything was."""
+        if not (self.held_back and self.outcome is LIVE and (is_forced or self.has_room)):
             return False
         self._release_held()
         return True
 
     def _release_held(self) -> None:
-        for line in self._held.values():
+        for line in self.held_back.values():
             self._number(line)
-        self._held.clear()
+        self.held_back.clear()
 
     def _number(self, line: bytes) -> None:
         self.last += 1
         self._batch.append(line)
-        self._batch_bytes += len(line)
+        self.batch_bytes += len(line)
         self._bytes_numbered += len(line)
 
     def _move(self, event: Event) -> Outcome:
@@ -233,7 +235,7 @@ class StreamState:
         except KeyError:
             raise Ended(f"{event.value}: the stream is {self.outcome.value} already") from None
 
-    # What becomes of it
+    # Being written and delivered
 
     def take(self, fence: int) -> Append | None:
         """The batch, as the change that makes it durable; None where there is nothing new."""
@@ -242,7 +244,7 @@ class StreamState:
         first = self.last + 1 - len(self._batch)
         run = Run(first, len(self._batch), b"".join(self._batch))
         self._batch.clear()
-        self._batch_bytes = 0
+        self.batch_bytes = 0
         return Append(
             stream=self._record.stream,
             fence=fence,
@@ -256,41 +258,43 @@ class StreamState:
 
     def committed(self, seq: int) -> None:
         """Everything up to `seq` is durable."""
-        if not self.is_tombstone:  # the commit was under way when the stream was closed
+        if not self.is_tombstone:  # else the stream was closed while the commit was under way
             self.durable = max(self.durable, seq)
 
-    def wrote(self, run: Run) -> bool:
-        """The run was written to a connection; tell whether that alone counts as delivered.
+    def hand(self, run: Run) -> bool:
+        """The run was handed to a sender; returns whether `delivered` has moved.
 
-        It does for the oldest of what a client that confirms nothing has been sent too much of.
+        It moves where a client that confirms nothing was sent more than is kept for it: then the
+        oldest of that counts as delivered.
         """
-        self.committed(run.last)  # it came from the journal, which may be ahead of its own report
-        self.reader = run.last
-        if run.last <= self.written:
+        last = run.last
+        self.committed(last)  # it came from the journal, which may be ahead of its own report
+        self.position = last
+        if last <= self.handed:
             return False
-        news = run.after(self.written)
-        self._bytes_written += len(news.body)
-        if self.written < self._restored:
+        news = run.after(self.handed)
+        self._bytes_handed += len(news.body)
+        if self.handed < self._restored:
             self._bytes_numbered += len(news.until(self._restored).body)
-        self.written = run.last
+        self.handed = last
         marks = self._marks
-        if len(marks) > 1 and self._bytes_written - marks[-2][1] < MARK_BYTES:
+        if len(marks) > 1 and self._bytes_handed - marks[-2][1] < MARK_BYTES:
             marks.pop()
-        marks.append((self.written, self._bytes_written))
+        marks.append((self.handed, self._bytes_handed))
         is_news = False
         while len(marks) > 1 and self._is_undelivered_full and not self.client_confirms:
             is_news |= self.deliver(marks[0][0])
         return is_news
 
     def deliver(self, seq: int) -> bool:
-        """The client has everything up to `seq`; tell whether that is news.
+        """The client has everything up to `seq`; returns whether `delivered` has moved.
 
-        It changes nothing where the attached reader is not there yet: its messages must be kept.
+        It does not move past the attached delivery, whose messages must be kept.
         """
-        if not self.delivered < seq <= (self.durable if self.reader is None else self.reader):
+        if not self.delivered < seq <= (self.durable if self.position is None else self.position):
             return False
         self.delivered = seq
-        self.written = max(self.written, seq)
+        self.handed = max(self.handed, seq)
         while self._marks and self._marks[0][0] <= seq:
             self._bytes_delivered = self._marks.popleft()[1]
         del self.pages[: bisect_right(self.pages, seq)]
@@ -298,21 +302,21 @@ class StreamState:
 
     @property
     def _is_undelivered_full(self) -> bool:
-        return self._bytes_written - self._bytes_delivered >= self._limits.undelivered_bytes_max
+        return self._bytes_handed - self._bytes_delivered >= self._limits.undelivered_bytes_max
 
     def close(self, event: Event, fence: int, *, at: float) -> Close:
-        """Abandon or cancel: nothing is kept but the memory of it. `at` is wall time."""
+        """Abandon or cancel: only a tombstone is kept. `at` is wall time."""
         self.outcome = self._move(event)
         self._batch.clear()
-        self._batch_bytes = 0
-        self._held.clear()
+        self.batch_bytes = 0
+        self.held_back.clear()
         self.pages.clear()
         self.questions.clear()
-        self.reader = None  # nothing is kept for it
-        self.delivered = self.written = self.last = self.durable
+        self.position = None  # no lines are kept for the delivery
+        self.delivered = self.handed = self.last = self.durable
         return Close(self._record.stream, fence, self.outcome, at)
 
-    # What can be asked
+    # Questions
 
     @property
     def is_ended(self) -> bool:
@@ -320,13 +324,8 @@ class StreamState:
         return self.outcome.is_end
 
     @property
-    def is_paged(self) -> bool:
-        """Whether there may be responses before the final one, which only their tokens confirm."""
-        return self._record.pages is not None
-
-    @property
     def is_tombstone(self) -> bool:
-        """Whether all that is left is the memory of how it ended."""
+        """Whether only its outcome is kept: it was abandoned or cancelled."""
         return self.outcome.is_tombstone
 
     @property
@@ -335,32 +334,32 @@ class StreamState:
         return self.is_ended and self.delivered == self.last
 
     def is_finished(self, position: int) -> bool:
-        """Whether a reader who has everything up to `position` can stop waiting.
+        """Whether a client that has everything up to `position` can stop waiting.
 
         Having ended is not enough: the last entries may still be on their way to disk.
         """
         return self.is_ended and position >= self.last
 
     def answer_after(self, position: int) -> int | None:
-        """The seq of the first response behind `position`, a page or the final one; None where it
-        is not there yet.
+        """The seq of the first response behind `position`, a page or the final one; None while
+        there is none.
         """
         if self.is_paged and position < self.delivered:
-            return self.delivered  # it was one: nothing else moves the mark of such a stream
+            return self.delivered  # a page: nothing else moves the mark of such a stream
         page = next((seq for seq in self.pages if seq > position), None)
         return self.last if page is None and self.is_ended else page
 
     def flags(self, after: int | None = None) -> Flags:
-        """What a poll says, for a client that has everything up to `after` (or up to `delivered`).
+        """The answer to a poll of a client that has everything up to `after` (or `delivered`).
 
-        "hasRequest: Whether any pending messages include a server-to-client request"; one that was
-        delivered and not answered counts as well. "hasError: Whether any pending messages include
-        an error result".
+        "hasRequest: Whether any pending messages include a server-to-client request"; a request
+        that was delivered and not answered counts as well. "hasError: Whether any pending messages
+        include an error result".
         """
         mark = self.delivered if after is None else after
         return Flags(
-            # A final response that a crash could take back has not been given yet: who is told
-            # "completed" and "nothing pending" takes it that there will be no more.
+            # A final response that is not durable does not count, because a crash could take it
+            # back: a client that is told "completed" and "nothing pending" expects nothing more.
             is_live=self.outcome is LIVE or self.durable < self.last,
             has_failed=self.outcome is Outcome.FAILED,
             pending_messages=self.durable > mark,
@@ -368,23 +367,23 @@ class StreamState:
             has_error=mark < self._last_error <= self.durable,
         )
 
-    # Who is there
+    # Attached and detached
 
     def attach(self, position: int, *, confirms: bool) -> None:
         """A connection follows the stream from `position` on: the clock of `max` stands still."""
-        self.reader = position
+        self.position = position
         self.idle_since = None
         self.client_confirms = confirms
 
     def detach(self, now: float) -> None:
         """No connection follows the stream any more."""
-        self.reader = None
+        self.position = None
         self.fall_silent(now)
 
     def fall_silent(self, now: float) -> None:
-        """The attached connection shows no life: the clock of `max` runs again."""
+        """The peer of the attached connection is silent: the clock of `max` runs again."""
         self.idle_since = now
-        if self.is_paged and self._answered_at is None and self.is_finished(self.written):
+        if self.is_paged and self._answered_at is None and self.is_finished(self.handed):
             self._answered_at = now
 
     def touch(self, now: float) -> None:
@@ -393,14 +392,14 @@ class StreamState:
             self.idle_since = now
 
     def is_early(self, now: float) -> float:
-        """For how many seconds more the client should have waited before it came back."""
+        """How many seconds longer the client should have waited before it came back."""
         if self.idle_since is None:
             return 0.0
         return max(0.0, self.idle_since + self._record.min_s - now)
 
     @property
     def deadline(self) -> float | None:
-        """When the stream is given up unless somebody comes; None while a connection is attached.
+        """When the stream expires unless a client uses it; None while a connection is attached.
 
         "max: Maximum seconds a client may wait before the server considers the stream abandoned".
         """

@@ -1,38 +1,25 @@
-"""What clients may do with a stream that is there: resume, poll, confirm, answer, cancel.
+"""The operations of clients on streams: resume, poll, ack, answer, cancel.
 
-A stream belongs to the principal that made it; any other caller needs its token, or, where that
-principal is anonymous, its id. A caller without these learns nothing, not even that there is such a
-stream.
+A stream belongs to the principal that made it. Any other caller needs its resume token, or, where
+that principal is anonymous, its id. A caller without these learns nothing, not even that the stream
+exists.
 """
 
 import math
 import re
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import trio
 
 from streams import messages
-from streams.engine.asking import Answer
-from streams.engine.cache import Resting
-from streams.engine.checks import (
-    check_answerable,
-    check_cursor,
-    check_free,
-    check_ids,
-    check_same_call,
-    check_undelivered,
-)
-from streams.engine.connection import Connection, CursorOf, no_cursor
-from streams.engine.delivery import Delivery
+from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
-from streams.engine.index import Registry
 from streams.engine.lifecycle import StreamState
-from streams.engine.session import Session
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
-from streams.errors import INVALID_PARAMS, Refusal, refusal
+from streams.engine.streams import Streams
+from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import authenticated, is_anonymous
 from streams.journal.contract import Record
 from streams.keys import Keyring, name_of, place_of
@@ -44,34 +31,31 @@ _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 PAGE: Final = 100  # streams on one page of a poll of all
 
 
-class Access:
-    """The streams of an engine, as clients reach them."""
+class Operations:
+    """The operations on the streams of one engine."""
 
     def __init__(
         self,
-        streams: Registry,
-        resting: Resting,
+        streams: Streams,
         keyring: Keyring,
-        answers: dict[RequestId, Answer],
         *,
         enforce_min: bool,
         require_token: bool,
-        on_cancel: Callable[[Stream], None],
     ) -> None:
-        """`require_token`: a stream's id alone opens it to no caller but the one that made it."""
+        """`require_token`: a stream's id alone opens it only to the principal that made it."""
         self._streams = streams
-        self._resting = resting
+        self._index = streams.index
+        self._cache = streams.cache
+        self._answers = streams.answers
         self._keyring = keyring
-        self._answers = answers
         self._enforce_min = enforce_min
         self._takes_bare_ids = not require_token
-        self._on_cancel = on_cancel
 
     def announcements(self, stream: Stream, speaks: tuple[Dialect, ...]) -> list[bytes]:
-        """What tells a client how to come back, in each dialect that it speaks."""
+        """The lines that tell a client how to resume, in each dialect that it speaks."""
         record = stream.record
         if not (speaks and record.max_s):
-            return []  # and a token is not worked out for nobody
+            return []  # without making a token
         made = Announcement(
             stream=stream.id,
             token=self._keyring.token(stream.id),
@@ -88,9 +72,10 @@ class Access:
         after: int,
         called_as: RequestId | None,
     ) -> list[bytes]:
-        """What is announced ahead of the messages behind `after`.
+        """The announcements ahead of the messages behind `after`.
 
-        Who made the call again under another id knows nothing of the one that it would be about.
+        An announcement names the originating request. A client that has made the call again under
+        another id does not know that request, so it gets none.
         """
         is_known = called_as is None or called_as == stream.request_id
         return self.announcements(stream, speaks) if after == 0 and is_known else []
@@ -105,29 +90,31 @@ class Access:
         speaks: tuple[Dialect, ...],
         takes_over: bool,
     ) -> None:
-        """Deliver a stream, just found, over this connection from now on: the newest wins.
+        """Deliver a stream over this connection from now on: the newest delivery wins.
 
-        Raises `Refusal` where it is not there from this cursor on.
+        There must have been no wait since the stream was found. Raises `Refusal` where the messages
+        behind the cursor are not there.
         """
         session = connection.session
-        given = connection.cursor_of(stream.id) if intent.after is None else intent.after
-        check_cursor(stream, given)
+        given = _cursor(stream, intent, connection.event_ids)
+        _check_cursor(stream, given)
         check_free(session, reply_id, besides=stream)
         if not takes_over:
-            check_ids(stream, session)
+            _check_ids(stream, session)
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if takes_over:
-            stream.deliver(after)  # a client that has all of it is refused, but has said so
-            check_answerable(stream, after)
+            stream.acknowledge(after)  # first: a cursor at the end is refused, but it is an ack
+            _check_answerable(stream, after)
         elif reply_id == stream.request_id:
-            # Two responses cannot have one id: the stream's own, if it is to come, is the reply.
+            # Two responses cannot have one id. So the stream's response, if it is still to come, is
+            # the reply as well.
             takes_over = not stream.state.is_finished(after)
         _displace(stream, connection, reply_id)
-        stream.deliver(after)
+        stream.acknowledge(after)
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=takes_over)
 
-    def turn(
+    def deliver_page(
         self,
         connection: Connection,
         token: str,
@@ -135,35 +122,35 @@ class Access:
         *,
         reply_id: RequestId,
     ) -> Stream:
-        """Deliver the page that a token leads to, and what comes ahead of it, to who makes the same
-        call again. What lies before that page is let go.
+        """Deliver the page that a page token leads to, with the messages ahead of it, to a client
+        that makes the same call again. Everything before that page counts as delivered.
 
-        Raises `Refusal` where the token leads to no page of that call: one answer, whatever it is.
+        Raises the same `Refusal` for every token that leads to no page of this call.
         """
         stream, seq = self._find_page(connection.session, token, params)
         session = connection.session
         check_free(session, reply_id, besides=stream)
         _displace(stream, connection, reply_id)
-        stream.turn(seq)
+        stream.mark_delivered(seq)
         speaks = session.settings.dialects
         self._deliver(connection, stream, seq, reply_id, speaks, takes_over=True, is_call=True)
         return stream
 
-    def repeat(
+    def retry(
         self, connection: Connection, stream: Stream, params: msgspec.Raw, *, reply_id: RequestId
     ) -> None:
-        """Deliver what is not delivered of a call to who makes it again, under the key that has led
-        here: the newest wins.
+        """Deliver what is not delivered of a call to a client that makes it again with the same
+        idempotency key: the newest delivery wins.
 
-        Raises `Refusal` where this is another call, or nothing is left of that one.
+        Raises `Refusal` where this is another call, or nothing of the first one is left to deliver.
         """
         session = connection.session
         check_free(session, reply_id, besides=stream)
-        check_same_call(stream, params)
+        _check_same_call(stream, params)
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         after = stream.state.delivered
-        check_undelivered(stream, after)
+        _check_undelivered(stream, after)
         self._check_early(stream)
         _displace(stream, connection, reply_id)
         speaks = session.settings.dialects
@@ -171,8 +158,8 @@ class Access:
 
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
-        stream = self._streams.named(name)
-        # As much is worked out for a stream that there is not: the time must not tell them apart.
+        stream = self._index.named(name)
+        # The work is the same for unknown streams, so that timing leaks nothing.
         stream_id = token if stream is None else stream.id
         is_bound = stream is None or authenticated(stream.record.principal)
         call = call_digest(params, session.principal if is_bound else "")
@@ -194,9 +181,9 @@ class Access:
     ) -> None:
         state = stream.state
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
-        # An answer is still wanted, whatever the cursor says.
+        # Open requests are sent again even where the cursor lies behind them: they need an answer.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
-        stream.asking.note(connection.session, after)
+        stream.let_answer(connection.session, after)
         connection.attach(
             Delivery(
                 stream,
@@ -210,28 +197,29 @@ class Access:
             )
         )
 
-    def go_on(self, connection: Connection, told: EventId) -> None:
-        """Deliver more of a response, from the event on that the client had last.
+    def resume_response(self, connection: Connection, event: EventId) -> None:
+        """Deliver what follows an event of a response, which is the last event that the client has.
 
-        Nothing is deleted, and no request to the client is sent again. Raises `Refusal` where the
-        stream or the messages are gone, or the response has ended otherwise.
+        This deletes nothing and sends no request to the client again. Raises `Refusal` where the
+        messages are not there, or the response was superseded or cancelled.
         """
-        session, stream, granted = connection.session, self._told(told), told.granted
+        session, stream, granted = connection.session, self._stream_of(event), event.granted
         if stream.state.is_tombstone:
             raise refusal(stream.state.outcome.value)
         if granted.ended:
             raise refusal(granted.ended)
-        check_cursor(stream, told.seq)
+        _check_cursor(stream, event.seq)
         if (current := stream.displace()) is not None:
-            # The response goes on over here: its client must not hear that it failed.
+            # The same response continues here, so its client must not get an error.
+            assert isinstance(current, Delivery)
             current.drop() if current.granted is granted else current.supersede(connection)
         speaks = session.settings.dialects
         called_as = granted.reply_id if granted.is_call else None
         delivery = Delivery(
             stream,
             connection,
-            after=told.seq,
-            preamble=self._beginning(stream, speaks, told.seq, called_as),
+            after=event.seq,
+            preamble=self._beginning(stream, speaks, event.seq, called_as),
             speaks=speaks,
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
@@ -240,83 +228,83 @@ class Access:
         )
         connection.attach(delivery)
 
-    async def recall(self, session: HttpSession, event_id: str) -> None:
-        """Have the stream of this event id in memory, for what is asked next, if there is one that
-        this session may go on with.
-        """
+    async def load(self, session: HttpSession, event_id: str) -> None:
+        """Load the stream of this event id, if this session may resume it by event ids."""
         name = name_in(event_id)
         if name.hex() in session.streams:
-            await self._resting.named(name)
+            await self._cache.named(name)
         else:
-            await self._resting.recall(name, session.principal, session.key)
+            await self._cache.load_for(name, session.principal, session.key)
 
-    def has_more(self, session: Session, told: EventId) -> bool:
-        """Whether there is, or will be, anything to say after this event.
+    def has_more(self, session: Session, event: EventId) -> bool:
+        """Whether anything follows, or will follow, this event.
 
         Raises `Refusal` where there never was such an event.
         """
-        stream = self._told(told)
-        if told.seq > stream.state.durable:
+        stream = self._stream_of(event)
+        if event.seq > stream.state.durable:
             raise refusal("cursor_ahead", lastSeq=stream.state.durable)
-        if told.is_end or told.granted.ended == "cancelled":
+        if event.is_end or event.granted.ended == "cancelled":
             return False
-        stop = told.granted.stop or stream.state.answer_after(told.granted.start)
-        if stream.state.is_tombstone or stop is None or told.seq < stop:
+        stop = event.granted.stop or stream.state.answer_after(event.granted.start)
+        if stream.state.is_tombstone or stop is None or event.seq < stop:
             return True
-        # A reply that follows a response of its own has no event id, and may not have come.
-        replays = told.granted.reply_id is not None and not told.granted.takes_over
+        # A reply that follows the stream's response has no event id. So the client may lack it.
+        replays = event.granted.reply_id is not None and not event.granted.takes_over
         return replays and session.settings.replay_response
 
-    def request_id(self, told: EventId) -> RequestId:
-        """Under which id the client waits for the end of this response."""
-        reply_id = told.granted.reply_id
-        return self._told(told).request_id if reply_id is None else reply_id
+    def request_id(self, event: EventId) -> RequestId:
+        """The id of the request that the end of this response answers."""
+        reply_id = event.granted.reply_id
+        return self._stream_of(event).request_id if reply_id is None else reply_id
 
-    def _told(self, told: EventId) -> Stream:
-        stream = self._streams.get(told.stream)
+    def _stream_of(self, event: EventId) -> Stream:
+        stream = self._index.get(event.stream)
         if stream is None:
             raise refusal("stream_not_found")
         return stream
 
-    async def poll(self, session: Session, intent: Poll, cursor_of: CursorOf = no_cursor) -> Report:
-        """How a stream stands. Raises `Refusal` as `find` and `resume` do.
+    async def poll(
+        self, session: Session, intent: Poll, event_ids: EventIds | None = None
+    ) -> Report:
+        """The status of a stream. Raises `Refusal` as `find` and `resume` do.
 
         "the Last-Event-ID header can be used to derive the point from which its view of streams
-        will resume and poll from" (899): `cursor_of` tells that point.
+        will resume and poll from" (899): `event_ids` tell that point.
         """
         stream = await self.find(session, intent)
-        after = cursor_of(stream.id) if intent.after is None else intent.after
-        check_cursor(stream, after)
+        after = _cursor(stream, intent, event_ids)
+        _check_cursor(stream, after)
         self._check_early(stream)
-        return self._stand(stream, after)
+        return self._report_loaded(stream, after)
 
     async def poll_all(self, session: Session, intent: PollAll) -> tuple[list[Report], str | None]:
-        """How this client's running and undelivered streams stand: a page, and the next cursor."""
+        """The status of this principal's wanted streams: one page, and the next cursor."""
         cursor = _CURSOR.fullmatch("after-0" if intent.cursor is None else intent.cursor)
         if cursor is None:
             raise Refusal(
-                INVALID_PARAMS, "Not a cursor of ours: use nextCursor as it came, or none."
+                INVALID_PARAMS, "Unknown cursor: send nextCursor unchanged, or no cursor."
             )
-        found, last = await self._resting.page(session.principal, int(cursor[1]), PAGE)
+        found, last = await self._cache.page(session.principal, int(cursor[1]), PAGE)
         reports = [
-            self._stand(each) if isinstance(each, Stream) else self._stand_at_rest(each)
+            self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
         ]
         return reports, None if last is None else f"after-{last}"
 
-    def _stand(self, stream: Stream, after: int | None = None) -> Report:
+    def _report_loaded(self, stream: Stream, after: int | None = None) -> Report:
         stream.state.touch(trio.current_time())
         return _report(stream.id, stream.request_id, stream.state, after)
 
-    def _stand_at_rest(self, record: Record) -> Report:
+    def _report_evicted(self, record: Record) -> Report:
         request_id = messages.parse(record.origin).id
         assert isinstance(request_id, int | str)
-        return _report(record.stream, request_id, self._resting.touch(record))
+        return _report(record.stream, request_id, self._cache.touch(record))
 
     async def find(self, session: Session, intent: Resume | Poll) -> Stream:
-        """The stream that is meant. Raises `Refusal` where it is not there for this client."""
+        """The stream that is asked for. Raises `Refusal` where this client may not have it."""
         stream = await self._theirs(session, intent)
-        # What was never announced ends with its own connection: there is nothing to come back to.
+        # A stream that was never announced ends with its connection, so it cannot be resumed.
         if stream is None or not stream.record.is_announced:
             raise refusal("stream_not_found")
         if isinstance(intent, Poll) and intent.request_id not in (None, stream.request_id):
@@ -326,14 +314,14 @@ class Access:
         return stream
 
     async def _theirs(self, session: Session, intent: Resume | Poll) -> Stream | None:
-        """The stream that is meant, if this client may have it.
+        """The stream that is asked for, if this client may have it.
 
-        "Servers should validate that clients have appropriate permissions to resume streams". Nor
-        may the time that it takes say whether there is one: what differs comes after that.
+        "Servers should validate that clients have appropriate permissions to resume streams". The
+        check takes the same time for unknown streams, so that timing leaks nothing.
         """
         token = intent.token
         if intent.stream is None:
-            stream = None if token is None else await self._resting.named(name_of(token))
+            stream = None if token is None else await self._cache.named(name_of(token))
             is_theirs = stream and token and self._keyring.is_token_of(stream.id, token)
             return stream if is_theirs else None
         if token is None:
@@ -342,10 +330,10 @@ class Access:
                 is_open = self._takes_bare_ids and is_anonymous(principal)
                 return is_open or principal == session.principal
 
-            return await self._resting.owned(intent.stream, may_have)
-        # A token follows from the id alone, so nothing is looked up for a wrong one.
+            return await self._cache.owned(intent.stream, may_have)
+        # The right token follows from the id alone, so a wrong one causes no lookup.
         is_theirs = self._keyring.is_token_of(intent.stream, token)
-        return await self._resting.find(intent.stream) if is_theirs else None
+        return await self._cache.find(intent.stream) if is_theirs else None
 
     def _check_early(self, stream: Stream) -> None:
         early_s = stream.state.is_early(trio.current_time())
@@ -353,13 +341,13 @@ class Access:
             raise refusal("too_early", retryAfter=math.ceil(early_s))
 
     def ack(self, session: Session, stream_id: str, seq: int) -> None:
-        """A client confirms what it has; what is not its to confirm is dropped."""
-        stream = self._streams.get(stream_id)
+        """A client confirms what it has. An ack that it may not give is dropped."""
+        stream = self._index.get(stream_id)
         if stream is None or not (session.settings.positions and stream.confirm(session, seq)):
             log.info("an ack that does not count was dropped", stream=stream_id[:8], seq=seq)
 
     def answer(self, session: Session, message: Message) -> None:
-        """A response of the client to a request of ours: the first one counts."""
+        """A client answers a request of the server. The first answer counts."""
         request_id = message.id if isinstance(message.id, str) else ""
         answer = self._answers.get(request_id)
         question = None if answer is None else answer.stream.state.questions.get(request_id)
@@ -367,17 +355,20 @@ class Access:
             log.info("an answer to no open request was dropped", id=str(message.id)[:40])
             return
         stream = answer.stream
-        if stream.record.principal != session.principal and session not in answer.asked:
-            log.warning("an answer from a stranger was dropped", stream=stream.id[:8])
+        if stream.record.principal != session.principal and session not in answer.readers:
+            log.warning("an answer of another client was dropped", stream=stream.id[:8])
             return
-        # At once, before the handler wakes up: a second answer may be in the same batch.
+        # Removed now, before the handler wakes up: a second answer may be in the same batch.
         del self._answers[request_id], stream.state.questions[request_id]
         if not session.settings.positions:
             stream.confirm(session, question.seq)
-        stream.asking.answered(answer, question.seq, message)
+        stream.answered(answer, question.seq, message)
 
     def cancel(self, session: Session, request_id: RequestId) -> None:
-        """`notifications/cancelled`: stops the work of a call, detaches from a resume."""
+        """`notifications/cancelled`: stops the handler of a call, or detaches from a resume."""
+        if (checking := session.checking.pop(request_id, None)) is not None:
+            checking.cancel()
+            return
         deliveries = list(session.deliveries)
         for delivery in deliveries:
             if delivery.reply_id == request_id:
@@ -385,35 +376,43 @@ class Access:
                     delivery.granted.ended = "cancelled"
                 delivery.drop()
                 if delivery.stands_for_call:
-                    self._on_cancel(delivery.stream)
+                    self._streams.cancel(delivery.stream)
                 return
-        # What is in flight here comes before what was made elsewhere under the same id.
+        # Requests in flight here come before calls that were made elsewhere under the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id:
-                self._on_cancel(delivery.stream)
+                self._streams.cancel(delivery.stream)
                 return
-        for stream in reversed(self._streams.wanted(session.principal)):
+        for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not _is_answered(stream.state):
-                self._on_cancel(stream)
+                self._streams.cancel(stream)
                 return
 
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
-    """End the delivery that is attached now, noticed to be dead or not: the newest wins."""
+    """End the attached delivery, whether its connection lives or not: the newest wins."""
     current = stream.displace()
     if current is None:
         return
+    assert isinstance(current, Delivery)
     if current.connection.session is by.session and current.waiting_id == reply_id:
-        current.drop()  # its client asks again, and must not hear under this id that it failed
+        current.drop()  # the same client asks again under this id, which must not get an error
     else:
         current.supersede(by)
 
 
+def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -> int | None:
+    """The position that the client names, in its request or by its `Last-Event-ID`."""
+    if intent.after is None and event_ids is not None:
+        return event_ids.cursor(stream.id)
+    return intent.after
+
+
 def _is_answered(state: StreamState) -> bool:
-    """Whether the originating request was, be it with the first of many pages."""
+    """Whether the originating request was answered, if only with the first of many pages."""
     answer = state.answer_after(0)
-    return answer is not None and answer <= state.written
+    return answer is not None and answer <= state.handed
 
 
 def _report(
@@ -429,3 +428,56 @@ def _report(
         has_request=flags.has_request,
         has_error=flags.has_error,
     )
+
+
+# Checks before a stream is delivered. Each raises a `Refusal`.
+
+
+def check_free(session: Session, request_id: RequestId, *, besides: Stream | None = None) -> None:
+    """A new request needs an unused id. Only the delivery that it displaces, of `besides`, may use
+    the same one.
+    """
+    if session.is_taken(request_id, besides=besides):
+        raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
+
+
+def _check_ids(stream: Stream, session: Session) -> None:
+    """The response is replayed under the id of the originating request, which must be unused."""
+    if session.is_taken(stream.request_id, besides=stream):
+        raise refusal("id_in_use")
+
+
+def _check_answerable(stream: Stream, after: int) -> None:
+    """A resume that takes over waits for the response, so there must be one left to deliver."""
+    if stream.state.is_finished(after):
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1).saying(
+            "Nothing is left to resume: the client has confirmed all of it, the response too."
+        )
+
+
+def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:
+    """An idempotency key stands for one call, whatever its `_meta`."""
+    first = messages.parse(stream.record.origin).params
+    if call_digest(params, "") != call_digest(first, ""):
+        raise Refusal(
+            INVALID_PARAMS, "This idempotencyKey was used for another call: use a new one."
+        )
+
+
+def _check_undelivered(stream: Stream, after: int) -> None:
+    """A retry is for the first response. Further pages are reached by their page tokens."""
+    if stream.state.is_finished(after) or (stream.state.is_paged and after):
+        raise refusal("messages_gone", earliestSeq=after + 1).saying(
+            "The result of the call with this idempotencyKey was delivered already: "
+            "use a new key to make the call once more."
+        )
+
+
+def _check_cursor(stream: Stream, after: int | None) -> None:
+    """A cursor N says "I have processed everything up to N". There is never a silent gap."""
+    if after is None:
+        return
+    if after > stream.state.durable:
+        raise refusal("cursor_ahead", lastSeq=stream.state.durable)
+    if after < stream.state.delivered:
+        raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1)

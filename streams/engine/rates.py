@@ -1,4 +1,4 @@
-"""How often a principal may ask."""
+"""A limit on the requests of each principal."""
 
 import math
 from typing import Final
@@ -7,19 +7,19 @@ import trio
 
 from streams.errors import refusal
 
-# What was not used for so long may be used at once: clients come in bursts.
+# Bursts of up to this many seconds' worth of requests are allowed, since clients come in bursts.
 BURST_S: Final = 10.0
-KNOWN_MAX: Final = 10_000  # principals, beyond which those are forgotten who have asked for nothing
+KNOWN_MAX: Final = 10_000  # principals; above that those with a whole budget are forgotten
 
 
 class Rates:
     """A budget of requests for each principal, which fills up again with time."""
 
     def __init__(self, per_s: float) -> None:
-        """`per_s` 0 stands for no limit."""
+        """`per_s` is the number of requests per second in the long run; 0 for no limit."""
         self._interval_s = 1 / per_s if per_s else 0.0
-        # When each will have its whole budget again. (This is the virtual scheduling of ATM's
-        # "generic cell rate algorithm": one number for each.)
+        # For each principal the time at which its budget will be whole again. (This is the virtual
+        # scheduling of ATM's "generic cell rate algorithm", which needs one number for each.)
         self._full_at: dict[str, float] = {}
 
     def check(self, principal: str) -> None:
@@ -33,4 +33,4 @@ class Rates:
             raise refusal("too_many_requests", retryAfter=math.ceil(wait_s))
         self._full_at[principal] = full_at
         if len(self._full_at) > KNOWN_MAX:
-            self._full_at = {who: at for who, at in self._full_at.items() if at > now}
+            self._full_at = {each: at for each, at in self._full_at.items() if at > now}

@@ -1,102 +1,156 @@
-"""A call that is run again when its server has died, and how often that is tried."""
+"""A call that is run again after its server died: what its tool sends once more, and how often the
+call is run.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+Behind its last checkpoint a tool repeats what it did before its server died. Its messages of that
+time are in the journal, so each is swallowed when it comes once more. A message that differs ends
+the call, because numbers that a client has seen cannot get another meaning.
+
+The first run may have dropped progress and log messages, where the client read too slowly or did
+not want them. So one of these that is not the next in the journal is dropped once more.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import trio
 
 from streams import messages
 from streams.clock import backoff_s
-from streams.engine.asking import Answer
 from streams.engine.committer import Committer
-from streams.engine.repeating import Repetition
-from streams.errors import Ended, Refusal, refusal
-from streams.journal.contract import Answered, Checkpoint, Journal, Outcome, Restart, Restarted
+from streams.engine.lifecycle import Question
+from streams.engine.retry import patiently
+from streams.errors import Missing, Refusal, refusal
+from streams.journal.contract import (
+    STORED_BYTES_MAX,
+    Answered,
+    Checkpoint,
+    Journal,
+    Record,
+    Restart,
+    Restarted,
+)
 from streams.limits import Limits
-from streams.messages import Message, RequestId
+from streams.messages import Kind, RequestId
 
-if TYPE_CHECKING:
-    from streams.engine.stream import Stream
-
-# The first time it is run again at once, then after this, doubled each time up to the maximum: what
-# ends the whole server shall not do so again and again without a pause.
+# The pause before the second restart; the first comes at once. Each further pause is twice as long,
+# up to the maximum: a call that kills its server must not do so over and over without a pause.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
 
 
 class Rerun:
-    """What the stream of such a call has besides: where it begins, and what must come again."""
+    """The restarts of one call. Knows where it begins and which lines are expected once more."""
 
     def __init__(
-        self, stream: "Stream", journal: Journal, committer: Committer, limits: Limits
+        self, record: Record, journal: Journal, committer: Committer, limits: Limits
     ) -> None:
-        record = stream.record
         assert record.restart is not None
-        self._stream = stream
         self._record = record
         self._restart: Restart = record.restart
+        self._journal = journal
         self._committer = committer
         self._limits = limits
-        self._answers: dict[RequestId, Answer] = {}  # to what was asked since the last checkpoint
-        self._saved = 0  # up to where a checkpoint stands for what was sent, durable or about to be
+        self._position = self._restart.seq  # of the line that came once more last
+        self._has_dropped = False  # a message since that line
+        self._lines: deque[bytes] = deque()  # read from the journal, and expected next
+        self._turn = trio.Lock()  # a tool may have several tasks that send
+        self.checkpoint_seq = 0  # up to where a checkpoint stands, durable or about to be
         self.is_suspended = False
-        self.repetition = Repetition(journal, record.stream, self._restart.seq, record.last)
 
     @property
     def state(self) -> bytes | None:
-        """That of the last checkpoint before the server died, as JSON; None where there is none."""
+        """The JSON of the last checkpoint before the server died; None without a checkpoint."""
         return self._restart.state
 
     @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is on its way, with which the lines before it must go."""
-        return self._stream.state.durable < self._saved
+    def is_over(self) -> bool:
+        """Whether all expected lines have come."""
+        return self._position == self._record.last
 
     def is_different(self, *, is_error: bool) -> bool:
-        """Whether it ends before it has sent all of what it had sent.
+        """Whether a result ends the call before all expected lines have come.
 
-        An error may well come earlier now, unless messages were taken to have been dropped before.
+        An error may come earlier this time, unless messages were taken for dropped ones before it.
         """
-        return not self.repetition.is_over and (self.repetition.has_dropped or not is_error)
+        return not self.is_over and (self._has_dropped or not is_error)
 
-    async def recall(self, open_answers: dict[RequestId, Answer]) -> None:
-        """Open the questions again that have no answer: it may come before the tool asks again."""
-        record, restart = self._record, self._restart
-        if record.last_request <= restart.seq:
-            return
-        for request_id, question in (await self.repetition.questions()).items():
-            answer = self._answers[request_id] = Answer(self._stream)
-            if question.seq in restart.answers:
-                answer.give(messages.parse(restart.answers[question.seq]))
+    # What the tool does once more
+
+    async def swallow(self, line: bytes, *, is_droppable: bool = False) -> bool:
+        """Whether this line needs no sending, because it was sent or dropped the first time.
+
+        Raises `Refusal` where another line was sent in its place.
+        """
+        async with self._turn:
+            if self.is_over:
+                return False
+            if await self._next() == line:
+                self._take()
+            elif is_droppable:
+                self._has_dropped = True
             else:
-                open_answers[request_id] = answer
-                self._stream.state.questions[request_id] = question
+                raise diverged("it sends another message than before")
+            return True
 
-    async def swallow(self, line: bytes, *, is_droppable: bool) -> bool:
-        """Whether a message needs no sending, as `Repetition.swallow` says."""
-        with self._ended_by_difference():
-            return await self.repetition.swallow(line, is_droppable=is_droppable)
+    async def asked(self, method: str, params: Any) -> RequestId | None:
+        """The id under which this request was sent the first time; None where it was not sent.
 
-    async def asked(self, method: str, params: Any) -> tuple[RequestId, Answer] | None:
-        """The id of a request that was sent before, and the answer, which may yet have to come."""
-        with self._ended_by_difference():
-            request_id = await self.repetition.asked(method, params)
-        return None if request_id is None else (request_id, self._answers[request_id])
+        Raises `Refusal` where another line was sent in its place.
+        """
+        async with self._turn:
+            if self.is_over:
+                return None
+            line = await self._next()
+            request_id = _request_id(line)
+            if request_id is None or messages.request(request_id, method, params) != line:
+                raise diverged(f"it asks for {method[:100]}, and did not at this point")
+            self._take()
+            return request_id
 
-    @contextmanager
-    def _ended_by_difference(self) -> Iterator[None]:
-        try:
-            yield
-        except Refusal as difference:
-            if not self._stream.state.is_ended:
-                self._stream.fail(difference)
-            raise
+    async def questions(self) -> dict[RequestId, Question]:
+        """The requests among the expected lines, before any of these has come."""
+        found: dict[RequestId, Question] = {}
+        seq = self._position
+        if self._record.last_request <= seq:
+            return found
+        while seq < self._record.last:
+            for line in await self._lines_after(seq):
+                seq += 1
+                request_id = _request_id(line)
+                if request_id is not None:
+                    found[request_id] = Question(seq, line)
+        return found
+
+    def answer_to(self, seq: int) -> bytes | None:
+        """The stored answer to the request at `seq`; None where it has none."""
+        return self._restart.answers.get(seq)
+
+    async def _next(self) -> bytes:
+        if not self._lines:
+            self._lines.extend(await self._lines_after(self._position))
+        return self._lines[0]
+
+    async def _lines_after(self, seq: int) -> Sequence[bytes]:
+        last = self._record.last
+        runs = await patiently(
+            lambda: self._journal.read(self._record.stream, seq, bytes_max=STORED_BYTES_MAX)
+        )
+        if not runs:
+            raise Missing(seq + 1, last)
+        return [line for run in runs for line in run.lines][: last - seq]
+
+    def _take(self) -> None:
+        self._lines.popleft()
+        self._position += 1
+        self._has_dropped = False
+
+    # What the journal keeps for the next restart
 
     async def begin(self) -> None:
-        """Wait until it is time to run the call again, and note that.
+        """Wait until it is time to run the call, and record the attempt.
 
-        Raises `Refusal` where it got no further too many times.
+        Raises `Refusal` where too many attempts in a row got no further.
         """
         restart, record, attempts_max = self._restart, self._record, self._limits.restarts_max
         attempts = restart.attempts + 1 if record.last == restart.reached else 1
@@ -104,36 +158,48 @@ class Rerun:
             raise _given_up(attempts_max)
         if attempts > 1:
             await trio.sleep(backoff_s(BACKOFF_FIRST_S, attempts - 2, BACKOFF_MAX_S))
-        # Behind the pause: a server that dies in it has not died of this call.
+        # Recorded after the pause: a server that dies during the pause has not died of this call.
         await self._committer.settled(Restarted(record.stream, record.fence, attempts, record.last))
 
     def suspend(self) -> None:
-        """The server ends in good order, which is no attempt that has failed."""
+        """The server shuts down in good order: this does not count as a failed attempt."""
         self.is_suspended = True
         self._committer.add(Restarted(self._record.stream, self._record.fence, 0, 0))
 
-    async def checkpoint(self, state: bytes) -> None:
-        """Begin here, with this state in JSON, when the call is run again; returns when that is
-        durable. Raises `ValueError` where the state is too long.
+    async def checkpoint(self, last: int, state: bytes) -> None:
+        """Begin here, with this state in JSON, at the next restart; returns when that is durable.
+
+        `last` is the number of the last line that the stream has.
         """
-        limit = self._limits.checkpoint_bytes_max
-        if len(state) > limit:
-            raise ValueError(f"a checkpoint of {len(state)} bytes, of which there may be {limit}")
-        stream, record = self._stream, self._record
-        if stream.state.outcome is not Outcome.LIVE:
-            raise Ended(f"a checkpoint: the stream is {stream.state.outcome.value} already")
-        stream.make_use_of_room(is_forced=True)  # progress from before it is not sent behind it
-        # What is yet to come again is behind it.
-        seq = stream.state.last if self.repetition.is_over else self.repetition.position
-        self._saved = seq
+        # Lines that are still expected lie behind the checkpoint.
+        seq = self.checkpoint_seq = last if self.is_over else self._position
+        record = self._record
         await self._committer.settled(Checkpoint(record.stream, record.fence, seq, state))
 
-    def keep(self, answer: Answer, seq: int, message: Message) -> None:
-        """Hand an answer over as soon as it is durable, for nobody gives it twice."""
-        record, line = self._record, messages.answer(message)
-        self._committer.when_settled(
-            lambda: answer.give(message), Answered(record.stream, record.fence, seq, line)
-        )
+    def keep_answer(self, seq: int, line: bytes, then: Callable[[], object]) -> None:
+        """Store the answer to the request at `seq`, then do this.
+
+        The client gives each answer once, so the tool must not get it before it is durable.
+        """
+        record = self._record
+        self._committer.when_settled(then, Answered(record.stream, record.fence, seq, line))
+
+
+def _request_id(line: bytes) -> RequestId | None:
+    """The id of a request; None for any other message."""
+    message = messages.parse(line)
+    if message.kind is not Kind.REQUEST:
+        return None
+    assert isinstance(message.id, int | str)
+    return message.id
+
+
+def diverged(why: str) -> Refusal:
+    """How a call ends whose tool, run again, does not do the same as before."""
+    return refusal("interrupted").saying(
+        f"The server stopped, and the tool, run again, did not repeat itself ({why}): "
+        "make the call again if that is safe."
+    )
 
 
 def _given_up(attempts: int) -> Refusal:

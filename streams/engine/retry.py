@@ -1,4 +1,4 @@
-"""Asking a journal that may be busy."""
+"""Retries of reads from a journal that is busy for a while."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -8,13 +8,13 @@ import trio
 from streams.errors import Unavailable
 from streams.logs import log
 
-BUSY_S: Final = 0.5  # until a journal that could not be read is asked again
+BUSY_S: Final = 0.5  # before a journal that could not be read is read again
 
 _T = TypeVar("_T")
 
 
 async def patiently(ask: Callable[[], Awaitable[_T]]) -> _T:
-    """What the journal answers, however long it takes until it does."""
+    """Repeat `ask` until the journal can be read, and return its answer."""
     while True:
         try:
             return await ask()

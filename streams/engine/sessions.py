@@ -1,13 +1,13 @@
-"""Sessions over HTTP: who they are, what their event ids stand for, and that a restart keeps both.
+"""Sessions over HTTP and their event ids, both of which survive a restart.
 
 A client's session outlives its connections and the server's process. Its id is a secret, of which
-the journal has a hash. An event id names a stream, a place in it, and, where the response is that
-of a resume, the grant of that delivery:
+the journal has a hash. An event id names a stream, a seq in it, and, in the response to a resume,
+the grant of that delivery:
 
     <key>_<seq>            the response to the originating request
     <key>_<seq>_<grant>    the response to a resume
 
-Either is followed by `.end` where the event said that nothing more will come of that response.
+`.end` follows where the event said that nothing more will come of that response.
 """
 
 import re
@@ -21,8 +21,7 @@ import trio
 
 from streams.clock import wall
 from streams.engine.committer import Committer
-from streams.engine.delivery import Delivery, Granted
-from streams.engine.session import Session
+from streams.engine.connection import Delivery, Granted, Session
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
 from streams.journal.sessions import (
@@ -38,8 +37,8 @@ from streams.limits import Limits
 from streams.messages import RequestId
 from streams.protocol import extension
 
-GRANTS_MAX: Final = 16  # of one stream in one session; of more resumes, the oldest cannot go on
-SEEN_EVERY_S: Final = 3600.0  # how late the journal may be with when a session was last used
+GRANTS_MAX: Final = 16  # of one stream in one session; a new one replaces the oldest
+SEEN_EVERY_S: Final = 3600.0  # how late the journal may learn of the last use of a session
 
 END: Final = ".end"
 _EVENT_ID: Final = re.compile(
@@ -48,7 +47,7 @@ _EVENT_ID: Final = re.compile(
 
 
 class EventId(msgspec.Struct, frozen=True):
-    """What an event id stands for, in the session that it was given to."""
+    """An event id, resolved in the session that it was given to."""
 
     stream: str
     seq: int
@@ -57,33 +56,34 @@ class EventId(msgspec.Struct, frozen=True):
 
 
 class HttpSession(Session):
-    """One client's, over any number of requests: those of the caller who has begun it.
+    """The session of one client over any number of HTTP requests, all by the caller that began it.
 
-    Where nobody is asked who they are, whoever knows its id is its principal.
+    Without authentication the session is a principal of its own, and its id is the authority.
     """
 
     def __init__(self, key: str, caller: str | None = None) -> None:
-        """`caller` is the principal of who begins it, where that is known."""
+        """`caller` is the principal of the caller that begins it; None without authentication."""
         super().__init__(caller or _nameless(key))
         self.is_anonymous = caller is None
         self._begun: WeakSet[Stream] = WeakSet()
         self.key = key
-        self.seen_at = 0.0  # wall time; before it is kept, never
+        self.seen_at = 0.0  # when it was used last, in wall time
         self.streams: dict[str, _Named] = {}  # by the keys of their event ids
-        self.standing: trio.CancelScope | None = None  # of the stream that belongs to no request
+        # Around the event stream that belongs to no request, while the client has it open.
+        self.standing: trio.CancelScope | None = None
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the client waits for anything now."""
-        return bool(self.deliveries) or self.standing is not None
+        """Whether the client has a response open now, or a call that is being checked."""
+        return bool(self.deliveries or self.checking) or self.standing is not None
 
     def is_of(self, caller: str | None) -> bool:
-        """Whether it is this caller's, or anonymous like them."""
+        """Whether this caller may use it: its own session, or any without authentication."""
         return self.is_anonymous if caller is None else self.principal == caller
 
     def has_begun(self, stream: Stream) -> bool:
-        # What others have begun may have the same principal, and its requests the same ids. Of a
-        # stream that comes from the journal only its principal is known.
+        # Other sessions of the same principal may use the same request ids. The session that began
+        # a stream is not known after a restart, so it is not known here either.
         return self.is_anonymous or stream in self._begun
 
     def attach(self, delivery: Delivery) -> None:
@@ -92,7 +92,7 @@ class HttpSession(Session):
         super().attach(delivery)
 
     def record(self) -> SessionRecord:
-        """What is to be kept of it."""
+        """The record for the journal."""
         return SessionRecord(
             key=self.key,
             principal=self.principal,
@@ -104,11 +104,11 @@ class HttpSession(Session):
 
     @classmethod
     def of(cls, record: SessionRecord) -> "HttpSession":
-        """What was kept."""
+        """The session of a record."""
         is_anonymous = record.principal == _nameless(record.key)
         session = cls(record.key, None if is_anonymous else record.principal)
         session.revision = record.revision
-        # A journal of before may have all that the client has sent.
+        # A journal of an older version may have everything that the client sent.
         capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         session.capabilities = extension.understood(capabilities)
         session.settings = extension.settings_of(session.capabilities)
@@ -118,14 +118,14 @@ class HttpSession(Session):
 
 
 class _Named:
-    """A stream that a session was given event ids of."""
+    """A stream whose event ids a session was given."""
 
     __slots__ = ("granted", "key", "stream")
 
     def __init__(self, stream: str, key: str) -> None:
         self.stream = stream
-        self.key = key  # the newest one
-        # The responses, by the names of their grants; that to the originating request has none.
+        self.key = key  # of its event ids, made with the newest key of the keyring
+        # The responses, by the names of their grants; "" for the originating request's.
         self.granted: dict[str, Granted] = {}
 
 
@@ -144,26 +144,26 @@ class Sessions:
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
-        self._by_key: dict[str, HttpSession] = {}  # the one that was used last is the last
+        self._by_key: dict[str, HttpSession] = {}  # in the order of their last use
         self._of_principal: dict[str, dict[str, HttpSession]] = {}  # of each, by their keys
         self._saved: dict[str, SessionRecord] = {}
-        self._holders: dict[str, set[HttpSession]] = {}  # of event ids of each stream
-        # Streams from the journal whose principal may have several sessions: which of them had the
-        # response is not known. By the keys of their event ids, which one session was told.
+        self._holders: dict[str, set[HttpSession]] = {}  # those with event ids of each stream
+        # Streams from the journal, by the keys of their event ids. Their principals may have
+        # several sessions, and which of these had the response is not known.
         self._unclaimed: dict[str, Stream] = {}
         self._wall_ahead_s = wall() - trio.current_time()
 
     def _now(self) -> float:
-        """Wall time, but for the steps of the clock since the start: they make nobody idle."""
+        """Wall time without the steps of the clock since the start, which make no session idle."""
         return trio.current_time() + self._wall_ahead_s
 
-    def restore(
+    def take_over(
         self,
         records: Iterable[SessionRecord],
         grants: Iterable[Grant],
         streams: Iterable[Stream],
     ) -> None:
-        """Take over what the journal has: of streams, those that are in memory."""
+        """Take over the sessions of the journal, and their grants for streams in memory."""
         for record in records:
             session = HttpSession.of(record)
             session.seen_at = min(record.seen_at, self._now())  # the clock may have been ahead
@@ -175,10 +175,10 @@ class Sessions:
         for grant in grants:
             granted.setdefault(grant.stream, []).append(grant)
         for stream in streams:
-            self.remember(stream, granted.get(stream.id, ()))
+            self.load(stream, granted.get(stream.id, ()))
 
-    def remember(self, stream: Stream, grants: Iterable[Grant]) -> None:
-        """A stream is in memory again: whoever could go on with it may do so."""
+    def load(self, stream: Stream, grants: Iterable[Grant]) -> None:
+        """A stream was loaded: the sessions that could resume it may do so again."""
         principal = stream.record.principal
         for owner in self._of_principal.get(principal, {}).values():
             if owner.is_anonymous:
@@ -193,9 +193,7 @@ class Sessions:
     # Sessions
 
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
-        """This caller's session of this id, which is in use now; ends those that nobody has used
-        for long.
-        """
+        """This caller's session of this id, which counts as used now. Idle sessions are ended."""
         for session in self._idle():
             self.end(session)
         key = hashed(session_id)
@@ -209,10 +207,10 @@ class Sessions:
         return found
 
     async def add(self, session: HttpSession) -> None:
-        """Keep a session. Raises `Refusal` where there are too many, or the journal takes none."""
+        """Add a session. Raises `Refusal` where there are too many, or the journal takes none."""
         self._committer.check()
         theirs = self._of_principal.get(session.principal, {})
-        # Who has too many gives up one of their own, and nobody else's.
+        # A principal with too many sessions loses one of its own.
         if len(theirs) >= self._limits.sessions_per_principal_max:
             self._end_idle(theirs)
         elif len(self._by_key) >= self._limits.sessions_max:
@@ -233,8 +231,8 @@ class Sessions:
         self.end(oldest)
 
     async def save_level(self, session: HttpSession) -> None:
-        """Keep the level of its log: the one thing that a client may change later."""
-        saved = self._saved.get(session.key)  # None: it was ended meanwhile
+        """Store the log level of a session, the one setting that a client may change later."""
+        saved = self._saved.get(session.key)  # None where the session was ended meanwhile
         if saved is not None and session.level != saved.level:
             await self._committer.settled(self._save(session))
 
@@ -249,7 +247,7 @@ class Sessions:
         await self._committer.settled()
 
     def end(self, session: HttpSession) -> None:
-        """Forget a session and hang up on it; streams whose tokens it was told live on."""
+        """Forget a session and close its connections. `on_end` decides about its streams."""
         if session.standing is not None:
             session.standing.cancel()
         for delivery in list(session.deliveries):
@@ -275,15 +273,20 @@ class Sessions:
 
     # Event ids
 
-    def name(self, session: HttpSession, delivery: Delivery) -> tuple[str, str]:
-        """What the ids of a delivery's events begin and end with."""
+    def event_ids(self, session: HttpSession, last_event_id: str | None) -> "SessionEventIds":
+        """The event ids of one request of a session, which has this `Last-Event-ID`."""
+        return SessionEventIds(self, session, last_event_id)
+
+    def grant(self, session: HttpSession, delivery: Delivery) -> bytes:
+        """Let the session resume this delivery; see `EventIds.grant`."""
         named = self._name(session, delivery.stream.id)
         if delivery.granted is None:
             if delivery.reply_id is None:
                 delivery.granted = named.granted[""] = Granted(None)
             else:
                 delivery.granted = self._grant(session, named, delivery, delivery.reply_id)
-        return named.key, delivery.granted.name
+        name = delivery.granted.name
+        return f"{named.key}_%d{name and '_'}{name}".encode()
 
     def _name(self, session: HttpSession, stream_id: str) -> _Named:
         keys = self._keyring.event_keys(stream_id)
@@ -297,7 +300,7 @@ class Sessions:
     def _grant(
         self, session: HttpSession, named: _Named, delivery: Delivery, reply_id: RequestId
     ) -> Granted:
-        """Let the session continue this delivery; it must not hear of it before that is durable."""
+        """Let the session resume this delivery, and hold that back until the grant is durable."""
         name = new_request_id()
         takes_over, start = delivery.takes_over, delivery.start
         grant = Grant(session.key, name, named.stream, reply_id, takes_over, start)
@@ -312,20 +315,22 @@ class Sessions:
         return granted
 
     def parse(self, session: HttpSession, event_id: str) -> EventId:
-        """What an event id stands for. Raises `Refusal` where it is none of this session's."""
+        """Resolve an event id. Raises `Refusal` where this session was never given it."""
         match = _EVENT_ID.fullmatch(event_id)
         named = self._named(session, match[1]) if match else None
         granted = named.granted.get(match[3] or "") if match and named else None
         if match is None or named is None or granted is None:
             raise Refusal(
                 INVALID_PARAMS,
-                "This Last-Event-ID is none that this session was given: send one that is.",
+                "Unknown Last-Event-ID: send the id of an event that this session has received.",
             )
         return EventId(named.stream, int(match[2]), granted, bool(match[4]))
 
     def _named(self, session: HttpSession, key: str) -> _Named | None:
-        """What a key stands for that this session was given, or another one of its principal's that
-        nobody knows any more: then it is this one's from now on.
+        """The stream of a key that this session was given.
+
+        After a restart, any session of the principal may claim the response to the originating
+        request: the first one that uses its event ids has it from then on.
         """
         stream = self._unclaimed.get(key)
         if stream is not None and stream.record.principal == session.principal:
@@ -333,14 +338,14 @@ class Sessions:
         return session.streams.get(key)
 
     def cursor(self, stream_id: str, event_id: str | None) -> int | None:
-        """Up to where an event id, of any session, says that the client has a stream."""
+        """The position in a stream that an event id, of any session, names."""
         match = _EVENT_ID.fullmatch(event_id or "")
         if match is None or match[1] not in self._keyring.event_keys(stream_id):
             return None
         return int(match[2])
 
     def forget(self, stream: Stream) -> None:
-        """The stream is in memory no more, and nor is who may go on with it."""
+        """A stream has left memory, and with it the rights to resume it there."""
         keys = self._keyring.event_keys(stream.id)
         for key in keys:
             self._unclaimed.pop(key, None)
@@ -349,18 +354,33 @@ class Sessions:
                 session.streams.pop(key, None)
 
 
+class SessionEventIds:
+    """The `EventIds` of one request of a session."""
+
+    def __init__(self, sessions: Sessions, session: HttpSession, last: str | None) -> None:
+        self._sessions = sessions
+        self._session = session
+        self._last = last
+
+    def cursor(self, stream_id: str) -> int | None:
+        return self._sessions.cursor(stream_id, self._last)
+
+    def grant(self, delivery: Delivery) -> bytes:
+        return self._sessions.grant(self._session, delivery)
+
+
 def name_in(event_id: str) -> bytes:
-    """The name of the stream that an event id stands for (`keys.name_of`), if it is one."""
+    """The name (`keys.name_of`) of the stream of an event id; empty for anything else."""
     match = _EVENT_ID.fullmatch(event_id)
     return bytes.fromhex(match[1]) if match else b""
 
 
 def new_session(caller: str | None = None) -> tuple[str, HttpSession]:
-    """A session of this caller, and the id that the client must know it by."""
+    """A new session of this caller, and its id for the client."""
     session_id = new_id()
     return session_id, HttpSession(hashed(session_id), caller)
 
 
 def _nameless(key: str) -> str:
-    """The principal of whoever knows a session's id."""
+    """The principal of a session without authentication."""
     return f"session({key})"

@@ -1,71 +1,145 @@
-"""One stream as its handler and the engine hold it: its state, and who waits for that to change."""
+"""One stream, between the handler that sends on it and the delivery that takes from it.
+
+`StreamState` (`streams.engine.lifecycle`) decides what may happen. A `Stream` adds what takes time:
+it waits for room, for commits and for the client's answers. It sees the delivery and its client
+through two protocols, so that it knows nothing of connections.
+"""
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 import trio
 
 from streams import messages
 from streams.clock import wall
-from streams.engine.asking import Answer, Asking
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
-from streams.engine.lifecycle import Event, ProgressToken, StreamState
-from streams.engine.repeating import diverged
-from streams.engine.rerun import Rerun
-from streams.engine.session import LEVELS
-from streams.errors import Refusal, refusal
+from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
+from streams.engine.rerun import Rerun, diverged
+from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Close, Forget, Outcome, Record
-from streams.keys import Keyring
+from streams.journal.contract import Ack, Append, Close, Forget, Record
+from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
-from streams.messages import Message, RequestId, Run
+from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import extension
 
-if TYPE_CHECKING:
-    from streams.engine.delivery import Delivery
-    from streams.engine.proofs import Proofs
-    from streams.engine.session import Session
-
-# A client with positions confirms "at least every 1,000 messages or 1 s", also what it was sent
-# last. This much later nothing is expected any more.
+# A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
+# messages that it was sent. This much later no ack is expected any more.
 ACK_WAIT_S: Final = 10.0
 
 
+class Reader(Protocol):
+    """The client of a delivery. Two deliveries to one client have the same object."""
+
+    @property
+    def level(self) -> str:
+        """The least severe log messages that it wants."""
+
+    @property
+    def confirms(self) -> bool:
+        """Whether it sends cursors and acks."""
+
+
+class Follower(Protocol):
+    """A delivery, as its stream sees it. At most one is attached to a stream."""
+
+    number: int  # in the order of the stream's deliveries; set when it is attached
+
+    @property
+    def reader(self) -> Reader:
+        """The client."""
+
+    @property
+    def start(self) -> int:
+        """The seq behind which it began."""
+
+    @property
+    def position(self) -> int:
+        """Up to which seq it has handed the stream to its sender."""
+
+    @property
+    def written(self) -> int:
+        """Up to which seq the transport has confirmed that it was written."""
+
+    @property
+    def reply_id(self) -> RequestId | None:
+        """The id of the resume that asked for it; None for the originating request's own."""
+
+    def wake(self) -> None:
+        """The stream may have something to deliver."""
+
+    def drop(self) -> None:
+        """Detach from the stream and send nothing more."""
+
+    def fail(self, refused: Refusal) -> None:
+        """Detach from the stream and send this error to the client."""
+
+    def let_go(self) -> bool:
+        """Detach a client that can resume; False where another client would lose a call by it."""
+
+
+class Answer:
+    """The client's answer to one request of a stream, which may still have to come."""
+
+    __slots__ = ("_is_here", "_message", "readers", "stream")
+
+    def __init__(self, stream: "Stream") -> None:
+        self.stream = stream
+        self.readers: set[Reader] = set()  # the clients that the request was sent to
+        self._is_here = trio.Event()
+        self._message: Message | None = None
+
+    def give(self, message: Message) -> None:
+        """Hand over the client's answer."""
+        self._message = message
+        self._is_here.set()
+
+    async def wait(self) -> Message:
+        """Wait for the client's answer."""
+        await self._is_here.wait()
+        assert self._message is not None
+        return self._message
+
+
 class Stream:
-    """Everything that the handler of one originating request sends."""
+    """All messages of one originating request, from its handler to its deliveries."""
 
     __slots__ = (
         "__weakref__",
+        "_answers",
+        "_asked_for_progress",
         "_changed",
         "_committer",
-        "_is_progress_wanted",
         "_keyring",
         "_left_at",
         "_limits",
-        "_newest",
-        "_offered",
+        "_newest_handed",
         "_on_settled",
         "_progress_token",
         "_reader",
+        "_rerun_answers",
         "ahead_of_messages",
         "asked",
-        "asking",
         "delivery",
         "digest",
-        "has_rested",
+        "id",
         "is_anonymous",
-        "is_at_rest",
+        "is_evicted",
+        "is_progress_wanted",
         "is_reachable",
         "is_recorded",
         "mark",
+        "newest",
+        "number",
         "overflow",
         "record",
         "request_id",
         "rerun",
         "scope",
         "state",
+        "was_evicted",
         "witness",
     )
 
@@ -81,8 +155,12 @@ class Stream:
         overflow: Overflow = "block",
         origin: Message | None = None,
     ) -> None:
-        """`origin` is the originating request, where that was parsed already."""
+        """`answers` are those that the handlers of all streams wait for. `origin` is the
+        originating request, where that was parsed already.
+        """
         self.record = record
+        self.id = record.stream  # the streamId
+        self.number = record.number  # in the order of creation
         self.state = StreamState(record, limits)
         if origin is None:
             origin = messages.parse(record.origin)
@@ -90,55 +168,51 @@ class Stream:
         self.request_id = origin.id
         self.is_anonymous = not authenticated(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
-        # What the tokens of its pages are bound to: where nobody vouches, they are the authority.
+        # Its page tokens are bound to this call and its caller. Without authentication they are
+        # bound to the call alone: then the tokens themselves are the authority.
         owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
-        self.asked = 0  # the highest place that a client has asked for what is behind it
+        self.asked = 0  # the highest seq behind which a client has asked for a page
         self._progress_token: ProgressToken | None = None
-        # By its first request, of which a restarted server knows no more than this text.
-        self._is_progress_wanted = b'"progressToken"' in record.origin
-        # Lets out what must come first, where the tool gives pages.
+        # In the originating request, of which a restarted server has no more than the text.
+        self._asked_for_progress = b'"progressToken"' in record.origin
+        # Whether a call has asked for progress, and some of it may be among the messages.
+        self.is_progress_wanted = self._asked_for_progress
+        # Sends the pages that are ready, which must come before any other message.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
         self.overflow = overflow
-        self.rerun: Rerun | None = None  # where the call is run again when its server has died
-        self.delivery: Delivery | None = None
-        self.is_reachable = record.is_announced  # whether anybody can come back for it
-        self.is_recorded = False  # whether the journal has its record: not announced before
-        self.has_rested = False  # the journal would find it, were it not in memory
-        self.is_at_rest = False  # which has forgotten this object, and may have another one of it
+        self.rerun: Rerun | None = None  # for a call that is restarted when its server dies
+        self.delivery: Follower | None = None
+        self.is_reachable = record.is_announced  # whether a client can resume it
+        self.is_recorded = False  # whether its record is durable; it is announced after that
+        self.was_evicted = False  # once: the journal finds it, too
+        self.is_evicted = False  # now: memory may have another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
         self._keyring = keyring
-        self.asking = Asking(self, answers)
+        self._answers = answers
+        # The answers to the requests that a restarted call is expected to send once more.
+        self._rerun_answers: dict[RequestId, Answer] = {}
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
-        # The newest delivery, attached or over: its number, its client, and up to which seq it
-        # has come. Only what that client shows of that delivery can move the delivered mark.
-        self._newest = 0
-        self._reader: Session | None = None
-        self._offered = 0
-        self._left_at = -math.inf  # when that ended last
-        self.witness: Proofs | None = None  # whose signs of life may prove what was written
-
-    @property
-    def id(self) -> str:
-        """The streamId."""
-        return self.record.stream
-
-    @property
-    def number(self) -> int:
-        """Its place in the order of creation."""
-        return self.record.number
+        # The newest delivery, attached or over: its number, its client, and up to which seq it was
+        # handed the stream. Only that client, about that delivery, can move the delivered mark.
+        self.newest = 0
+        self._reader: Reader | None = None
+        self._newest_handed = 0
+        self._left_at = -math.inf  # when that delivery was detached or fell silent last
+        # Tells whether a sign of life of the peer may yet confirm what was written to it.
+        self.witness: Callable[[Stream], bool] | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When it is due to be given up, in trio's time."""
+        """When it expires, in trio's time."""
         return self.state.deadline
 
     @property
     def names(self) -> tuple[bytes, ...]:
-        """What it is found by: what its tokens and its idempotency key lead to."""
+        """The names by which its tokens and its idempotency key lead to it."""
         names = self._keyring.names(self.id)
         return tuple(names if self.mark is None else [*names, bytes.fromhex(self.mark.name)])
 
@@ -150,30 +224,30 @@ class Stream:
     # For the handler
 
     async def recorded(self) -> None:
-        """Wait until the journal has its record: no crash can make it unknown any more."""
+        """Wait until its record is durable, so that no crash can make it unknown."""
         while not self.is_recorded:
             await self._committer.commit_done()
 
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
-        """Send a notification: returns when it is accepted in order, waits while there is no room.
+        """Send a notification. Waits while there is no room, returns when it has its place.
 
-        `is_droppable` is one that may be sent at one time and not at another. Raises `Refusal`
-        where it is too large, or there is no room and the stream fails of that, or of another one
-        that was sent in its place before the server died.
+        `is_droppable`: the next run of the call may send it or not. Raises `Refusal` where the line
+        is too large, where there is no room and `overflow` is "fail", or where the call was
+        restarted and its first run sent another line in this place.
         """
         await self._let_out_ahead_of(line)
-        if self.rerun is None or not await self.rerun.swallow(line, is_droppable=is_droppable):
+        if self.rerun is None or not await self._swallow(line, is_droppable=is_droppable):
             await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
-        """Send a response that is not the last one. As for `send`."""
+        """Send a response that is not the last one. Raises as `send` does."""
         self._check_size(line)
         await self._offer(lambda: self.state.add(line, is_page=True))
 
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
-        """Send progress; where there is no room, only the latest of its token is kept."""
+        """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
-        if self.rerun is not None and await self.rerun.swallow(line, is_droppable=True):
+        if self.rerun is not None and await self._swallow(line, is_droppable=True):
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -181,18 +255,33 @@ class Stream:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def send_request(self, request_id: RequestId, line: bytes) -> None:
-        """Send a request to the client. As for `send`."""
+    async def ask(self, method: str, params: Any) -> Message:
+        """Send a request to the client and wait for the answer, whichever connection it comes over.
+
+        Raises as `send` does.
+        """
+        repeated = None if self.rerun is None else await self._asked(method, params)
+        request_id, answer = repeated or (new_request_id(), Answer(self))
+        try:
+            if repeated is None:
+                self._answers[request_id] = answer
+                await self._send_request(request_id, messages.request(request_id, method, params))
+            return await answer.wait()
+        finally:
+            self._answers.pop(request_id, None)
+            self.state.questions.pop(request_id, None)
+
+    async def _send_request(self, request_id: RequestId, line: bytes) -> None:
         await self._let_out_ahead_of(line)
         is_forced = self.overflow == "fail"
         await self._offer(lambda: self.state.add_request(request_id, line, is_forced=is_forced))
 
     @property
     def progress_token(self) -> ProgressToken | None:
-        """Under which token progress is reported, if at all.
+        """The token under which progress is reported; None while no request wants it.
 
         MCP: "Progress notifications MUST only reference tokens that: were provided in an active
-        request": a page that is made before it is asked for has none.
+        request". So there is none for a page that is made before it is asked for.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         return self._progress_token if is_awaited else None
@@ -200,20 +289,16 @@ class Stream:
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
         self._progress_token = token
+        self.is_progress_wanted = self._asked_for_progress or token is not None
 
     @property
-    def is_progress_wanted(self) -> bool:
-        """Whether a call has asked for progress, and some of it may be among the messages."""
-        return self._is_progress_wanted or self._progress_token is not None
-
-    @property
-    def is_repeating(self) -> bool:
-        """Whether the handler still sends what was sent before its server died."""
-        return self.rerun is not None and not self.rerun.repetition.is_over
+    def is_rerunning(self) -> bool:
+        """Whether the handler still sends what it sent before the server died."""
+        return self.rerun is not None and not self.rerun.is_over
 
     @property
     def is_suspended(self) -> bool:
-        """Whether its call goes on when the server is back."""
+        """Whether the server shuts down, and will restart the call when it is back."""
         return self.rerun is not None and self.rerun.is_suspended
 
     @property
@@ -224,11 +309,11 @@ class Stream:
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
         seq = self.state.last
-        while self.state.durable < min(seq, self.state.last):  # closing it takes `last` back
+        while self.state.durable < min(seq, self.state.last):  # `close` takes `last` back
             await self._committer.commit_done()
 
     async def written(self, seq: int) -> None:
-        """Wait until everything up to `seq` was written, or nobody is attached."""
+        """Wait until everything up to `seq` was written, or no delivery is attached."""
         while self.delivery is not None and self.delivery.written < seq:
             await self.change()
 
@@ -267,10 +352,67 @@ class Stream:
         self.fail(failure)
         return failure
 
+    # For a handler that runs its call again
+
+    async def checkpoint(self, state: bytes) -> None:
+        """Begin here, with this state in JSON, at the next restart; returns when that is durable.
+
+        Raises `ValueError` where the state is too long, `Ended` once the stream has ended.
+        """
+        assert self.rerun is not None
+        limit = self._limits.checkpoint_bytes_max
+        if len(state) > limit:
+            raise ValueError(f"a checkpoint of {len(state)} bytes, of which there may be {limit}")
+        outcome = self.state.outcome
+        if outcome is not LIVE:
+            raise Ended(f"a checkpoint: the stream is {outcome.value} already")
+        # Progress that was held back belongs before the checkpoint.
+        self.make_use_of_room(is_forced=True)
+        await self.rerun.checkpoint(self.state.last, state)
+
+    async def reopen_questions(self) -> None:
+        """Open the unanswered requests of the first run: an answer may come before the tool asks
+        once more.
+        """
+        assert self.rerun is not None
+        for request_id, question in (await self.rerun.questions()).items():
+            answer = self._rerun_answers[request_id] = Answer(self)
+            line = self.rerun.answer_to(question.seq)
+            if line is not None:
+                answer.give(messages.parse(line))
+            else:
+                self._answers[request_id] = answer
+                self.state.questions[request_id] = question
+
+    async def _swallow(self, line: bytes, *, is_droppable: bool) -> bool:
+        """Whether a line needs no sending. A line that differs from the first run's ends the
+        stream.
+        """
+        assert self.rerun is not None
+        try:
+            return await self.rerun.swallow(line, is_droppable=is_droppable)
+        except Refusal as difference:
+            self._end_by(difference)
+            raise
+
+    async def _asked(self, method: str, params: Any) -> tuple[RequestId, Answer] | None:
+        """The id and the answer of a request that the first run sent. Raises as `_swallow`."""
+        assert self.rerun is not None
+        try:
+            request_id = await self.rerun.asked(method, params)
+        except Refusal as difference:
+            self._end_by(difference)
+            raise
+        return None if request_id is None else (request_id, self._rerun_answers[request_id])
+
+    def _end_by(self, difference: Refusal) -> None:
+        if not self.state.is_ended:
+            self.fail(difference)
+
     # For the engine
 
     def finish(self, line: bytes, *, is_error: bool) -> None:
-        """Send the final response, a result; `is_error` tells whether it says `isError`."""
+        """Send a result as the final response; `is_error` where it says `isError`."""
         if len(line) > self._limits.message_bytes_max:
             self.fail(refusal("too_large", limit=self._limits.message_bytes_max))
         elif self.rerun is not None and self.rerun.is_different(is_error=is_error):
@@ -289,120 +431,140 @@ class Stream:
 
     @property
     def can_wait(self) -> bool:
-        """Whether there is more to come, for which there must be room first."""
-        is_saved = self.rerun is not None and self.rerun.is_saving
-        return self.state.outcome is Outcome.LIVE and not is_saved
+        """Whether its lines may wait until there is room in the journal."""
+        # The lines before a checkpoint must be committed together with it.
+        is_saving = self.rerun is not None and self.state.durable < self.rerun.checkpoint_seq
+        return self.state.outcome is LIVE and not is_saving
 
     def take(self) -> Append | None:
-        """What is new, for the journal."""
+        """The batch, as a change for the journal; None where there is nothing new."""
         return self.state.take(self.record.fence)
 
     def committed(self, seq: int) -> None:
-        """The record and everything up to `seq` are durable: it may be delivered."""
+        """The record and everything up to `seq` are durable, and may be delivered."""
         self.is_recorded = True
         self.state.committed(seq)
         if self.delivery is not None:
-            self.delivery.connection.wake(self.delivery)
+            self.delivery.wake()
 
-    def wrote(self, runs: Sequence[Run]) -> None:
-        """The runs were written to the attached connection."""
-        self._offered = runs[-1].last
-        news = [self.state.wrote(run) for run in runs]
-        if any(news):
+    def hand(self, runs: Sequence[Run], last: int) -> None:
+        """The attached delivery has handed these runs, up to `last`, to its sender."""
+        self._newest_handed = last
+        is_news = False
+        for run in runs:
+            is_news |= self.state.hand(run)
+        if is_news:
             self._delivered()
+        if self.state.questions:
+            self.let_answer(self._reader, last)
         self.make_use_of_room()
 
+    def let_answer(self, reader: Reader | None, seq: int) -> None:
+        """Let this client answer the open requests up to `seq`, which it was sent."""
+        assert reader is not None
+        for request_id, question in self.state.questions.items():
+            if question.seq <= seq:
+                self._answers[request_id].readers.add(reader)
+
+    def answered(self, answer: Answer, seq: int, message: Message) -> None:
+        """The client has answered the request at `seq`."""
+        if self.rerun is None:
+            answer.give(message)
+        else:
+            line = messages.answer(message)
+            self.rerun.keep_answer(seq, line, lambda: answer.give(message))
+
     def close(self, event: Event) -> Close:
-        """Abandon or cancel, for the journal."""
+        """Abandon or cancel the stream; returns the change for the journal."""
         return self.state.close(event, self.record.fence, at=wall())
 
     def forget(self) -> Forget:
-        """Keep nothing, for the journal; whatever the handler says after that goes nowhere."""
+        """Keep nothing of the stream; returns the change for the journal.
+
+        What the handler sends from now on is dropped.
+        """
         if not self.state.is_tombstone:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
         return Forget(self.id, self.record.fence)
 
-    def deliver(self, seq: int) -> None:
-        """The client says itself that it has everything up to `seq`.
+    def acknowledge(self, seq: int) -> None:
+        """The client is known to have everything up to `seq`.
 
-        A page that has arrived may be asked for again, so nothing is let go of a stream with pages.
+        In a stream with pages this deletes nothing, because a client may ask for a page again.
         """
         if not self.state.is_paged:
-            self.turn(seq)
+            self.mark_delivered(seq)
 
-    def turn(self, seq: int) -> None:
-        """Let go of everything up to `seq`, pages too, as far as the attached delivery has come.
+    def mark_delivered(self, seq: int) -> None:
+        """Count everything up to `seq` as delivered, pages too.
 
-        Everything that moves the delivered mark goes through here, or through `wrote`.
+        The mark does not pass the attached delivery. It is moved here and in `hand` alone.
         """
-        if not self.is_at_rest and self.state.deliver(seq):
+        if not self.is_evicted and self.state.deliver(seq):
             self._delivered()
             self.make_use_of_room()
 
     @property
     def pages(self) -> Container[int]:
-        """The seqs behind which a page may be asked for; none once the stream is given up."""
+        """The seqs behind which a page may be asked for."""
         state = self.state
         if state.is_tombstone or not state.is_paged:
             return ()
         return (state.delivered, *state.pages) if state.delivered else state.pages
 
     def tell_page(self, seq: int) -> str:
-        """The token of the page behind `seq`, for a client that can come back with it."""
+        """The page token for what follows `seq`. From now on a client can come back by it."""
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 
-    def confirm(self, session: "Session", seq: int) -> bool:
-        """Take a client's word, an ack or an answer, that it has everything up to `seq`.
+    def confirm(self, reader: Reader, seq: int) -> bool:
+        """A client says by an ack or an answer that it has everything up to `seq`.
 
-        False where the newest delivery is another client's, or has not come so far.
+        False, and nothing has changed, where the newest delivery is another client's or has not
+        come so far.
         """
-        if session is not self._reader or seq > self._offered:
+        if reader is not self._reader or seq > self._newest_handed:
             return False
-        self.deliver(seq)
+        self.acknowledge(seq)
         return True
 
-    def is_newest(self, delivery_number: int) -> bool:
-        """Whether no later delivery has begun since this one."""
-        return delivery_number == self._newest
-
     def prove(self, delivery_number: int, seq: int) -> None:
-        """A sign of life shows that a delivery was read up to `seq`: the newest one counts."""
-        if self.is_newest(delivery_number):
-            self.deliver(seq)
+        """A sign of life shows that a delivery was read up to `seq`. Only the newest one counts."""
+        if delivery_number == self.newest:
+            self.acknowledge(seq)
 
     def may_be_confirmed(self, now: float) -> bool:
-        """Whether its last client may still say, or show, that it has more of it."""
-        if self.witness is not None and self.witness.may_prove(self):
+        """Whether an ack or a sign of life may still move the delivered mark."""
+        if self.witness is not None and self.witness(self):
             return True
-        is_asked = self.state.client_confirms and self.state.delivered < self._offered
+        is_asked = self.state.client_confirms and self.state.delivered < self._newest_handed
         return is_asked and now - self._left_at < ACK_WAIT_S
 
-    def attach(self, delivery: "Delivery") -> None:
-        """From now on the delivery follows this stream, or it shows life again."""
-        session = delivery.connection.session
+    def attach(self, delivery: Follower) -> None:
+        """Attach a delivery, or attach it again after it fell silent."""
         if delivery is not self.delivery:
-            self._newest += 1
-            delivery.number = self._newest
-            self._reader, self._offered, self.witness = session, delivery.position, None
+            self.newest += 1
+            delivery.number = self.newest
+            self._reader, self._newest_handed = delivery.reader, delivery.position
+            self.witness = None
         self.delivery = delivery
         if delivery.start > self.asked:
             self.asked = delivery.start
             self.notify()
-        confirms = session.settings.positions or self.state.is_paged
+        confirms = delivery.reader.confirms or self.state.is_paged
         self.state.attach(delivery.position, confirms=confirms)
 
-    def detach(self, delivery: "Delivery") -> None:
-        """The delivery is over; nothing changes where another one has taken its place."""
+    def detach(self, delivery: Follower) -> None:
+        """Detach a delivery; nothing changes where another one has taken its place."""
         if self.delivery is delivery:
             self.delivery = None
             self._leave(self.state.detach)
             self.notify()
 
-    def displace(self) -> "Delivery | None":
-        """Take away the attached delivery, which is returned, for another that is attached next.
+    def displace(self) -> Follower | None:
+        """Remove the attached delivery and return it. The caller attaches another one next.
 
-        The stream is not left in between: one that only its connection leads to would end there.
+        `on_settled` is not called in between: it would end a stream that no client can resume.
         """
         displaced, self.delivery = self.delivery, None
         if displaced is not None:
@@ -410,8 +572,8 @@ class Stream:
             self.notify()
         return displaced
 
-    def fall_silent(self, delivery: "Delivery") -> None:
-        """The delivery's peer shows no life: that counts as detached, until it does again."""
+    def fall_silent(self, delivery: Follower) -> None:
+        """The delivery's peer is silent. That counts as detached until `attach` is called again."""
         if self.delivery is delivery and self.state.idle_since is None:
             self._leave(self.state.fall_silent)
 
@@ -421,13 +583,13 @@ class Stream:
         self._on_settled(self)
 
     async def change(self) -> None:
-        """Wait for something to happen to the stream, perhaps nothing of interest."""
+        """Wait for the next `notify`, whatever has changed."""
         if self._changed is None:
             self._changed = trio.Event()
         await self._changed.wait()
 
     def notify(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake all tasks that wait for a change."""
         if self._changed is not None:
             self._changed.set()
             self._changed = None
@@ -438,8 +600,10 @@ class Stream:
             self._on_settled(self)
 
     def make_use_of_room(self, *, is_forced: bool = False) -> None:
-        """Send the progress that was held back, if there is room now or it must be sent."""
-        size = self.state.batch_bytes
-        if self.state.release_held(is_forced=is_forced):
-            self._mark(size)
+        """Send the progress that was held back, if there is room now or `is_forced`."""
+        state = self.state
+        if state.held_back:
+            size = state.batch_bytes
+            if state.release_held(is_forced=is_forced):
+                self._mark(size)
         self.notify()

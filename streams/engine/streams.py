@@ -1,7 +1,7 @@
-"""The streams of an engine, from when it holds them until nothing is kept of them.
+"""All streams of an engine, and how each of them ends.
 
-Whoever held one before may have been another process: what the journal has is taken over, and comes
-into memory when it is asked for.
+They may have begun in an earlier process: at the start the engine takes over those that the journal
+has. Evicted ones are loaded when a client asks for them (`streams.engine.cache`).
 """
 
 import math
@@ -11,8 +11,7 @@ from typing import Final
 
 import trio
 
-from streams.engine.asking import Answer
-from streams.engine.cache import Resting
+from streams.engine.cache import Cache
 from streams.engine.committer import Committer
 from streams.engine.deadlines import Deadlines
 from streams.engine.index import Registry
@@ -20,21 +19,21 @@ from streams.engine.lifecycle import Event
 from streams.engine.rerun import Rerun
 from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
-from streams.engine.stream import Stream
-from streams.engine.sweeping import Sweeper
+from streams.engine.stream import Answer, Stream
 from streams.errors import refusal
-from streams.journal.contract import Journal, Outcome, Record, Rest
+from streams.journal.contract import Journal, Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits, Overflow
 from streams.logs import log
 from streams.messages import Message, RequestId
 
-WEIGHED_EVERY_S: Final = 1.0  # who has thousands of streams may begin thousands of calls
+# How long a sum of bytes is used. A principal with thousands of streams may begin thousands more.
+WEIGHED_EVERY_S: Final = 1.0
 
 
-class Holding:
-    """Every stream of a journal. `restore` it first, then `run` it in a task of its own."""
+class Streams:
+    """The streams of one journal. First `take_over`, then `run` in a task of its own."""
 
     def __init__(
         self, journal: Journal, committer: Committer, keyring: Keyring, limits: Limits
@@ -43,73 +42,65 @@ class Holding:
         self._committer = committer
         self._keyring = keyring
         self._limits = limits
-        self.answers: dict[RequestId, Answer] = {}
-        self.streams = Registry(limits, keyring)
+        self.answers: dict[RequestId, Answer] = {}  # that the handlers of all streams wait for
+        self.index = Registry(limits, keyring)
         self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
-        self.resting = Resting(
-            journal,
-            self.streams,
-            committer,
-            keyring,
-            limits,
-            revive=self._revive,
-            on_rest=self._put_to_rest,
-        )
-        self._deadlines: Deadlines[Stream] = Deadlines(self._expire)
-        self._sweeper = Sweeper(journal, self.streams, self.resting, committer, on_due=self._expire)
-        self._weighed: dict[str, int] = {}  # the bytes that wait for each principal
+        self.cache = Cache(journal, self.index, committer, keyring, limits, self)
+        self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
+        self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
-        # The principals of sessions that have ended, no more than there were sessions.
+        # The principals of ended sessions: never more than there were sessions.
         self._over, self._next_over = trio.open_memory_channel[str](math.inf)
 
-    async def restore(self) -> list[Stream]:
-        """Take over what the journal has; returns those whose calls are to be run again."""
+    async def take_over(self) -> list[Stream]:
+        """Take over the streams of the journal; returns those whose calls are to be restarted."""
         totals = await self._journal.totals()
-        self.streams.last_number, self.streams.at_rest = totals.last_number, totals.at_rest
+        self.index.last_number, self.index.evicted = totals.last_number, totals.evicted
         for record in await self._journal.claim():
-            self._restore(record)
-        self.sessions.restore(*await self._journal.sessions(), self.streams)
+            self._take_over(record)
+        self.sessions.take_over(*await self._journal.sessions(), self.index)
         unfinished = []
-        for stream in self.streams:
+        for stream in self.index:
             if stream.rerun is not None:
-                await stream.rerun.recall(self.answers)
+                await stream.reopen_questions()
                 unfinished.append(stream)
         return unfinished
 
     async def run(self) -> None:
-        """Give up what nobody comes for, and put to rest what nobody uses, for ever."""
+        """Let streams expire, and evict them, for ever."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deadlines.run)
-            nursery.start_soon(self.resting.run)
-            nursery.start_soon(self._sweeper.run)
+            nursery.start_soon(self.cache.run)
             async for principal in self._next_over:
-                await self._drop_at_rest(principal)
+                await self._drop_evicted(principal)
 
-    def _restore(self, record: Record) -> None:
-        stream = self._known(record, trio.current_time())
+    def _take_over(self, record: Record) -> None:
+        stream = self._hold_stored(record, trio.current_time())
         if not record.is_announced:
             self._forget(stream)
         elif record.outcome is Outcome.LIVE and stream.rerun is None:
             self.interrupt(stream)
 
-    def _revive(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
-        stream = self._known(record, idle_since)
-        self.sessions.remember(stream, grants)
+    def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
+        """See `Owner.load`."""
+        stream = self._hold_stored(record, idle_since)
+        self.sessions.load(stream, grants)
         return stream
 
-    def _known(self, record: Record, idle_since: float) -> Stream:
-        """A stream that the journal has, and that nobody follows."""
+    def _hold_stored(self, record: Record, idle_since: float) -> Stream:
+        """Hold a stream that the journal has, with no delivery attached."""
         stream = self.hold(record)
         stream.is_recorded = True
         stream.state.detach(idle_since)
         if stream.state.is_tombstone or stream.state.is_drained:
-            self.streams.retire(stream)
+            self.index.retire(stream)
         self._look_after(stream)
         return stream
 
     def hold(
         self, record: Record, overflow: Overflow = "block", origin: Message | None = None
     ) -> Stream:
+        """Hold a stream in memory."""
         stream = Stream(
             record,
             self._limits,
@@ -121,39 +112,37 @@ class Holding:
             origin=origin,
         )
         if record.restart is not None:
-            stream.rerun = Rerun(stream, self._journal, self._committer, self._limits)
-        self.streams.add(stream)
+            stream.rerun = Rerun(record, self._journal, self._committer, self._limits)
+        self.index.add(stream)
         return stream
 
     async def make_room(self, principal: str) -> None:
-        """See to it that this principal may have one more stream. Raises `Refusal` where it may
-        not.
-        """
+        """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
-        for forgotten in await self.resting.make_room(principal):
+        for forgotten in await self.cache.make_room(principal):
             self._forget(forgotten)
 
     def _check_bytes(self, principal: str) -> None:
-        """Whether too much waits for this principal, or did a moment ago."""
+        """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
         limit, now = self._limits.bytes_per_principal_max, trio.current_time()
         if now - self._weighed_at >= WEIGHED_EVERY_S:
             self._weighed_at = now
             self._weighed.clear()
         if limit and principal not in self._weighed:
-            self._weighed[principal] = self.streams.kept_bytes(principal)
+            self._weighed[principal] = self.index.kept_bytes(principal)
         if limit and self._weighed[principal] >= limit:
             raise refusal("too_many_bytes", limit=limit)
 
     # How streams end
 
     def interrupt(self, stream: Stream) -> None:
-        """The handler dies with the process and may not be run again: its call ends here."""
+        """End a call whose handler has ended with its process and cannot be restarted."""
         stream.fail(refusal("interrupted"))
         stream.scope.cancel()
-        self.resting.note(stream)
+        self.cache.used(stream)
 
-    def leave_off(self, stream: Stream) -> None:
-        """The process ends: its call ends here, or goes on when it is run again."""
+    def suspend(self, stream: Stream) -> None:
+        """The process ends: the call ends as well, or waits for its restart."""
         if stream.rerun is None:
             self.interrupt(stream)
         else:
@@ -161,28 +150,29 @@ class Holding:
             stream.scope.cancel()
 
     def cancel(self, stream: Stream) -> None:
-        """The client does not want it any more."""
+        """The client cancels the call."""
         self._close(stream, Event.CANCEL)
 
     def _settled(self, stream: Stream) -> None:
-        """A stream has lost its connection, or its client has all of it."""
+        """A stream has lost its delivery, or its client has all of it."""
         is_lost = stream.delivery is None and not stream.is_reachable
         if is_lost and stream.mark is None:
             self._drop(stream)
         elif is_lost and not stream.state.is_ended:
-            self.cancel(stream)  # which its key shall tell
+            self.cancel(stream)  # a retry with the same idempotency key is told so
         else:
             if stream.state.is_drained:
-                self.streams.retire(stream)
+                self.index.retire(stream)
             self._look_after(stream)
 
     def _look_after(self, stream: Stream) -> None:
-        """It is given up when nobody comes for it, and may leave memory before that."""
+        """Watch the deadline of a stream, and consider it for eviction."""
         self._deadlines.watch(stream)
-        self.resting.note(stream)
+        self.cache.used(stream)
 
-    def _expire(self, stream: Stream) -> None:
-        if self.streams.get(stream.id) is not stream:
+    def expire(self, stream: Stream) -> None:
+        """See `Owner.expire`."""
+        if self.index.get(stream.id) is not stream:
             return
         if stream.state.is_tombstone:
             self._forget(stream)
@@ -191,8 +181,8 @@ class Holding:
             self._close(stream, Event.ABANDON)
 
     def _close(self, stream: Stream, event: Event) -> None:
-        """Abandon or cancel: the work stops, the entries go, the memory of it stays a while."""
-        is_known = self.streams.get(stream.id) is stream
+        """Abandon or cancel: the handler stops, the lines are deleted, a tombstone is kept."""
+        is_known = self.index.get(stream.id) is stream
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
@@ -200,7 +190,7 @@ class Holding:
             return
         self._committer.add(stream.close(event))
         stream.scope.cancel()
-        self.streams.retire(stream)
+        self.index.retire(stream)
         delivery = stream.delivery
         if delivery is None:
             stream.state.detach(trio.current_time())
@@ -211,41 +201,41 @@ class Holding:
         self._look_after(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Nobody can come back for it, or nobody needs to: the work stops and nothing is kept."""
+        """Stop the handler and keep nothing: no client can resume the stream, or none needs to."""
         stream.scope.cancel()
         self._forget(stream)
         if stream.delivery is not None:
             stream.delivery.drop()
 
     def _forget(self, stream: Stream) -> None:
-        if self.streams.get(stream.id) is stream:
-            self.streams.remove(stream)
-            self.resting.forget(stream)
+        if self.index.get(stream.id) is stream:
+            self.index.remove(stream)
+            self.cache.forget(stream)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             self._committer.add(stream.forget())
 
     def _end_session(self, session: HttpSession) -> None:
-        """Streams whose tokens the client was told may be resumed from elsewhere."""
+        # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
-            for stream in self.streams.wanted(session.principal):
+            for stream in self.index.wanted(session.principal):
                 is_kept = stream.state.is_paged or stream.is_open_to_key
                 if session.has_begun(stream) and not is_kept:
                     self._drop(stream)
-            if session.is_anonymous:  # what is at rest was its own
+            if session.is_anonymous:  # so all evicted streams of its principal are its own
                 self._over.send_nowait(session.principal)
 
-    async def _drop_at_rest(self, principal: str) -> None:
+    async def _drop_evicted(self, principal: str) -> None:
         after = 0
-        while records := await patiently(partial(self.resting.wanted, principal, after)):
+        while records := await patiently(partial(self.cache.wanted, principal, after)):
             for record in records:
-                stream = await patiently(partial(self.resting.find, record.stream))
+                stream = await patiently(partial(self.cache.find, record.stream))
                 if stream is not None and not stream.is_open_to_key:
-                    self._drop(stream)  # at once, before it is at rest again
+                    self._drop(stream)  # without waiting, so that it is not evicted again before
             await self._committer.settled()
             after = records[-1].number
 
-    def _put_to_rest(self, stream: Stream, rest: Rest) -> None:
+    def evicted(self, stream: Stream) -> None:
+        """See `Owner.evicted`."""
         self._deadlines.forget(stream)
         self.sessions.forget(stream)
-        self._sweeper.note(rest)

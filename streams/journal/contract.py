@@ -37,15 +37,10 @@ class Outcome(enum.Enum):
     # Members are one of a kind, and Enum's own hash is a call of Python's for every message.
     __hash__ = object.__hash__
 
-    @property
-    def is_end(self) -> bool:
-        """Whether the final response is among the lines."""
-        return self in (Outcome.COMPLETED, Outcome.FAILED)
-
-    @property
-    def is_tombstone(self) -> bool:
-        """Whether all that is left is the memory of it."""
-        return self in (Outcome.ABANDONED, Outcome.CANCELLED)
+    def __init__(self, word: str) -> None:
+        # Attributes, since these are read several times for every message.
+        self.is_end = word in ("completed", "failed")  # the final response is among the lines
+        self.is_tombstone = word in ("abandoned", "cancelled")  # nothing but the record is kept
 
 
 # Looking a member up costs as much as the rest of an append's checks.
@@ -192,7 +187,7 @@ class Forget(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Rest(msgspec.Struct, frozen=True):
+class Evict(msgspec.Struct, frozen=True):
     """The stream has ended and leaves memory: from now on it is found by `streams.journal.lookups`
     alone.
 
@@ -209,7 +204,7 @@ class Rest(msgspec.Struct, frozen=True):
 
 
 OfRestart = Checkpoint | Answered | Restarted
-StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Rest
+StreamChange = Create | Append | Ack | OfRestart | Close | Forget | Evict
 Change = StreamChange | SessionChange
 
 
@@ -219,6 +214,7 @@ class Shortage(msgspec.Struct, frozen=True):
     why: str
     is_severe: bool  # ended at once, and not with a few words more
     limit: int | None = None  # the setting that it comes of, in bytes; None where the disk is full
+    used: int | None = None  # bytes of that, where it is the setting for the whole journal
 
     def __str__(self) -> str:
         return self.why
@@ -301,7 +297,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
                 pages=record.pages and (),
                 restart=None,
             )
-        case Rest():
+        case Evict():
             if record.outcome is Outcome.LIVE or record.pages is not None:
                 raise Conflict(f"stream {record.stream[:8]}… must be looked after")
             return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
@@ -334,7 +330,7 @@ def _restarting(record: Record, change: OfRestart) -> Record:
 
 
 def _owned(
-    record: Record | None, change: Append | Ack | OfRestart | Close | Forget | Rest
+    record: Record | None, change: Append | Ack | OfRestart | Close | Forget | Evict
 ) -> Record:
     if record is None:
         raise Gone(f"no stream {change.stream[:8]}… in this journal")

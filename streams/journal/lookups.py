@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Totals(msgspec.Struct, frozen=True):
     """How much there is in a journal."""
 
-    at_rest: int  # streams
+    evicted: int  # streams
     last_number: int  # of all records; 0 where there is none
 
 
@@ -57,7 +57,7 @@ class Lookups(Protocol):
     async def count(self, principal: str) -> int:
         """How many a principal has that are at rest and still wanted."""
 
-    async def due(self, *, limit: int, only_leftover: bool = False) -> "Sequence[Record]":
+    async def due(self, *, limit: int, only_unwanted: bool = False) -> "Sequence[Record]":
         """The streams at rest by their `due_at`, earliest first. `only_leftover` leaves out those
         that are still wanted.
         """

@@ -19,9 +19,9 @@ from streams.journal.contract import (
     Append,
     Change,
     Create,
+    Evict,
     Outcome,
     Record,
-    Rest,
     Shortage,
     StreamChange,
     apply,
@@ -46,15 +46,15 @@ class MemoryJournal:
         self._runs: dict[str, list[Run]] = {}
         self._names: dict[bytes, str] = {}
         self._names_of: dict[str, set[bytes]] = {}
-        self._at_rest = _AtRest()
+        self._evicted = _Evicted()
         self._rows = _Rows()
 
     async def claim(self) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         for stream, record in self._records.items():
             self._records[stream] = msgspec.structs.replace(record, fence=record.fence + 1)
-        awake = (record for record in self._records.values() if record.due_at is None)
-        return sorted(awake, key=_number)
+        resident = (record for record in self._records.values() if record.due_at is None)
+        return sorted(resident, key=_number)
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         await trio.lowlevel.checkpoint()  # first: who is cancelled here has written nothing
@@ -63,8 +63,8 @@ class MemoryJournal:
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         await trio.lowlevel.checkpoint()
         grants = self._rows.grants.values()
-        awake = [grant for grant in grants if self._records[grant.stream].due_at is None]
-        return list(self._rows.sessions.values()), awake
+        resident = [grant for grant in grants if self._records[grant.stream].due_at is None]
+        return list(self._rows.sessions.values()), resident
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         await trio.lowlevel.checkpoint()
@@ -75,7 +75,7 @@ class MemoryJournal:
     async def totals(self) -> Totals:
         await trio.lowlevel.checkpoint()
         last_number = max((record.number for record in self._records.values()), default=0)
-        return Totals(len(self._at_rest), last_number)
+        return Totals(len(self._evicted), last_number)
 
     async def find(self, stream: str) -> Record | None:
         await trio.lowlevel.checkpoint()
@@ -97,16 +97,16 @@ class MemoryJournal:
         self, principal: str, *, after: int, limit: int, only_read: bool = False
     ) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
-        records = map(self._records.__getitem__, self._at_rest.wanted(principal, after))
+        records = map(self._records.__getitem__, self._evicted.wanted(principal, after))
         return list(islice((r for r in records if r.is_read or not only_read), limit))
 
     async def count(self, principal: str) -> int:
         await trio.lowlevel.checkpoint()
-        return len(self._at_rest.wanted(principal, 0))
+        return len(self._evicted.wanted(principal, 0))
 
-    async def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
+    async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
-        return [self._records[stream] for stream in self._at_rest.due(limit, only_leftover)]
+        return [self._records[stream] for stream in self._evicted.due(limit, only_unwanted)]
 
     async def aclose(self) -> None:
         """Nothing to let go of: another engine may take the same journal over, as if restarted."""
@@ -121,21 +121,21 @@ class MemoryJournal:
             record = apply(before, change)
         except JournalError as error:
             return error
-        if isinstance(change, Rest):
+        if isinstance(change, Evict):
             self._name(change)
         if record is before:
             return None
         if before is not None:
-            self._at_rest.remove(before)
+            self._evicted.remove(before)
         if record is None:
             self._drop(change.stream)
             return None
-        self._at_rest.add(record)
+        self._evicted.add(record)
         self._records[change.stream] = record
         self._store(change, record)
         return None
 
-    def _name(self, change: Rest) -> None:
+    def _name(self, change: Evict) -> None:
         for name in change.names:
             self._names[name] = change.stream
         self._names_of.setdefault(change.stream, set()).update(change.names)
@@ -157,7 +157,7 @@ class MemoryJournal:
             del runs[: bisect_right(runs, record.trimmed, key=_last)]
 
 
-class _AtRest:
+class _Evicted:
     """Which streams are at rest, in the orders in which they are asked for."""
 
     def __init__(self) -> None:
@@ -191,9 +191,9 @@ class _AtRest:
         wanted = self._wanted.get(principal, [])
         return [stream for _, stream in wanted[bisect_left(wanted, (after + 1, "")) :]]
 
-    def due(self, limit: int, only_leftover: bool) -> list[str]:
+    def due(self, limit: int, only_unwanted: bool) -> list[str]:
         """So many streams, those first that are due first."""
-        kinds = [self._due[False]] if only_leftover else self._due.values()
+        kinds = [self._due[False]] if only_unwanted else self._due.values()
         return [stream for _, _, stream in islice(heapq.merge(*kinds), limit)]
 
 

@@ -62,7 +62,9 @@ class Guard(msgspec.Struct, frozen=True):
             await self.keys.run(task_status=task_status)
 
     async def reload(self) -> None:
-        """Read certificate, tokens and keys again; the log tells which of them cannot be used."""
+        """Read certificate and tokens again, and have the keys read beside; the log tells which of
+        them cannot be used.
+        """
         if self.tls is not None:
             try:
                 await trio.to_thread.run_sync(self.tls.reload)

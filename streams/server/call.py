@@ -7,11 +7,10 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.session import LEVELS, LogLevel
 from streams.engine.stream import Stream
 from streams.errors import CallFailed
 from streams.forks import Confined
-from streams.messages import RequestId
+from streams.messages import LEVELS, LogLevel, RequestId
 from streams.server.tools import Tool
 
 _T = TypeVar("_T")
@@ -53,9 +52,10 @@ class Call:
         behind only the latest report is kept.
         """
         stream = self._stream
-        if stream.progress_token is not None and stream.ahead_of_messages is not None:
-            await stream.ahead_of_messages()  # after which nobody may wait for this any more
         token = stream.progress_token
+        if token is not None and stream.ahead_of_messages is not None:
+            await stream.ahead_of_messages()
+            token = stream.progress_token  # the page that it is for may have been sent meanwhile
         if token is None:
             await trio.lowlevel.checkpoint()
             return
@@ -71,7 +71,7 @@ class Call:
         """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""
         stream = self._stream
         is_wanted = LEVELS.index(level) >= LEVELS.index(stream.level)
-        if not (is_wanted or stream.is_repeating):  # it may have been wanted when it was sent first
+        if not (is_wanted or stream.is_rerunning):  # it may have been wanted when it was sent first
             await trio.lowlevel.checkpoint()
             return
         params = {"level": level, "logger": logger or self._tool.name, "data": data}
@@ -92,7 +92,7 @@ class Call:
         The answer may come after a reconnect, over another transport; there is no timeout but your
         own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        answer = await self._stream.asking.ask(method, {} if params is None else params)
+        answer = await self._stream.ask(method, {} if params is None else params)
         if isinstance(answer.result, msgspec.Raw):
             return messages.decode(answer.result, Any)
         assert isinstance(answer.error, msgspec.Raw)
@@ -125,7 +125,7 @@ class Call:
         if self._stream.rerun is None:  # nobody could come back
             await trio.lowlevel.checkpoint()
         else:
-            await self._stream.rerun.checkpoint(encoded)
+            await self._stream.checkpoint(encoded)
 
     async def disconnect(self) -> bool:
         """Let go of the client, once it was given what was sent so far; it comes back when it

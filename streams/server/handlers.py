@@ -31,7 +31,7 @@ from streams.server.call import Call, SyncCall
 from streams.server.pages import Paging
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
-from streams.turns import LARGE_BYTES, large_work
+from streams.turns import large_work
 
 # Sync tools run in threads: what they may have at once, apart from everything else's threads.
 THREADS_MAX: Final = 40
@@ -78,14 +78,17 @@ class Handlers:
         """The names of the tools that have not ended, each once."""
         return sorted(set(self._at_work.values()))
 
+    def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
+        """Whether a worker has to check these arguments, which may take seconds."""
+        schema = tool.input_given
+        return schema is not None and schema.is_costly(len(given))
+
     async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
         """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
-        if len(given) < LARGE_BYTES:
-            return tool.bind(given)
-        return await large_work().do(principal, partial(tool.bind, given))
+        return await large_work().do_sized(len(given), principal, partial(tool.bind, given))
 
     async def aclose(self) -> None:
         """End the processes that check arguments and results."""
@@ -100,7 +103,7 @@ class Handlers:
 
         return handle
 
-    def again(self, stream: Stream) -> Handler | None:
+    def restart_handler(self, stream: Stream) -> Handler | None:
         """The handler of a stream that had one in another process; None where that cannot be."""
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)

@@ -1,23 +1,22 @@
 """What an MCP peer sees of a server: one session's conversation.
 
-Nothing here waits for a handler, which runs in the engine. A message waits for the journal, which
-finds its stream, or for a worker, which checks its arguments; the next one of the same connection
-waits for both.
+Nothing here waits for a handler, which runs in the engine. A message may wait for the journal,
+which finds its stream, and the next one of the same connection waits with it. A call whose
+arguments a worker has to check waits in a task of its own: the next message does not wait for that.
 """
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import trio
 
 from streams import messages
-from streams.engine.checks import check_free
-from streams.engine.connection import Connection, CursorOf, no_cursor
+from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
 from streams.engine.lifecycle import ProgressToken
-from streams.engine.session import LEVELS, Session
+from streams.engine.operations import check_free
 from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_PARAMS,
@@ -28,8 +27,9 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
+from streams.exchange import Scopes
 from streams.logs import log
-from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
+from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Polling
@@ -51,10 +51,17 @@ _REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 # each message about progress.
 NAME_LETTERS_MAX: Final = 1024
 
+# How many calls of one connection may be checked, or wait for that, beside its reader. The worker
+# takes one of a principal at a time and up to 2.5 s for it, so the last begins within the 20 s that
+# a check may wait. A further call waits in the reader.
+CHECKS_MAX: Final = 4
+
 # How many refusals are logged at once, and per second in the long run: a line takes longer than the
 # rest of a refusal, and a log has no end.
 REFUSALS_TOLD: Final = 100
 REFUSALS_TOLD_PER_S: Final = 10.0
+
+_T = TypeVar("_T")
 
 _told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
 
@@ -95,6 +102,8 @@ class Peer:
         self._engine = engine
         self._handlers = handlers
         self._large = large_work()
+        self._tasks: trio.Nursery | None = None  # of the connection, where that has a reader
+        self._may_check = trio.Semaphore(CHECKS_MAX)
         self._questions = dialects.questions()
         self._resumings = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
@@ -119,6 +128,12 @@ class Peer:
 
     async def run(self, connection: Connection) -> None:
         """Listen until the client will send no more over this connection."""
+        async with trio.open_nursery() as self._tasks:
+            await self._listen(connection)
+            if not connection.channel.is_writable():
+                self._tasks.cancel_scope.cancel()  # a call that has not begun has no client
+
+    async def _listen(self, connection: Connection) -> None:
         turns = Turns()
         while True:
             try:
@@ -143,7 +158,8 @@ class Peer:
         try:
             message = await self._parse(incoming)
         except Refusal as refused:
-            return refused_line(messages.salvage_id(incoming), refused)
+            request_id = await self._work(incoming, partial(messages.salvage_id, incoming))
+            return refused_line(request_id, refused)
         if message.kind is Kind.REQUEST:
             try:
                 self._engine.rates.check(self.session.principal)
@@ -155,11 +171,14 @@ class Peer:
             return refused_line(id_of(message), refused)
 
     async def _parse(self, line: bytes) -> Message:
-        principal = self.session.principal
         if len(line) < LARGE_BYTES:
-            self._large.note(principal)
+            self._large.note(self.session.principal)
             return messages.parse(line)
-        return await self._large.do(principal, partial(messages.parse, line))
+        return await self._work(line, partial(messages.parse_bounded, line))
+
+    async def _work(self, line: bytes, work: Callable[[], _T]) -> _T:
+        """Do one piece of work on a message, a large one when it is its turn."""
+        return await self._large.do_sized(len(line), self.session.principal, work)
 
     async def take(
         self,
@@ -167,22 +186,23 @@ class Peer:
         line: bytes,
         connection: Connection | None = None,
         *,
-        cursor_of: CursorOf = no_cursor,
+        event_ids: EventIds | None = None,
     ) -> bytes | None:
         """Deal with a message; the reply to it, where that is here at once.
 
         `line` is the message as it came. A request that `delivers` needs a connection for it; for a
-        poll `cursor_of` is what the request's headers say of a stream. Raises `InsufficientScope`,
+        poll `event_ids` tell what its `Last-Event-ID` says of a stream. Raises `InsufficientScope`,
         before anything was begun or sent.
         """
         try:
             match message.kind:
                 case Kind.REQUEST:
-                    return await self._request(message, line, connection, cursor_of)
+                    return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
-                    self._notification(message)
+                    await self._work(line, partial(self._notification, message))
                 case Kind.RESULT | Kind.ERROR:
-                    self._engine.access.answer(self.session, message)
+                    answer = partial(self._engine.operations.answer, self.session, message)
+                    await self._work(line, answer)
         except InsufficientScope:
             raise
         except Refusal as refused:
@@ -192,11 +212,17 @@ class Peer:
         return None
 
     async def _request(
-        self, message: Message, line: bytes, connection: Connection | None, cursor_of: CursorOf
+        self,
+        message: Message,
+        line: bytes,
+        connection: Connection | None,
+        event_ids: EventIds | None,
     ) -> bytes | None:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
-        check_revision(revision_in(message, line))
+        check_revision(await self._work(line, partial(revision_in, message, line)))
+        if request_id in self.session.checking:
+            check_free(self.session, request_id)
         if method in self._deliveries:  # they check the id: a resume may displace its holder
             _check_name(request_id, "id")
             assert connection is not None
@@ -204,9 +230,10 @@ class Peer:
             return None
         check_free(self.session, request_id)
         if method in self._questions:
-            return messages.result(request_id, await self._poll(message, cursor_of))
+            return messages.result(request_id, await self._poll(message, line, event_ids))
         if method in self._requests:
-            return messages.result(request_id, self._requests[method](message))
+            answer = await self._work(line, partial(self._requests[method], message))
+            return messages.result(request_id, answer)
         known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
 
@@ -267,37 +294,89 @@ class Peer:
         return {}
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
+        read = partial(self._read_call, message, line, connection.channel.scopes)
+        message, line, params, token = await self._work(line, read)
+        key = extension.key_in(params.meta.key)
+        if token is not None:
+            self._turn(message, token, params.meta.progress_token, connection)
+            return
+        if key is not None:
+            begin = partial(self._call_once, message, params, line, key, connection)
+        else:
+            begin = partial(self._begin, message, params, line, connection)
+        tool = self._server.tools.get(params.name)
+        if tool is not None and self._handlers.is_costly(tool, params.arguments):
+            await self._begin_aside(message, connection, begin)
+        else:
+            await begin()
+
+    def _read_call(
+        self, message: Message, line: bytes, scopes: Scopes
+    ) -> tuple[Message, bytes, CallTool, str | None]:
+        """A call without the token of a page among its arguments, its params, and that token."""
         params = _params(message, CallTool)
         _check_name(params.meta.progress_token, "_meta.progressToken")
         tool = self._server.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
-            tool.check_scopes(connection.channel.scopes)
+            tool.check_scopes(scopes)
             argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
             token = argued if token is None else token
             if arguments is not params.arguments:
                 params = msgspec.structs.replace(params, arguments=arguments)
                 message, line = _calling_with(message, arguments)
-        key = extension.key_in(params.meta.key)
-        if token is not None:
-            self._turn(message, token, params.meta.progress_token, connection)
-        elif key is not None:
-            await self._call_once(message, params, key, connection)
+        return message, line, params, token
+
+    async def _begin_aside(
+        self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Begin a call that takes long to check, while the reader goes on: meanwhile its id is
+        taken, and a cancel ends it without an answer, as for a call that has begun.
+        """
+        assert isinstance(message.id, int | str)
+        request_id, checking = message.id, self.session.checking
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            try:
+                with scope:
+                    await begin()
+            except Refusal as refused:
+                connection.reply(refused_line(request_id, refused))
+            except Unavailable as trouble:
+                connection.reply(refused_line(request_id, unreadable(trouble)))
+            finally:
+                if checking.get(request_id) is scope:
+                    del checking[request_id]
+
+        async def run_beside() -> None:
+            try:
+                await run()
+            finally:
+                self._may_check.release()
+
+        if self._tasks is None:  # over HTTP the reader is this call's alone
+            checking[request_id] = scope
+            await run()
         else:
-            await self._begin(message, params, line, connection)
+            await self._may_check.acquire()
+            checking[request_id] = scope
+            self._tasks.start_soon(run_beside)
 
     async def _call_once(
-        self, message: Message, params: CallTool, key: str, connection: Connection
+        self, message: Message, params: CallTool, line: bytes, key: str, connection: Connection
     ) -> None:
         """Begin a call, or deliver the one that was begun with the same key."""
         assert isinstance(message.id, int | str)
         async with self._engine.keyed.looked_up(key, self.session.principal) as called:
             if called.stream is None:
-                marked = extension.marked(message, called.mark)
+                mark = partial(extension.marked, message, called.mark)
+                marked = await self._work(line, mark)
                 await self._begin(message, params, marked, connection, called.mark)
                 return
-            access, stream = self._engine.access, called.stream
-            access.repeat(connection, stream, message.params, reply_id=message.id)
+            operations, stream = self._engine.operations, called.stream
+            self.session.checking.pop(message.id, None)
+            operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
     async def _begin(
@@ -310,7 +389,9 @@ class Peer:
     ) -> None:
         """Begin a call whose request is kept as `line`, with this mark in it."""
         assert isinstance(message.id, int | str)
-        check_free(self.session, message.id)
+        checking = self.session.checking
+        if message.id not in checking:  # else it is this call that has the id
+            check_free(self.session, message.id)
         tool = self._server.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
@@ -329,6 +410,7 @@ class Peer:
         min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
         max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
+        checking.pop(message.id, None)
         check_free(self.session, message.id)  # it may have been taken meanwhile
         stream = self._engine.begin(
             connection,
@@ -338,7 +420,7 @@ class Peer:
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
-            is_rerun=tool.restart,
+            is_restartable=tool.restart,
             mark=mark,
             origin=message if mark is None else None,  # a marked line is another one
         )
@@ -348,23 +430,25 @@ class Peer:
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
-        stream = self._engine.access.turn(connection, token, message.params, reply_id=message.id)
+        stream = self._engine.operations.deliver_page(
+            connection, token, message.params, reply_id=message.id
+        )
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.access.cancel(self.session, _params(message, _Cancelled).request_id)
+        self._engine.operations.cancel(self.session, _params(message, _Cancelled).request_id)
 
     # The proposals
 
-    async def _resume(self, message: Message, _: bytes, connection: Connection) -> None:
+    async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
         word = self._resumings[method]
-        intent = word.read(message.params)
-        stream = await self._engine.access.find(self.session, intent)
+        intent = await self._work(line, partial(word.read, message.params))
+        stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
             self._check_scopes(stream, connection)
-        self._engine.access.resume(
+        self._engine.operations.resume(
             connection,
             stream,
             intent,
@@ -384,17 +468,18 @@ class Peer:
             if tool := self._server.tools.get(_params(origin, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
-    async def _poll(self, message: Message, cursor_of: CursorOf) -> Any:
+    async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
         word = self._questions[str(message.method)]
-        access = self._engine.access
+        operations = self._engine.operations
         if isinstance(word, Polling):
-            intent = word.read(message.params)
-            return word.tell(await access.poll(self.session, intent, cursor_of))
-        return word.tell(*await access.poll_all(self.session, word.read(message.params)))
+            intent = await self._work(line, partial(word.read, message.params))
+            return word.tell(await operations.poll(self.session, intent, event_ids))
+        asked = await self._work(line, partial(word.read, message.params))
+        return word.tell(*await operations.poll_all(self.session, asked))
 
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
-        self._engine.access.ack(self.session, acked.stream, acked.seq)
+        self._engine.operations.ack(self.session, acked.stream, acked.seq)
 
 
 def _units(incoming: Incoming) -> int:

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar, overload
 
+from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
-from streams.engine.session import Session
 from streams.errors import JournalUnusable
 from streams.exchange import Channel
 from streams.journal.contract import Journal
@@ -118,7 +118,7 @@ class Server:
                 self.limits,
                 enforce_min=self.enforce_min,
                 require_token=self.require_resume_token,
-                again=handlers.again,
+                restart_handler=handlers.restart_handler,
             ) as engine:
                 yield RunningServer(self, engine, handlers)
         finally:

@@ -25,7 +25,7 @@ class Theirs(NamedTuple):
     """What somebody else has, and what a guesser knows of it: all but what opens it."""
 
     running: list[str]  # ids of streams in memory
-    resting: list[str]  # and at rest
+    evicted: list[str]  # and at rest
     tokens: list[str]  # of these
     pages: list[str]  # tokens of pages
     events: list[str]  # event ids
@@ -40,8 +40,8 @@ def served(folder: Path) -> Iterator[tuple[ServerProcess, Theirs]]:
         server.connect("stdio") as owner,  # the ids of an anonymous caller's streams open them
     ):
         owner.initialize(POSITIONS)
-        resting = [start(owner, "count", n=2) for _ in range(STREAMS_EACH)]
-        for each in resting:
+        evicted = [start(owner, "count", n=2) for _ in range(STREAMS_EACH)]
+        for each in evicted:
             owner.response(each.id)
         with server.connect("stdio") as other:
             other.initialize(POSITIONS)
@@ -54,8 +54,8 @@ def served(folder: Path) -> Iterator[tuple[ServerProcess, Theirs]]:
                 server,
                 Theirs(
                     [each.stream for each in running],
-                    [each.stream for each in resting],
-                    [each.token for each in [*running, *resting]],
+                    [each.stream for each in evicted],
+                    [each.token for each in [*running, *evicted]],
                     pages,
                     events,
                 ),
@@ -83,11 +83,11 @@ def _event_ids(server: ServerProcess, gate: Gate) -> list[str]:
 def _wait_for_rest(journal: Path, count: int) -> None:
     with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as file:
 
-        def are_at_rest() -> bool:
+        def are_evicted() -> bool:
             [rests] = file.execute("SELECT count(*) FROM rests").fetchone()
             return bool(rests >= count)
 
-        wait_until("the streams come to rest", are_at_rest)
+        wait_until("the streams come to rest", are_evicted)
 
 
 class Guesser:
@@ -112,8 +112,8 @@ class Guesser:
     def running(self) -> Ask:
         return self._method(), {"streamId": self._dice.choice(self.theirs.running)}
 
-    def resting(self) -> Ask:
-        return self._method(), {"streamId": self._dice.choice(self.theirs.resting)}
+    def evicted(self) -> Ask:
+        return self._method(), {"streamId": self._dice.choice(self.theirs.evicted)}
 
     def with_token(self, ask: Ask) -> Ask:
         token = self.word() if self._dice.random() < 0.5 else self.near_token()
@@ -143,7 +143,7 @@ class Guesser:
         return "tools/call", {"name": "pages", "arguments": {"n": 3}, "resumeToken": token}
 
     def any_stream(self) -> Ask:
-        ask = self._dice.choice((self.unknown, self.running, self.resting))()
+        ask = self._dice.choice((self.unknown, self.running, self.evicted))()
         return ask if self._dice.random() < 0.4 else self.with_token(ask)
 
     def any(self) -> Ask:

@@ -148,7 +148,7 @@ def _asks(guesser: Guesser) -> dict[str, dict[str, Callable[[], Ask]]]:
     streams = {
         "unknown": guesser.unknown,
         "in memory": guesser.running,
-        "at rest": guesser.resting,
+        "at rest": guesser.evicted,
     }
     return {
         "id": {name: poll(choose, with_token=False) for name, choose in streams.items()},
@@ -176,8 +176,8 @@ async def _of_lookups(journal_path: Path, theirs: Theirs, rounds: int) -> list[A
         keyring = Keyring.load(key_path(journal_path))
         async with tools.open(journal, keyring) as running:
             engine = running.engine
-            ids = [*theirs.running, *theirs.resting]
-            here = [each for each in ids if engine._streams.get(each) is not None]
+            ids = [*theirs.running, *theirs.evicted]
+            here = [each for each in ids if engine._streams.index.get(each) is not None]
             away = [each for each in ids if each not in here]
             assert here, "some that ended just now are in memory"
             assert away, "some that had ended are at rest"
@@ -224,13 +224,13 @@ class _Lookups:
 
     async def _recall(self, event_id: str) -> int:
         began = time.perf_counter_ns()
-        await self.engine.access.recall(self.session, event_id)
+        await self.engine.operations.load(self.session, event_id)
         return time.perf_counter_ns() - began
 
     async def _find(self, intent: Poll) -> int:
         began = time.perf_counter_ns()
         try:
-            await self.engine.access.find(self.session, intent)
+            await self.engine.operations.find(self.session, intent)
         except Refusal:
             return time.perf_counter_ns() - began
         raise AssertionError("a guess was right")
@@ -240,7 +240,7 @@ class _Lookups:
         token, raw = received(params["resumeToken"]), msgspec.Raw(msgspec.json.encode(params))
         began = time.perf_counter_ns()
         try:
-            self.engine.access._find_page(self.session, token, raw)
+            self.engine.operations._find_page(self.session, token, raw)
         except Refusal:
             return time.perf_counter_ns() - began
         raise AssertionError("a guess was right")

@@ -38,7 +38,7 @@ def commit(state: StreamState) -> Run:
 def write(state: StreamState) -> Run:
     """Make durable what is numbered, and write it."""
     run = commit(state)
-    state.wrote(run)
+    state.hand(run)
     return run
 
 

@@ -1,18 +1,20 @@
 """A journal in memory with faults that no disk has to order."""
 
+import math
 from collections.abc import Sequence
 
 import trio
 
-from streams.errors import JournalError
-from streams.journal.contract import Change
+from streams.errors import Full, JournalError
+from streams.journal.contract import Append, Change
 from streams.journal.memory import MemoryJournal
 from streams.messages import Run
 
 
 class Troubled(MemoryJournal):
     """`streams.journal.contract.Journal`. `trouble` is raised by whatever is asked of it, while it
-    is set; after `hold`, what is asked waits until `let_go`.
+    is set; after `hold`, what is asked waits until `let_go`. `room` is for so many
+    appends.
     """
 
     def __init__(self) -> None:
@@ -20,6 +22,7 @@ class Troubled(MemoryJournal):
         self.trouble: JournalError | None = None
         self.read_trouble: JournalError | None = None
         self.commits: list[list[Change]] = []  # that succeeded
+        self.room: float = math.inf
         self.refused = 0
         self._is_open = trio.Event()
         self._is_open.set()
@@ -35,6 +38,11 @@ class Troubled(MemoryJournal):
         if self.trouble is not None:
             self.refused += 1
             raise self.trouble
+        appends = sum(isinstance(change, Append) for change in changes)
+        if appends > self.room:
+            self.refused += 1
+            raise Full("no room for so much")
+        self.room -= appends
         self.commits.append(list(changes))
         return await super().commit(changes)
 

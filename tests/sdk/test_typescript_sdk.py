@@ -78,7 +78,7 @@ def test_the_client_has_nothing_to_complain_about(seen: dict[str, Any]) -> None:
 
 
 # Progress. These clients forget a call's progress handler with its response, and lose what they
-# read together with it (`streams.engine.separation`).
+# read together with it (`streams.engine.receipts`).
 
 
 def progress_seen(node: Node, generation: str, **given: Any) -> dict[str, Any]:

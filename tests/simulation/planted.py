@@ -11,11 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from streams.engine import operations
-from streams.engine.connection import Connection
-from streams.engine.delivery import Delivery
+from streams.engine.connection import Connection, Delivery
 from streams.engine.lifecycle import StreamState
 from streams.engine.stream import Stream
-from streams.engine.streams import Holding
+from streams.engine.streams import Streams
 from streams.errors import refusal
 from streams.journal import contract
 from streams.journal.contract import Ack, Append, Record
@@ -93,12 +92,12 @@ def one_more_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
 @plant
 def what_was_written_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
     """Whether the client has it or not."""
-    wrote = StreamState.wrote
+    hand = StreamState.hand
 
-    def wrote_wrongly(state: StreamState, run: Run) -> bool:
-        return wrote(state, run) | state.deliver(run.last)
+    def hand_wrongly(state: StreamState, run: Run) -> bool:
+        return hand(state, run) | state.deliver(run.last)
 
-    patch.setattr(StreamState, "wrote", wrote_wrongly)
+    patch.setattr(StreamState, "hand", hand_wrongly)
 
 
 @plant
@@ -106,8 +105,8 @@ def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
     """What an older connection has read moves the mark, wherever the newest reader is."""
 
     def prove_any(stream: Stream, delivery_number: int, seq: int) -> None:
-        stream.state.reader = None
-        stream.deliver(seq)
+        stream.state.position = None
+        stream.acknowledge(seq)
 
     patch.setattr(Stream, "prove", prove_any)
 
@@ -121,9 +120,9 @@ def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
     store, drop, delete = MemoryJournal._store, Tail._drop, Batch._delete
 
     def store_too_little(journal: MemoryJournal, change: Any, record: Record) -> None:
-        store(contract, change, record)
+        store(journal, change, record)
         if isinstance(change, Ack):
-            del contract._runs[change.stream][:1]
+            del journal._runs[change.stream][:1]
 
     def delete_too_much(batch: Batch) -> None:
         delete(batch)
@@ -144,12 +143,12 @@ def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
 @plant
 def the_mark_is_restored_too_high(patch: pytest.MonkeyPatch) -> None:
     """As if the client had one message more than it has confirmed."""
-    restore = Holding._restore
+    restore = Streams._take_over
 
-    def restore_wrongly(holding: Holding, record: Record) -> None:
-        restore(holding, replace(record, acked=min(record.acked + 1, record.last)))
+    def restore_wrongly(streams: Streams, record: Record) -> None:
+        restore(streams, replace(record, acked=min(record.acked + 1, record.last)))
 
-    patch.setattr(Holding, "_restore", restore_wrongly)
+    patch.setattr(Streams, "_take_over", restore_wrongly)
 
 
 @plant
@@ -185,6 +184,12 @@ def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
+def the_displaced_is_told_that_it_has_all(patch: pytest.MonkeyPatch) -> None:
+    """As if the stream were over."""
+    patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("completed"))
+
+
+@plant
 def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     """The older connection is told of whatever comes, as the newer one is."""
     older: dict[str, list[Delivery]] = {}
@@ -196,7 +201,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
     def wake_all(stream: Stream, seq: int) -> None:
         committed(stream, seq)
         for delivery in older.get(stream.id, ()):
-            delivery.connection.wake(delivery)
+            delivery.wake()
 
     patch.setattr(Delivery, "supersede", remember)
     patch.setattr(Stream, "committed", wake_all)

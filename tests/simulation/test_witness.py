@@ -28,7 +28,7 @@ class Scene:
         self.ledger = Ledger(self.world)
         job = self.world.jobs[JOB]
         job.stream = STREAM
-        self.ledger.known[STREAM] = Known(job, last=100)
+        self.ledger.known[STREAM] = Known(job, last=100, has_ended=True)
         self.witness = Witness(self.world, self.ledger, Keyring([bytes(32)]))
 
     def channel(self) -> FarChannel:
@@ -48,8 +48,8 @@ class Scene:
     def _hear(self, channel: FarChannel, said: dict[str, Any]) -> None:
         self.witness.heard(channel, [msgspec.json.encode({"jsonrpc": "2.0"} | said)])
 
-    def is_sent_some(self, channel: FarChannel) -> None:
-        params = {"streamId": STREAM, "seq": 1, "count": 1}
+    def is_sent_some(self, channel: FarChannel, *, seq: int = 100) -> None:
+        params = {"streamId": STREAM, "seq": seq, "count": 1}
         self._say(channel, {"method": "notifications/stream/position", "params": params})
 
     def is_told(self, channel: FarChannel, id: str, ended: str) -> None:
@@ -94,13 +94,20 @@ async def test_a_displaced_request_must_be_answered(
     assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
 
 
-async def test_a_displaced_request_is_not_released(scene: Scene, mock_clock: MockClock) -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_a_displaced_request_is_not_released(
+    scene: Scene, mock_clock: MockClock, is_late: bool
+) -> None:
     """Its client would come back, and displace the newer one."""
     older, newer = scene.channel(), scene.channel()
     scene.resumes(older, "1")
+    scene.is_sent_some(older)
     scene.resumes(newer, "2")
+    if not is_late:
+        scene.is_told(older, "1", "released")
     scene.is_sent_some(newer)
-    scene.is_told(older, "1", "released")
+    if is_late:
+        scene.is_told(older, "1", "released")
     assert scene.violations(mock_clock) == [f"{JOB}: released, and not superseded"]
 
 
@@ -160,3 +167,11 @@ async def test_nothing_follows_the_answer(scene: Scene, ended: str) -> None:
     scene.is_told(older, "1", ended)
     scene.is_sent_some(older)
     assert scene.world.violations == [f"{JOB} is sent to who was displaced, or never asked"]
+
+
+async def test_no_request_is_complete_that_lacks_some(scene: Scene) -> None:
+    channel = scene.channel()
+    scene.resumes(channel, "1")
+    scene.is_sent_some(channel, seq=99)
+    scene.is_told(channel, "1", "completed")
+    assert scene.world.violations == [f"{JOB}: is complete, and lacks some"]

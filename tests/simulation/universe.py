@@ -239,7 +239,7 @@ class Servers:
 
     def _check_marks(self, engine: Engine) -> None:
         """What an attached reader has not had is kept."""
-        for stream in engine._streams:
+        for stream in engine._streams.index:
             if stream.delivery is not None:
                 delivered, position = stream.state.delivered, stream.delivery.position
                 self._world.expect(

@@ -29,11 +29,13 @@ class Claim:
     cancelled by itself.
     """
 
-    def __init__(self, number: int, key: str, channel: FarChannel) -> None:
+    def __init__(self, number: int, key: str, channel: FarChannel, after: int | None) -> None:
         self.number = number  # in the order of arrival
         self.key = key  # of the job
         self.channel = channel
+        self.position = after  # the last seq that was written; None where that is not known
         self.is_answered = False
+        self.is_released = False  # by that answer: the client may come back
         # The client has cancelled it, and expects no answer. What is being written goes out
         # nevertheless, and a call that has ended goes on.
         self.is_cancelled = False
@@ -65,7 +67,7 @@ class Witness:
         is_resume = said["method"] in RESUMES
         key = self._key_of(params) if is_resume else params["arguments"]["job"]
         if key is not None:
-            claim = Claim(next(self._numbers), key, channel)
+            claim = Claim(next(self._numbers), key, channel, params.get("after"))
             self._claims.setdefault(key, []).append(claim)
             self._asked[channel, said["id"]] = claim
 
@@ -80,42 +82,54 @@ class Witness:
         """A server writes this."""
         for line in written.splitlines():
             if b"notifications/stream/position" in line:
-                known = self._ledger.known.get(msgspec.json.decode(line)["params"]["streamId"])
-                if known is not None:
-                    self._serve(known.job.key, channel)
+                params = msgspec.json.decode(line)["params"]
+                known = self._ledger.known.get(params["streamId"])
+                if known is not None and self._serve(known.job.key, channel):
+                    served = self._served[known.job.key]
+                    served.position = params["seq"] + params["count"] - 1
             elif b'"method"' not in line:
                 self._answer(channel, msgspec.json.decode(line)["id"], line)
 
-    def _serve(self, key: str, channel: FarChannel) -> None:
+    def _serve(self, key: str, channel: FarChannel) -> bool:
         served, number = self._served.get(key), 0
         if served is not None:
             is_same = served.channel is channel
             if is_same and not (served.is_answered or served.is_cancelled):
-                return
+                return True
             number = served.number if is_same else served.number + 1
+            is_told = is_same or not (served.is_released and served.channel.is_ready)
+            self._world.expect(is_told, f"{key}: released, and not superseded")
         waiting = [claim for claim in self._claims.get(key, ()) if not claim.is_answered]
         newer = [each for each in waiting if each.channel is channel and each.number >= number]
-        if self._world.expect(newer, f"{key} is sent to who was displaced, or never asked"):
+        is_asked = self._world.expect(newer, f"{key} is sent to who was displaced, or never asked")
+        if is_asked:
             self._served[key] = newer[-1]
             for claim in waiting:
                 if claim.number < newer[-1].number and not claim.is_cancelled:
                     self._displaced.setdefault(claim, trio.current_time())
+        return is_asked
 
     def _answer(self, channel: FarChannel, id: Any, line: bytes) -> None:
         claim = self._asked.get((channel, id))
         key = "" if claim is None else claim.key
         if claim is not None:
             claim.is_answered = True
-            is_displaced = self._displaced.pop(claim, None) is not None
-            is_released = b'"released"' in line
-            self._world.expect(
-                not (is_displaced and is_released), f"{key}: released, and not superseded"
-            )
+            claim.is_released = b'"released"' in line
+            is_late = self._displaced.pop(claim, None) is not None and claim.is_released
+            self._world.expect(not is_late, f"{key}: released, and not superseded")
+            if b'"mcp-streams/ended":"completed"' in line:
+                self._check_complete(claim)
         if b'"superseded"' in line:
             self._world.counts["told superseded"] += 1
             number = math.inf if claim is None else claim.number
             is_newer = any(other.number > number for other in self._claims.get(key, ()))
             self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
+
+    def _check_complete(self, claim: Claim) -> None:
+        known = self._ledger.known.get(self._world.jobs[claim.key].stream or "")
+        if known is not None and claim.position is not None:
+            has_all = known.has_ended and claim.position == known.last
+            self._world.expect(has_all, f"{claim.key}: is complete, and lacks some")
 
     def _cancel(self, channel: FarChannel, id: Any) -> None:
         claim = self._asked.get((channel, id))

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from streams.cli import app
 from streams.errors import JournalError
-from streams.journal.contract import Ack, Append, Change, Close, Create, Outcome, Rest
+from streams.journal.contract import Ack, Append, Change, Close, Create, Evict, Outcome
 from streams.journal.ownership import key_path
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
@@ -57,7 +57,7 @@ def fill(opened: SQLiteStore) -> None:
         opened.commit([Create(made), lines(name, 1, 30, size)])
         opened.commit([lines(name, 31, 60, 20, is_end=is_end)])
     more: list[Change] = [lines(f"stream-{n}", 61, 70, 30) for n in range(1, 9) if n % 5]
-    more += [Ack("stream-3", 1, 33), Ack("stream-4", 1, 70), Rest("stream-5", 1, 1.8e9)]
+    more += [Ack("stream-3", 1, 33), Ack("stream-4", 1, 70), Evict("stream-5", 1, 1.8e9)]
     more += [Close("stream-7", 1, Outcome.ABANDONED, 1.75e9), SaveSession(session())]
     opened.commit([*more, SaveGrant(grant(stream="stream-9"))])
 

@@ -20,10 +20,10 @@ from streams.journal.contract import (
     Change,
     Close,
     Create,
+    Evict,
     Forget,
     Outcome,
     Record,
-    Rest,
 )
 from streams.journal.memory import MemoryJournal
 from streams.journal.sqlite import SQLiteStore
@@ -60,7 +60,7 @@ def workload() -> Iterator[list[Change]]:
             yield [append(1, 3, stream="c"), Forget("c", 1), Create(record("c"))]
             yield [append(1, 5, stream="c"), last_append(71, 75, stream="b")]
         elif n == 8:
-            yield [Rest("b", 1, 9.0), Ack("b", 1, 72), append(6, 9, stream="c")]
+            yield [Evict("b", 1, 9.0), Ack("b", 1, 72), append(6, 9, stream="c")]
             yield [Close("d", 1, Outcome.CANCELLED, 7.0), Close("c", 1, Outcome.ABANDONED, 8.0)]
         else:
             first = 311 + 10 * (n - 9)

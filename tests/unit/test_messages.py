@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streams import messages
 from streams.client.buffer import Batch, cut
-from streams.errors import refusal
+from streams.errors import Refusal, refusal
 from streams.messages import BATCH_LINES_AIM, BATCH_LINES_MAX, Block, Run, TooLarge
 from streams.protocol import extension
 from transports.lines import LineSplitter, in_blocks, lines_of
@@ -131,3 +131,66 @@ def test_blocks_hold_what_lines_are_however_the_bytes_are_cut(
     for block in found:
         if isinstance(block, Block):
             assert block.data[: block.end].endswith(b"\n")
+
+
+def pinging(value: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"a":' + value + b"}}"
+
+
+MANY = messages.CONTAINERS_MAX
+BRACKETS = b'[{"}' * (MANY // 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * MANY + b"1]",
+        b"[" + b"{}," * MANY + b"1]",
+        b"[" + b'["[",{}],' * (MANY // 2) + b"1]",
+        b"[" + b'{"\\\\":[]},' * (MANY // 2) + b"1]",
+    ],
+    ids=["lists", "objects", "beside strings", "under names of a backslash"],
+)
+def test_a_message_of_too_many_lists_and_objects_is_refused(value: bytes) -> None:
+    line = pinging(value)
+    assert messages.parse(line).method == "ping"
+    with pytest.raises(Refusal, match=f"are too many: send at most {MANY}") as refused:
+        messages.parse_bounded(line)
+    assert refused.value.data == {"reason": "too_large", "limit": MANY}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"[" + b"[]," * (MANY - 4) + b"1]",
+        b"[" + b"1," * 4 * MANY + b"1]",
+        msgspec.json.encode(BRACKETS.decode()),
+        msgspec.json.encode(msgspec.json.encode(BRACKETS.decode()).decode()),
+        msgspec.json.encode(["[", "{\\"] * MANY),
+        b"[" + b"[]," * (4 * MANY) + b'"' + b"x" * 64 * MANY + b'"]',
+    ],
+    ids=["as many", "numbers", "in a string", "in JSON in a string", "in strings", "for its size"],
+)
+def test_brackets_in_strings_are_no_lists(value: bytes) -> None:
+    line = pinging(value)
+    assert messages.parse_bounded(line) == messages.parse(line)
+
+
+JSON = st.recursive(
+    st.text('\\"[{]}n', max_size=5) | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text('\\"[{', max_size=3), inner, max_size=4)
+    ),
+)
+
+
+def count(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(count, value.values()))
+    return 1 + sum(map(count, value)) if isinstance(value, list) else 0
+
+
+@given(JSON)
+def test_lists_and_objects_are_counted_exactly_where_there_may_be_too_many(value: object) -> None:
+    assert messages._containers(msgspec.json.encode(value), -1) == count(value)

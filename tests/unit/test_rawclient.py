@@ -12,15 +12,15 @@ from benchmarks.numbered import Lost
 from benchmarks.rawclient import Resumed
 from benchmarks.servers import (
     APP,
-    ROOT,
     http_server,
     stdio_command,
     stdio_server,
     websocket_server,
 )
+from tests.rigs import HERE
 
 COUNT, SIZE = 3_000, 200
-FAULTY = ROOT / "tests" / "rigs" / "faulty_fill.py"
+FAULTY = HERE / "faulty_fill.py"
 
 Client = Callable[[int, int], Resumed]
 

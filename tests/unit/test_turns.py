@@ -9,12 +9,15 @@ from streams.turns import (
     ACTIVE_S,
     FREE_PER_S,
     FREE_UNITS,
+    LARGE_BYTES,
     PAUSE_S_MAX,
     PAUSE_TIMES,
+    PIECE_S,
     TURN_UNITS,
     LargeWork,
     RateLimit,
     Turns,
+    pause_after,
 )
 
 
@@ -91,11 +94,12 @@ async def test_what_a_unit_has_earned_counts(mock_clock: MockClock) -> None:
 async def test_between_two_pieces_of_large_work_is_a_pause_while_others_are_active(
     mock_clock: MockClock,
 ) -> None:
-    large = LargeWork()
+    large = LargeWork(trio.current_time)
     ended: list[float] = []
+    took = 8 * PIECE_S
 
     def work() -> None:
-        mock_clock.jump(0.1)
+        mock_clock.jump(took)
         ended.append(trio.current_time())
 
     large.note("somebody else")
@@ -104,16 +108,38 @@ async def test_between_two_pieces_of_large_work_is_a_pause_while_others_are_acti
             nursery.start_soon(large.do, principal, work)
         await trio.testing.wait_all_tasks_blocked()
         assert len(ended) == 1  # at once
-        mock_clock.jump(0.1 * PAUSE_TIMES - 0.9)
+        mock_clock.jump(pause_after(took) - 0.9)
         large.note("somebody else")
         await trio.testing.wait_all_tasks_blocked()
         assert len(ended) == 1
         mock_clock.jump(1.0)
-    assert ended[1] - ended[0] == pytest.approx(0.1 * PAUSE_TIMES + 0.2)
+    assert ended[1] - ended[0] == pytest.approx(pause_after(took) + 0.1 + took)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "pauses"),
+    [(0.5, 0.5), (1, 1), (2, 4), (8, 64), (10_000, PAUSE_S_MAX / PIECE_S / PAUSE_TIMES)],
+)
+def test_the_longer_a_piece_of_large_work_the_smaller_its_share(
+    pieces: float, pauses: float
+) -> None:
+    assert pause_after(pieces * PIECE_S) == pytest.approx(pauses * PIECE_S * PAUSE_TIMES)
+
+
+async def test_small_work_waits_for_no_large_work(mock_clock: MockClock) -> None:
+    large = LargeWork(trio.current_time)
+    large.note("somebody else")
+    await large.do("a", lambda: mock_clock.jump(PIECE_S))
+    began = trio.current_time()
+    assert await large.do_sized(LARGE_BYTES - 1, "a", lambda: "done") == "done"
+    assert trio.current_time() == began
+    mock_clock.autojump_threshold = 0
+    assert await large.do_sized(LARGE_BYTES, "a", lambda: "done") == "done"
+    assert trio.current_time() - began == pytest.approx(pause_after(PIECE_S))
 
 
 async def test_no_pause_is_longer_than_its_limit(mock_clock: MockClock) -> None:
-    large = LargeWork()
+    large = LargeWork(trio.current_time)
     await large.do("a", lambda: mock_clock.jump(60))
     large.note("somebody else")
     mock_clock.jump(PAUSE_S_MAX)
@@ -126,7 +152,7 @@ async def test_no_pause_is_longer_than_its_limit(mock_clock: MockClock) -> None:
 async def test_large_work_of_one_principal_alone_has_no_pauses(
     since: float, mock_clock: MockClock
 ) -> None:
-    large = LargeWork()
+    large = LargeWork(trio.current_time)
     if since:
         large.note("somebody else")
         mock_clock.jump(since)
@@ -140,10 +166,10 @@ async def test_large_work_of_one_principal_alone_has_no_pauses(
 async def test_a_failure_of_large_work_is_the_callers_and_is_paid_for(
     mock_clock: MockClock,
 ) -> None:
-    large = LargeWork()
+    large = LargeWork(trio.current_time)
 
     def fail() -> None:
-        mock_clock.jump(0.01)
+        mock_clock.jump(PIECE_S)
         raise ValueError("no JSON")
 
     large.note("somebody else")
@@ -152,4 +178,4 @@ async def test_a_failure_of_large_work_is_the_callers_and_is_paid_for(
     began = trio.current_time()
     mock_clock.autojump_threshold = 0
     await large.do("a", lambda: None)
-    assert trio.current_time() - began == pytest.approx(0.01 * PAUSE_TIMES)
+    assert trio.current_time() - began == pytest.approx(PIECE_S * PAUSE_TIMES)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.wire.httpclient import HttpClient
-from tests.wire.process import Gate, ServerProcess, gate_in
+from tests.wire.process import FAULTY_APP, Gate, ServerProcess, gate_in
 from tests.wire.raw import Peer
 from tests.wire.rawhttp import BOTH
 from tests.wire.verbs import KINDS, PLAIN, POSITIONS, STREAMS, opting_in
@@ -54,6 +54,22 @@ class Wire:
 def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("server")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose tools do what tools should not; it ends in good order all the same."""
+    with ServerProcess(tmp_path_factory.mktemp("faults"), app=FAULTY_APP) as server:
+        yield server
+        assert server.stop() == 0
+
+
+@pytest.fixture
+def faulty_peer(faulty_server: ServerProcess) -> Iterator[Peer]:
+    """A client of that server, with positions."""
+    with faulty_server.connect("ws-streams") as peer:
+        peer.initialize(POSITIONS)
+        yield peer
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.wire.httppeer import ACCEPTS, HttpPeer
 from tests.wire.raw import DEADLINE_S, Peer, PipePeer, WebSocketPeer
 
 APP: Final = f"{Path(__file__).parent / 'tools_server.py'}:server"
+FAULTY_APP: Final = f"{Path(__file__).parent / 'faulty_tools_server.py'}:server"
 CLI: Final = (sys.executable, "-m", "streams.cli")
 OFFERS: Final = {"ws-mcp": ("mcp",), "ws-streams": ("mcp-streams.v1",)}
 _END: Final = "(end of standard error)"

@@ -13,10 +13,9 @@ import pytest
 
 from tests.acceptance.launch import failed_start, owner_pid, wait_for_end
 from tests.rigs.needing import lacking
-from tests.wire.process import CLI, ServerProcess
+from tests.wire.process import CLI, FAULTY_APP, ServerProcess
 from tests.wire.raw import DEADLINE_S, PipePeer
-from tests.wire.test_tool_faults import APP, called
-from tests.wire.verbs import POSITIONS
+from tests.wire.verbs import POSITIONS, called
 
 WAYS = {
     "ws": ("--ws", "127.0.0.1:0"),
@@ -51,7 +50,7 @@ def fill_up(folder: Path, *, but_bytes: int = 0) -> None:
 
 def refused(journal: Path, way: str) -> str:
     """Why a server does not start there: the only line that it has to say."""
-    code, said = failed_start([*CLI, "serve", APP, *WAYS[way], "--journal", str(journal)])
+    code, said = failed_start([*CLI, "serve", FAULTY_APP, *WAYS[way], "--journal", str(journal)])
     lines = [line for line in said.splitlines() if "no --journal" not in line]
     assert (code, len(lines)) == (2, 1), said
     assert "Traceback" not in said
@@ -60,7 +59,7 @@ def refused(journal: Path, way: str) -> str:
 
 def started_or_refused(journal: Path, way: str) -> bool:
     """Start a server and end it, or be told in one line why there is none; whether there was."""
-    command = [*CLI, "serve", APP, *WAYS[way], "--journal", str(journal)]
+    command = [*CLI, "serve", FAULTY_APP, *WAYS[way], "--journal", str(journal)]
     if way == "relay":
         command += ["--linger", "0"]
     with subprocess.Popen(
@@ -96,6 +95,16 @@ def test_on_a_full_disk_no_server_starts(tmp_path: Path, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_on_a_disk_that_is_too_small_for_a_journal_no_server_starts(
+    tmp_path: Path, way: str
+) -> None:
+    with mounted(tmp_path / "disk", "size=6m") as disk:
+        said = refused(disk / "journal.db", way)
+        assert "its disk has 6 MiB in all, and a journal needs at least 8 MiB" in said
+        assert not (disk / "journal.db").exists()
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_however_little_room_there_is_it_starts_or_says_why_not(tmp_path: Path, way: str) -> None:
     for pages in (1, 3, 8, 21, 55):
         with mounted(tmp_path / f"disk{pages}") as disk:
@@ -118,12 +127,12 @@ def test_a_journal_that_was_there_before_its_disk_was_full_waits_for_room(
     tmp_path: Path, way: str
 ) -> None:
     with mounted(tmp_path / "disk") as disk:
-        with ServerProcess(disk, app=APP) as server:
+        with ServerProcess(disk, app=FAULTY_APP) as server:
             assert server.stop() == 0
         fill_up(disk)
         assert "Make room" in refused(server.journal, way)
         (disk / "theirs").unlink()
-        with ServerProcess(disk, app=APP) as server, server.connect("ws-streams") as peer:
+        with ServerProcess(disk, app=FAULTY_APP) as server, server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
 
@@ -190,7 +199,7 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(
 ) -> None:
     with mounted(tmp_path / "disk") as disk:
         if is_there:
-            with ServerProcess(disk, app=APP) as server:
+            with ServerProcess(disk, app=FAULTY_APP) as server:
                 assert server.stop() == 0
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         assert str(disk / "journal.db") in refused(disk / "journal.db", way)
@@ -203,7 +212,7 @@ def test_a_relay_hears_from_its_owner_why_it_does_not_start(tmp_path: Path) -> N
         said = refused(disk / "journal.db", "relay")
         assert said.startswith("The journal's owner did not start: There is no room for")
         (disk / "theirs").unlink()
-        command = [*CLI, "serve", APP, "--stdio", "--journal", str(disk / "journal.db")]
+        command = [*CLI, "serve", FAULTY_APP, "--stdio", "--journal", str(disk / "journal.db")]
         with PipePeer([*command, "--linger", "0"]) as peer:
             peer.initialize(POSITIONS)
             owner = owner_pid(disk / "journal.db")

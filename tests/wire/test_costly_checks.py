@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.wire.process import ServerProcess
-from tests.wire.raw import Message
+from tests.wire.raw import Message, PipePeer, answers_to
 
 APP = f"{Path(__file__).with_name('checked_server.py')}:server"
 TOO_LONG = "checking this takes too long: send less, or nest it less deeply"
@@ -103,3 +103,85 @@ def test_what_fits_gets_through_over_each_transport(server: ServerProcess, kind:
         assert json.loads(told(peer.response(peer.call("returned", count=1)))[1]) == {
             "items": [{"a": 9_999}]
         }
+
+
+STALLING = {"tree": nested(100)}
+
+
+@pytest.mark.parametrize("kind", ["stdio", "ws-mcp", "ws-streams"])
+def test_what_follows_a_check_on_the_same_connection_does_not_wait_for_it(
+    server: ServerProcess, kind: str
+) -> None:
+    """Pings and other calls are answered first; then the call is, with what does not fit."""
+    with server.connect(kind) as peer:
+        peer.initialize({})
+        first = peer.call("tree", **STALLING)
+        ping = peer.request("ping")
+        word = peer.call("word", word="aaa")
+        arrived = peer.read_until(answers_to(first))
+        assert [message["id"] for message in arrived if "id" in message] == [ping, word, first]
+        assert told(arrived[-1])[0]
+
+
+@pytest.mark.parametrize("kind", ["stdio", "ws-mcp", "ws-streams"])
+def test_the_id_of_a_call_that_is_checked_is_taken(server: ServerProcess, kind: str) -> None:
+    """W§5: an id is taken on a connection while in flight there."""
+    with server.connect(kind) as peer:
+        peer.initialize({})
+        checked = peer.call("tree", **STALLING)
+        for method, params in (
+            ("ping", {}),
+            ("tools/call", {"name": "word", "arguments": {"word": "a"}}),
+            ("tools/call", {"name": "tree", "arguments": STALLING}),
+        ):
+            peer.request(method, params, id=checked)
+            assert peer.response(checked).error["code"] == -32600
+        assert told(peer.response(checked))[0]
+        assert peer.ask("ping", id=checked).result == {}
+
+
+def given_up(server: ServerProcess) -> int:
+    return sum("a check against a schema was given up" in line for line in server.log)
+
+
+@pytest.mark.parametrize("kind", ["stdio", "ws-mcp", "ws-streams"])
+def test_a_call_that_is_checked_can_be_cancelled(server: ServerProcess, kind: str) -> None:
+    """It gets no answer, and its id is free."""
+    before = given_up(server)
+    with server.connect(kind) as peer:
+        peer.initialize({})
+        cancelled = [peer.call("tree", **STALLING) for _ in range(3)]
+        for each in cancelled:
+            peer.notify("notifications/cancelled", {"requestId": each})
+        after = peer.call("numbers", items=list(range(200_000)))
+        arrived = peer.read_until(answers_to(after))
+        assert told(arrived[-1]) == (False, "numbers")
+        assert not any(message.get("id") in cancelled for message in arrived)
+        assert peer.ask("ping", id=cancelled[0]).result == {}
+    assert given_up(server) == before
+
+
+def test_a_connection_that_ends_takes_its_checks_with_it(server: ServerProcess) -> None:
+    before = given_up(server)
+    for _ in range(6):
+        with server.connect("ws-mcp") as peer:
+            peer.initialize({})
+            peer.call("tree", **STALLING)
+            peer.settle()
+    with server.connect("ws-mcp") as peer:  # two can be checked at a time: this is behind them
+        peer.initialize({})
+        answer = peer.response(peer.call("numbers", items=list(range(200_000))))
+        assert told(answer) == (False, "numbers")
+    assert given_up(server) == before
+
+
+def test_at_the_end_of_input_a_call_that_is_checked_is_still_answered(
+    server: ServerProcess,
+) -> None:
+    """W§7: "what is owed is still written until output fails"."""
+    with server.connect("stdio") as peer:
+        assert isinstance(peer, PipePeer)
+        peer.initialize({})
+        call = peer.call("numbers", items=list(range(200_000)))
+        peer.half_close()
+        assert told(peer.response(call)) == (False, "numbers")

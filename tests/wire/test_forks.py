@@ -10,29 +10,19 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
-from tests.wire.process import ServerProcess
+from tests.wire.process import FAULTY_APP, ServerProcess
 from tests.wire.raw import Peer, PeerGone
-from tests.wire.test_tool_faults import APP, called
-from tests.wire.verbs import KINDS, POSITIONS
+from tests.wire.verbs import KINDS, POSITIONS, called
 
 ENDS = {"sys.exit": 3, "os._exit": 3, "raise": 1, "BaseException": 1, "return": 0}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("forks"), app=APP) as server:
-        yield server
-        assert server.stop() == 0
-
-
 @pytest.fixture
-def peer(server: ServerProcess) -> Iterator[Peer]:
-    with server.connect("ws-streams") as peer:
-        peer.initialize(POSITIONS)
-        yield peer
-        # The event loop of the server still hears old connections and new ones.
-        assert text(peer, "add", a=1, b=2) == "3"
-    with server.connect("http-lines") as other:
+def peer(faulty_server: ServerProcess, faulty_peer: Peer) -> Iterator[Peer]:
+    yield faulty_peer
+    # The event loop of the server still hears old connections and new ones.
+    assert text(faulty_peer, "add", a=1, b=2) == "3"
+    with faulty_server.connect("http-lines") as other:
         other.initialize(POSITIONS)
         assert text(other, "add", a=1, b=2) == "3"
 
@@ -62,10 +52,10 @@ def test_a_child_ends_as_it_says_and_the_server_goes_on(peer: Peer, tool: str, h
 
 @pytest.mark.parametrize("how", ["await", "call"])
 def test_a_child_cannot_go_on_in_the_event_loop(
-    server: ServerProcess, peer: Peer, how: str
+    faulty_server: ServerProcess, peer: Peer, how: str
 ) -> None:
     assert text(peer, "forking_in_loop", how=how) == "child: 1"
-    server.hear("the event loop is not its")
+    faulty_server.hear("the event loop is not its")
 
 
 def test_a_child_cannot_use_the_call(peer: Peer) -> None:
@@ -95,20 +85,22 @@ def test_a_child_that_runs_another_program_is_not_hindered(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_child_that_lives_on_keeps_no_connection_open(server: ServerProcess, kind: str) -> None:
-    with server.connect(kind) as peer:
+def test_a_child_that_lives_on_keeps_no_connection_open(
+    faulty_server: ServerProcess, kind: str
+) -> None:
+    with faulty_server.connect(kind) as peer:
         peer.initialize(POSITIONS)
         assert text(peer, "forking", how="sys.exit") == "child: 3"
         child = int(text(peer, "orphaning"))
     try:
         # What is left are the two pairs by which trio wakes itself.
-        assert len(sockets_of(server.pid) & sockets_of(child)) <= 4
+        assert len(sockets_of(faulty_server.pid) & sockets_of(child)) <= 4
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_the_server_ends_and_comes_back_while_a_child_lives_on(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, app=APP) as server, server.connect("ws-streams") as peer:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server, server.connect("ws-streams") as peer:
         peer.initialize(POSITIONS)
         child = int(text(peer, "orphaning"))
         try:
@@ -128,14 +120,14 @@ def test_the_server_ends_and_comes_back_while_a_child_lives_on(tmp_path: Path) -
 
 def test_an_owner_and_its_socket_outlive_the_children_of_its_tools(tmp_path: Path) -> None:
     journal = tmp_path / "journal.db"
-    with Spawned(journal, "--linger", "0.2", app=APP) as peer:
+    with Spawned(journal, "--linger", "0.2", app=FAULTY_APP) as peer:
         peer.initialize(POSITIONS)
         owner = owner_pid(journal)
         for tool in ("forking", "forking_in_loop"):
             for how, code in ENDS.items():
                 assert text(peer, tool, how=how) == f"child: {code}"
         child = int(text(peer, "orphaning"))
-        with Spawned(journal, "--linger", "0.2", app=APP) as other:
+        with Spawned(journal, "--linger", "0.2", app=FAULTY_APP) as other:
             other.initialize(POSITIONS)
             assert owner_pid(journal) == owner
             assert text(other, "add", a=1, b=2) == "3"

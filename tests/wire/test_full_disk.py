@@ -1,8 +1,9 @@
 """A full disk: nothing is lost, running calls end, new ones are refused until there is room.
 
-The disk is a file system of 64 MiB in memory, which root may make.
+The disk is a file system in memory, of 64 MiB unless a test says otherwise. Root may make it.
 """
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -24,20 +25,25 @@ ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 NO_ROOM, ROOM = "there is no room for new calls", "there is room again"
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk, with a file of 24 MiB of somebody else's on it."""
-    folder = tmp_path / "disk"
+@contextlib.contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False)
     if made.returncode:
         lacking(f"a file system of our own may not be had here: {made.stderr}")
     try:
-        (folder / "theirs").write_bytes(bytes(24 * MIB))
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small disk, with a file of 24 MiB of somebody else's on it."""
+    with small_disk(tmp_path / "disk", 64) as folder:
+        (folder / "theirs").write_bytes(bytes(24 * MIB))
+        yield folder
 
 
 class Load:
@@ -120,6 +126,22 @@ def test_on_a_disk_that_stays_full_acks_make_room(disk: Path, gate: Gate) -> Non
         assert server.stop() == 0
         assert inspect(server.journal).problems == ()
         assert server.journal.stat().st_size < 40 * MIB
+
+
+@pytest.mark.parametrize("mib", [8, 10, 12])
+def test_on_a_small_disk_acks_make_room_for_a_journal_alone(
+    tmp_path: Path, gate: Gate, mib: int
+) -> None:
+    """The WAL never takes what the file needs to take it over."""
+    with small_disk(tmp_path / "disk", mib) as disk, ServerProcess(disk) as server:
+        load = Load(server, gate)
+        server.hear("no room for")
+        load.read_all()
+        with server.connect("ws-streams") as other:
+            other.initialize(POSITIONS)
+            assert other.ask("tools/call", ADD).result
+        assert server.stop() == 0
+        assert inspect(server.journal).problems == ()
 
 
 def test_a_server_that_is_killed_on_a_full_disk_has_all_when_it_is_back(disk: Path) -> None:

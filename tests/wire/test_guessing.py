@@ -63,7 +63,7 @@ def test_a_stranger_does_not_have_a_stream_at_rest_back_into_memory(victims: Ser
     before = stored(server.journal, "SELECT id, due_at FROM rests ORDER BY id")
     with server.connect("ws-streams") as stranger:
         stranger.initialize(POSITIONS)
-        for stream in theirs.resting:
+        for stream in theirs.evicted:
             refused(stranger.ask("stream/poll", {"streamId": stream}), "stream_not_found")
     assert stored(server.journal, "SELECT id, due_at FROM rests ORDER BY id") == before
 

@@ -253,6 +253,29 @@ def test_a_huge_value_is_answered_and_the_connection_goes_on(
         assert peer.ask("ping").result == {}
 
 
+DENSE = {
+    "lists": b"[" + b"[[[[]]]]," * 400_000 + b"1]",
+    "objects": b"[" + b'{"":0},' * 500_000 + b"1]",
+    "a list of objects": b"[" + b"{}," * 1_300_000 + b"1]",
+}
+
+
+@pytest.mark.parametrize("kind", ["ws-streams", "ws-mcp", "http-sse", "http-lines", "stdio"])
+@pytest.mark.parametrize("what", DENSE)
+def test_too_many_lists_and_objects_are_refused_before_they_are_made(
+    server: ServerProcess, kind: str, what: str
+) -> None:
+    """4 MiB of them would take 100 to 200 MiB of memory, and up to 0.3 s."""
+    with server.connect(kind) as peer:
+        peer.initialize(POSITIONS)
+        call = b'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"add",'
+        peer.send_raw(call + b'"arguments":{"a":' + DENSE[what] + b"}}}")
+        answer = peer.expect(lambda message: "method" not in message)
+        assert answer["id"] == 7
+        assert refused(answer, "too_large") == {"reason": "too_large", "limit": 262_144}
+        assert peer.ask("ping").result == {}
+
+
 @pytest.mark.parametrize("line", [b"", b"[]", PING])
 @pytest.mark.parametrize("kind", ["ws-streams", "stdio"])
 def test_many_lines_at_once_are_each_answered(

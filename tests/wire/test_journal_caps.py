@@ -1,12 +1,18 @@
 """The journal as a whole has a limit, and all anonymous callers together a share of it."""
 
+import re
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from streams import messages
+from streams.journal.contract import Create
+from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.verify import inspect
+from tests.rigs.sqlite import append, record
 from tests.wire.process import Gate, ServerProcess, wait_until
 from tests.wire.raw import Peer
 from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, opting_in, start
@@ -138,7 +144,10 @@ def test_the_whole_has_a_limit_for_those_who_are_known_too(
         answer = other.ask("tools/call", ADD)
         if "error" in answer:
             assert answer.reason == "journal_full"
-            assert answer.error["data"]["limit"] == LIMIT
+            told = answer.error["data"]
+            assert told["limit"] == LIMIT
+            assert 0 < told["used"] <= LIMIT
+            assert f"{told['used']} bytes of {LIMIT} are in use" in answer.error["message"]
         for _ in range(50):
             assert other.ask("ping").result == {}
             assert size_of(server.journal) <= LIMIT + COMMIT
@@ -147,3 +156,29 @@ def test_the_whole_has_a_limit_for_those_who_are_known_too(
     assert server.stop() == 0
     assert inspect(server.journal).problems == ()
     assert size_of(server.journal) <= LIMIT
+
+
+def test_a_journal_that_is_larger_than_its_limit_is_told_at_the_start(tmp_path: Path) -> None:
+    """With an upgrade a journal may get a limit that it is beyond already."""
+    origin = messages.request(1, "tools/call", ADD).rstrip(b"\n")
+    with closing(SQLiteStore(tmp_path / "journal.db")) as store:
+        lines = append(1, 20, line=b'"%s"' % (b"x" * MIB))
+        assert store.commit([Create(replace(record(), origin=origin)), lines]) == [None, None]
+    options = ("--limit", f"journal_bytes_max={16 * MIB}")
+    with ServerProcess(tmp_path, options=options) as server, server.connect("stdio") as peer:
+        [line] = [line for line in server.log if "the journal has its limit" in line]
+        assert "--limit journal_bytes_max=BYTES" in line
+        assert f"journal_bytes_max={16 * MIB}" in line
+        [used] = re.findall(r"used=(\d+)", line)
+        assert int(used) > 20 * MIB
+        peer.initialize(POSITIONS)
+        refused = peer.ask("tools/call", ADD)
+        assert refused.reason == "journal_full"
+        assert refused.error["data"] | {"used": int(used)} == {
+            "reason": "journal_full",
+            "limit": 16 * MIB,
+            "used": int(used),
+        }
+        assert server.stop() == 0
+    with ServerProcess(tmp_path, options=("--limit", "journal_bytes_max=0")) as server:
+        assert not any("the journal has its limit" in line for line in server.log)

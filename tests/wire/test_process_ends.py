@@ -12,10 +12,9 @@ import pytest
 from streams.journal.sqlite.verify import inspect
 from streams.process.exit import DEADLINE_S
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
-from tests.wire.process import CLI, ServerProcess
+from tests.wire.process import CLI, FAULTY_APP, ServerProcess
 from tests.wire.raw import DEADLINE_S as PATIENCE_S
 from tests.wire.raw import PipePeer, method_is
-from tests.wire.test_tool_faults import APP
 from tests.wire.verbs import POSITIONS, Reader, start
 
 # Each has sent one message and never ends, or leaves what never ends.
@@ -27,7 +26,7 @@ SAID = "the process ends at its deadline"
 
 @pytest.mark.parametrize("tool", [*ENDLESS, *ENDED_AT_ONCE])
 def test_a_tool_that_never_ends_does_not_outlast_a_signal(tmp_path: Path, tool: str) -> None:
-    with ServerProcess(tmp_path, app=APP) as server:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             started = start(peer, tool)
@@ -51,7 +50,7 @@ def test_a_tool_that_never_ends_does_not_outlast_a_signal(tmp_path: Path, tool: 
 
 @pytest.mark.parametrize("tool", LEAVING)
 def test_what_a_tool_has_left_does_not_outlast_a_signal(tmp_path: Path, tool: str) -> None:
-    with ServerProcess(tmp_path, app=APP) as server:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             assert peer.response(peer.call(tool)).result["content"][0]["text"] == "left"
@@ -59,7 +58,7 @@ def test_what_a_tool_has_left_does_not_outlast_a_signal(tmp_path: Path, tool: st
 
 
 def test_a_call_that_is_run_again_goes_on_after_such_an_end(tmp_path: Path) -> None:
-    with ServerProcess(tmp_path, app=APP) as server:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             started = start(peer, "shielded_with_restart")
@@ -75,14 +74,14 @@ def test_a_call_that_is_run_again_goes_on_after_such_an_end(tmp_path: Path) -> N
 
 def test_an_owner_ends_at_its_deadline_and_the_next_one_knows_its_call(tmp_path: Path) -> None:
     journal = tmp_path / "journal.db"
-    with Spawned(journal, app=APP) as peer:
+    with Spawned(journal, app=FAULTY_APP) as peer:
         peer.initialize(POSITIONS)
         started = start(peer, "shielded")
         Reader(peer).until_seq(started.stream, 1)
         owner = owner_pid(journal)
         os.kill(owner, signal.SIGTERM)
         wait_for_end(owner)
-    with Spawned(journal, app=APP) as peer:
+    with Spawned(journal, app=FAULTY_APP) as peer:
         peer.initialize(POSITIONS)
         reader = Reader(peer)
         reader.response(peer.request("stream/resume", {**started.with_token, "after": 1}))
@@ -91,7 +90,7 @@ def test_an_owner_ends_at_its_deadline_and_the_next_one_knows_its_call(tmp_path:
 
 
 def test_a_server_on_its_own_standard_streams_ends_at_its_deadline(tmp_path: Path) -> None:
-    command = [*CLI, "serve", APP, "--stdio", "--foreground"]
+    command = [*CLI, "serve", FAULTY_APP, "--stdio", "--foreground"]
     with PipePeer([*command, "--journal", str(tmp_path / "journal.db")]) as peer:
         peer.initialize(POSITIONS)
         peer.call("spinning")
@@ -102,7 +101,7 @@ def test_a_server_on_its_own_standard_streams_ends_at_its_deadline(tmp_path: Pat
 
 def test_a_server_that_has_failed_ends_at_its_deadline_and_says_why(tmp_path: Path) -> None:
     """`docs/operations.md`: one line on standard error and exit code 2."""
-    with ServerProcess(tmp_path, app=APP) as server:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             started = start(peer, "shielded")
@@ -115,7 +114,7 @@ def test_a_server_that_has_failed_ends_at_its_deadline_and_says_why(tmp_path: Pa
 
 
 def test_standard_error_that_nobody_reads_does_not_keep_the_process() -> None:
-    command = [*CLI, "serve", APP, "--ws", "127.0.0.1:0"]
+    command = [*CLI, "serve", FAULTY_APP, "--ws", "127.0.0.1:0"]
     read_fd, write_fd = os.pipe()
     with subprocess.Popen(command, stderr=write_fd) as process:
         try:

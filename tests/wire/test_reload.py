@@ -7,9 +7,11 @@ import os
 import pty
 import select
 import signal
+import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,46 @@ def test_a_key_set_is_read_again_at_once(tmp_path: Path) -> None:
         hang_up(server, "the former ones stay")
         assert status(connection, new) == taken
         connection.close()
+
+
+def test_nothing_waits_for_an_issuer_that_does_not_answer(
+    tmp_path: Path, certificates: Certificates
+) -> None:
+    """At each SIGHUP certificate and tokens are read at once, the keys beside."""
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.touch(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as issuer:
+        issuer.settimeout(DEADLINE_S)
+        options = (
+            *("--tls-cert", certificates.certificate, "--tls-key", certificates.key),
+            *("--auth-tokens", tokens, "--auth-audience", jwts.AUDIENCE),
+            *("--auth-jwks", f"http://127.0.0.1:{issuer.getsockname()[1]}/keys"),
+            *("--auth-issuer", jwts.ISSUER),
+        )
+        silent = []
+
+        def answer_once() -> None:
+            connection, _ = issuer.accept()
+            with connection:
+                body = json.dumps({"keys": [jwts.jwk(jwts.RSA, "one")]}).encode()
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+        with ThreadPoolExecutor(1) as threads:
+            answered = threads.submit(answer_once)
+            with ServerProcess(tmp_path, options=tuple(map(str, options))) as server:
+                answered.result()
+                for _ in range(3):
+                    renewed = certificates.renew()
+                    hang_up(server, READ_AGAIN)
+                    if not silent:
+                        silent.append(issuer.accept()[0])
+                    assert certificates.shown_at(server.port) == renewed
+                tokens.chmod(0o644)
+                hang_up(server, f"run chmod 600 {tokens}")
+                assert not any("the keys cannot be read" in line for line in server.log)
+                silent[0].close()
+                assert server.stop() == 0
 
 
 # Where there is nothing to read again

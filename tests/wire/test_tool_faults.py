@@ -3,17 +3,15 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streams.server.handlers import THREADS_MAX
-from tests.wire.process import ServerProcess, wait_until
+from tests.wire.process import FAULTY_APP, ServerProcess, wait_until
 from tests.wire.raw import Message, Peer
-from tests.wire.verbs import KINDS, POSITIONS, start
+from tests.wire.verbs import KINDS, POSITIONS, called, start
 
-APP = f"{Path(__file__).parent / 'faulty_tools_server.py'}:server"
 RAISED = (
     "SystemExit",
     "KeyboardInterrupt",
@@ -45,24 +43,6 @@ TOOLS = (
 PAGED = ("raising_page", "raising_page_in_thread")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("faults"), app=APP) as server:
-        yield server
-        assert server.stop() == 0
-
-
-@pytest.fixture
-def peer(server: ServerProcess) -> Iterator[Peer]:
-    with server.connect("ws-streams") as peer:
-        peer.initialize(POSITIONS)
-        yield peer
-
-
-def called(peer: Peer, tool: str, **arguments: object) -> Message:
-    return peer.response(peer.call(tool, **arguments))
-
-
 def text_of(message: Message) -> str:
     assert message.result["isError"] is True
     text = message.result["content"][0]["text"]
@@ -73,54 +53,58 @@ def text_of(message: Message) -> str:
 @pytest.mark.parametrize("kind", RAISED)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_what_a_tool_raises_is_the_result_of_its_call(
-    server: ServerProcess, peer: Peer, tool: str, kind: str
+    faulty_server: ServerProcess, faulty_peer: Peer, tool: str, kind: str
 ) -> None:
     if tool == "raising_in_child_task" and kind == "Cancelled":
         # A nursery that a child has failed takes every cancellation for its own.
-        assert called(peer, tool, kind=kind).result == {"content": []}
+        assert called(faulty_peer, tool, kind=kind).result == {"content": []}
         return
-    seen = len(server.log)
-    text = text_of(called(peer, tool, kind=kind))
+    seen = len(faulty_server.log)
+    text = text_of(called(faulty_peer, tool, kind=kind))
     if tool == "raising" and kind not in ("group", "nested", "Cancelled"):
         assert text.startswith(kind)
     wait_until(
         "the log says it",
-        lambda: any("a tool failed" in line and tool in line for line in server.log[seen:]),
+        lambda: any("a tool failed" in line and tool in line for line in faulty_server.log[seen:]),
     )
-    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+    assert called(faulty_peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 @pytest.mark.parametrize("tool", [tool for tool in TOOLS if tool != "raising_in_child_task"])
 def test_what_cannot_be_shown_is_the_result_of_its_call_as_well(
-    server: ServerProcess, peer: Peer, tool: str, kind: str
+    faulty_server: ServerProcess, faulty_peer: Peer, tool: str, kind: str
 ) -> None:
-    seen = len(server.log)
-    text_of(called(peer, tool, kind=kind))
+    seen = len(faulty_server.log)
+    text_of(called(faulty_peer, tool, kind=kind))
     wait_until(
         "the log says it, and where it was raised",
-        lambda: f"tool={tool}" in (said := "".join(server.log[seen:])) and "raise KINDS" in said,
+        lambda: (
+            f"tool={tool}" in (said := "".join(faulty_server.log[seen:])) and "raise KINDS" in said
+        ),
     )
-    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+    assert called(faulty_peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
 
 
 @pytest.mark.parametrize("kind", ["OpaqueError", "EndingError"])
 def test_the_threads_for_plain_functions_outlast_what_cannot_be_shown(
-    peer: Peer, kind: str
+    faulty_peer: Peer, kind: str
 ) -> None:
-    for request in [peer.call("raising_in_thread", kind=kind) for _ in range(THREADS_MAX + 1)]:
-        text_of(peer.response(request))
-    assert called(peer, "with_subprocess").result["content"][0]["text"] == "child\n"
+    for request in [
+        faulty_peer.call("raising_in_thread", kind=kind) for _ in range(THREADS_MAX + 1)
+    ]:
+        text_of(faulty_peer.response(request))
+    assert called(faulty_peer, "with_subprocess").result["content"][0]["text"] == "child\n"
 
 
 @pytest.mark.parametrize("kind", [*RAISED, *UNREADABLE])
 @pytest.mark.parametrize("tool", PAGED)
 def test_what_a_tool_raises_between_its_pages_comes_behind_them(
-    peer: Peer, tool: str, kind: str
+    faulty_peer: Peer, tool: str, kind: str
 ) -> None:
-    first = called(peer, tool, kind=kind).result
+    first = called(faulty_peer, tool, kind=kind).result
     assert first["content"][0]["text"] == "a page"
-    last = peer.ask(
+    last = faulty_peer.ask(
         "tools/call",
         {"name": tool, "arguments": {"kind": kind}, "resumeToken": first["nextResumeToken"]},
     )
@@ -129,35 +113,35 @@ def test_what_a_tool_raises_between_its_pages_comes_behind_them(
 
 @pytest.mark.parametrize("kind", UNREADABLE)
 def test_what_an_argument_raises_and_cannot_be_shown_ends_nothing_else(
-    peer: Peer, kind: str
+    faulty_peer: Peer, kind: str
 ) -> None:
-    text = text_of(called(peer, "raising_argument", argument={"kind": kind}))
+    text = text_of(called(faulty_peer, "raising_argument", argument={"kind": kind}))
     assert text.startswith("Bad arguments for raising_argument: ")
-    assert peer.ask("ping").result == {}
+    assert faulty_peer.ask("ping").result == {}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in RAISED if kind != "Cancelled"])
 def test_what_an_argument_raises_is_the_result_of_the_call(
-    server: ServerProcess, peer: Peer, kind: str
+    faulty_server: ServerProcess, faulty_peer: Peer, kind: str
 ) -> None:
-    text = text_of(called(peer, "raising_argument", argument={"kind": kind}))
+    text = text_of(called(faulty_peer, "raising_argument", argument={"kind": kind}))
     assert text.startswith("Bad arguments for raising_argument: ")
-    server.hear("the arguments of a tool cannot be made")
+    faulty_server.hear("the arguments of a tool cannot be made")
 
 
 @pytest.mark.parametrize("kind", [*RAISED, *UNREADABLE])
 def test_what_a_cancelled_tool_raises_ends_nothing_else(
-    server: ServerProcess, peer: Peer, kind: str
+    faulty_server: ServerProcess, faulty_peer: Peer, kind: str
 ) -> None:
-    request = peer.call("raising_when_cancelled", kind=kind)
-    peer.notify("notifications/cancelled", {"requestId": request})
-    assert peer.ask("ping").result == {}
-    assert called(peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
+    request = faulty_peer.call("raising_when_cancelled", kind=kind)
+    faulty_peer.notify("notifications/cancelled", {"requestId": request})
+    assert faulty_peer.ask("ping").result == {}
+    assert called(faulty_peer, "add", a=1, b=2).result["content"][0]["text"] == "3"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_so_over_every_transport(server: ServerProcess, kind: str) -> None:
-    with server.connect(kind) as peer:
+def test_it_is_so_over_every_transport(faulty_server: ServerProcess, kind: str) -> None:
+    with faulty_server.connect(kind) as peer:
         peer.initialize(POSITIONS)
         assert text_of(called(peer, "raising", kind="SystemExit")) == "SystemExit: 3"
         assert text_of(called(peer, "raising_in_thread", kind="KeyboardInterrupt"))
@@ -168,7 +152,7 @@ def test_it_is_so_over_every_transport(server: ServerProcess, kind: str) -> None
 def test_a_signal_ends_a_server_whose_tools_raise_then(
     tmp_path: Path, number: signal.Signals, kind: str
 ) -> None:
-    with ServerProcess(tmp_path, app=APP) as server:
+    with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)
             started = start(peer, "raising_when_cancelled", kind=kind)

@@ -68,6 +68,11 @@ def start(peer: Peer, tool: str, id: Id | None = None, **arguments: object) -> S
     return Started(chosen, stream["streamId"], stream["resumeToken"])
 
 
+def called(peer: Peer, tool: str, **arguments: object) -> Message:
+    """Call a tool and wait for the response."""
+    return peer.response(peer.call(tool, **arguments))
+
+
 def ack(peer: Peer, stream: str, seq: object) -> None:
     peer.notify(ACK, {"streamId": stream, "seq": seq})
 

@@ -141,9 +141,9 @@ class SQLiteJournal:
     async def count(self, principal: str) -> int:
         return await self._look_up(lambda tables: tables.count(principal))
 
-    async def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
+    async def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
         return await self._look_up(
-            lambda tables: tables.due(limit=limit, only_leftover=only_leftover)
+            lambda tables: tables.due(limit=limit, only_unwanted=only_unwanted)
         )
 
     async def _look_up(self, look_up: Callable[[SQLiteLookups], _T]) -> _T:

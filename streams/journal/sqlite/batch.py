@@ -15,10 +15,10 @@ from streams.journal.contract import (
     Append,
     Change,
     Create,
+    Evict,
     Forget,
     OfRestart,
     Record,
-    Rest,
     apply,
 )
 from streams.journal.sessions import apply_to_sessions
@@ -88,7 +88,7 @@ class Batch:
                 self._restart(tail, change)
             else:
                 self._kinds.get(type(change), self._settle)(tail)
-                if isinstance(change, Rest):
+                if isinstance(change, Evict):
                     self._names += [(tail, name) for name in change.names]
         return None
 

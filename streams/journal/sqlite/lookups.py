@@ -23,7 +23,7 @@ from streams.journal.sqlite.sessions import SessionTables
 from streams.journal.sqlite.tails import Tail, Tails
 
 _DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
-_LEFTOVER: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
+_UNWANTED: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
 
 
 class LookupTables:
@@ -39,9 +39,9 @@ class LookupTables:
     def update(self, records: Iterable[tuple[Record | None, Record]]) -> None:
         """Streams as they were stored and as they are now: those at rest are kept in order."""
         rows = [
-            (now.number, *_rest(now))
+            (now.number, *_eviction(now))
             for stored, now in records
-            if now.due_at is not None and (stored is None or _rest(stored) != _rest(now))
+            if now.due_at is not None and (stored is None or _eviction(stored) != _eviction(now))
         ]
         self._many("DELETE FROM awake WHERE id = ?", [row[:1] for row in rows])
         self._many(
@@ -67,7 +67,7 @@ class LookupTables:
         self._many("DELETE FROM names WHERE stream = ?", rows)
 
 
-def _rest(record: Record) -> tuple[Any, ...]:
+def _eviction(record: Record) -> tuple[Any, ...]:
     return _owner(record.principal), record.due_at, record.is_wanted, record.is_read
 
 
@@ -135,8 +135,8 @@ class SQLiteLookups:
         [(counted,)] = self._all(count, _owner(principal))
         return int(counted)
 
-    def due(self, *, limit: int, only_leftover: bool = False) -> Sequence[Record]:
-        ids = _LEFTOVER if only_leftover else _DUE
+    def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
+        ids = _UNWANTED if only_unwanted else _DUE
         return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
 
     def _records(self, which: str, *parameters: Any) -> list[Record]:

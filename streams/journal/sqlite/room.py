@@ -9,16 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from streams.clock import steady
+from streams.errors import JournalUnusable
 from streams.journal.contract import Shortage
 from streams.journal.sqlite.checkpoints import WalIndex
 from streams.limits import MIB
+from streams.logs import log
 
 # What is kept for that: a commit may need it twice, in the WAL and in the file. Of a small disk a
 # part.
 RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
-
+# A disk of less than this is a small one, whose reserve may be less than a commit needs. There the
+# file may take three quarters at most. The rest is for the WAL: once that takes the last byte, it
+# cannot be copied into the file, and the journal makes no room any more.
+SMALL_DISK_BYTES: Final = RESERVE_BYTES * RESERVE_PART
+WAL_PART: Final = 4
+# Streams commit up to 1 MiB each at a time. A quarter of this takes that and what the tables need.
+DISK_BYTES_MIN: Final = 8 * MIB
 
 # How often the rows of anonymous callers are counted, where they have almost all that they may.
 COUNT_S: Final = 1.0
@@ -32,17 +42,54 @@ SELECT (SELECT coalesce(sum(size), 0) FROM theirs)
 """
 
 
+def small_disk(path: Path) -> int | None:
+    """The bytes of the whole disk that `path` is on, where it is a small one.
+
+    Raises `JournalUnusable` where it is too small for a journal.
+    """
+    disk = os.statvfs(path.parent)
+    whole = disk.f_blocks * disk.f_frsize
+    if 0 < whole < DISK_BYTES_MIN:  # 0: the file system does not tell
+        raise JournalUnusable(
+            f"{path}: its disk has {whole / MIB:.3g} MiB in all, and a journal needs at least "
+            f"{DISK_BYTES_MIN // MIB} MiB: name a file on a larger disk."
+        )
+    return whole if 0 < whole < SMALL_DISK_BYTES else None
+
+
+def file_part(disk_bytes: int) -> int:
+    """How much of a small disk the file may take."""
+    return disk_bytes - disk_bytes // WAL_PART
+
+
 class Room:
-    """Of a file, and on its disk. `limit` is the setting that `file_bytes_max` comes of."""
+    """Of a file, and on its disk."""
 
     def __init__(
-        self, path: Path, index: WalIndex, file_bytes_max: int | None, limit: int | None = None
+        self,
+        path: Path,
+        index: WalIndex,
+        file_bytes_max: int | None,
+        limit: int | None,
+        disk_bytes: int | None,
     ) -> None:
+        """`limit` is the setting that `file_bytes_max` comes of; on a small disk of `disk_bytes`
+        the file may take less.
+        """
         self._folder = path.parent
         self._index = index
         self._file_bytes_max = file_bytes_max
-        self._limit = file_bytes_max if limit is None else limit
+        self._limit = limit
+        self._where = "are left of what its file may take"
+        if disk_bytes is not None and file_part(disk_bytes) < (file_bytes_max or math.inf):
+            self._file_bytes_max, self._limit = file_part(disk_bytes), None
+            self._where += f" of a disk of {disk_bytes / MIB:.3g} MiB"
         self._is_short = False
+
+    @property
+    def file_bytes_max(self) -> int | None:
+        """How much the file may take, where there is a limit."""
+        return self._file_bytes_max
 
     def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
         """See `Journal.shortage`; 5 µs while there is room.
@@ -69,8 +116,10 @@ class Room:
         free = whole - (self._index.database_bytes() or _pages(reader, "page_count"))
         if free < _reserve(whole, was_short=self._is_short):
             free += self._unused(reader)
-        where = "are left of what its file may take"
-        return judged(free, whole, where, was_short=self._is_short, limit=self._limit)
+        found = judged(free, whole, self._where, was_short=self._is_short, limit=self._limit)
+        if found is None or self._limit is None:
+            return found
+        return msgspec.structs.replace(found, used=whole - free)
 
     def _unused(self, reader: sqlite3.Connection) -> int:
         """Bytes within the file that are used before it grows."""
@@ -100,18 +149,28 @@ class Share:
 
     @property
     def is_due(self) -> bool:
-        """Whether `commit` would count, which takes a while."""
+        """Whether the next commit counts, which takes a while."""
         return self._judge() is not None and steady() - self._counted_at >= COUNT_S
 
-    def commit(self, added: int, unwritten: Callable[[], int]) -> None:
-        """Count the bytes that a commit has added; `unwritten` gives those that are in no row."""
-        self._bytes += added
-        if self._bytes_max is None:
+    def recount(self, unwritten: Callable[[], int]) -> None:
+        """Before a commit: count the rows if that is due; `unwritten` gives the bytes in no row.
+
+        Where they cannot be counted the former count, which is not too low, stands: what is wrong
+        with the file is for the commit to find.
+        """
+        if not self.is_due:
             return
-        if self.is_due:
+        self._counted_at = steady()
+        try:
             [rows] = self._writer.execute(_COUNT).fetchone()
+        except sqlite3.Error as error:
+            log.warning("the share of anonymous callers cannot be counted", why=str(error))
+        else:
             self._bytes = rows + unwritten()
-            self._counted_at = steady()
+
+    def add(self, added: int) -> None:
+        """After a commit: count the bytes that it has added."""
+        self._bytes += added
         self._shortage = self._judge()
 
     def _judge(self) -> Shortage | None:

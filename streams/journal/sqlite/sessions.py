@@ -27,11 +27,11 @@ class SessionTables:
             "SELECT key, principal, revision, capabilities, level, seen_at "
             "FROM sessions ORDER BY rowid"
         )
-        awake = (
+        resident = (
             "WHERE stream IN (SELECT stream FROM streams WHERE id IN (SELECT id FROM awake)) "
             "ORDER BY rowid"
         )
-        return [SessionRecord(*row) for row in sessions], self._grants(awake)
+        return [SessionRecord(*row) for row in sessions], self._grants(resident)
 
     def grants_of(self, stream: str) -> Sequence[Grant]:
         """See `Lookups.grants`."""

@@ -32,7 +32,7 @@ from streams.journal.sqlite.file import (
 from streams.journal.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
 from streams.journal.sqlite.presence import Presence
 from streams.journal.sqlite.records import RECORD, record_of
-from streams.journal.sqlite.room import Room, Share
+from streams.journal.sqlite.room import Room, Share, small_disk
 from streams.journal.sqlite.segments import Segments
 from streams.journal.sqlite.sessions import SessionTables
 from streams.journal.sqlite.tails import Budget, Tail, Tails
@@ -69,8 +69,8 @@ class SQLiteStore:
         More than `file_bytes_max` bytes of file are `Full`. `bytes_max` is for the file and its
         WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
         be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
-        vouched for. Raises `JournalUnusable`, which says
-        what to do, where the file is owned, foreign, damaged, newer or not writable.
+        vouched for. Raises `JournalUnusable`, which says what to do, where the file is owned,
+        foreign, damaged, newer or not writable, or its disk has less than 8 MiB in all.
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
@@ -82,14 +82,17 @@ class SQLiteStore:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
         self._is_short = False
-        self._tails = Tails(budget)
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
             opened.callback(lock.release)
-            create_file(path)
+            disk_bytes = small_disk(path)
+            budget = budget if disk_bytes is None else budget.within(disk_bytes)
             index = opened.enter_context(closing(WalIndex(path)))
-            self._room = Room(path, index, file_bytes_max, bytes_max)
+            self._room = Room(path, index, file_bytes_max, bytes_max or file_bytes_max, disk_bytes)
+            file_bytes_max = self._room.file_bytes_max
+            self._tails = Tails(budget)
+            create_file(path)
             with translated(path):
                 self._writer = opened.enter_context(closing(connect(path, BUSY_MS)))
                 prepare(self._writer, path)
@@ -126,8 +129,8 @@ class SQLiteStore:
             self._writer.execute("UPDATE ownership SET claims = claims + 1")
             # A clock that was years ahead must not keep them for years.
             LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
-            awake = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {awake}")]
+            resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
+            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
         self._tails.claim()
         known = self._tails.known
         return [overlaid(record, known.get(record.stream)) for record in records]
@@ -185,6 +188,7 @@ class SQLiteStore:
     ) -> Sequence[JournalError | None]:
         with translated(self._path):
             self._checkpoints.make_room(lambda: _bytes_needed(changes))
+        self._share.recount(self._anonymous_unwritten)
         self._tails.evict()
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
         try:
@@ -197,9 +201,7 @@ class SQLiteStore:
         self._presence.check()
         batch.publish()
         self._checkpoints.committed()
-        with translated(self._path):
-            added = sum(map(self._anonymous_bytes, changes))
-            self._share.commit(added, self._anonymous_unwritten)
+        self._share.add(sum(map(self._anonymous_bytes, changes)))
         return answers
 
     def _anonymous_bytes(self, change: Change) -> int:

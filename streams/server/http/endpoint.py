@@ -7,15 +7,14 @@ that request's response. Where it is cut, a GET goes on with it, by the id of th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import trio
 
 from streams import messages
 from streams.auth import challenge
-from streams.engine.connection import CursorOf
-from streams.engine.framing import Events, Framing, Lone, Numbered, Plain
-from streams.engine.sessions import END, HttpSession, new_session
+from streams.engine.framing import Framing, Lone, Numbered, Plain
+from streams.engine.sessions import END, HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
@@ -25,6 +24,7 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message
+from streams.server.http.events import Events
 from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
 from streams.server.peer import (
     REVISIONS,
@@ -47,6 +47,8 @@ PRIMING_SINCE: Final = "2025-11-25"
 
 # Of a GET or a DELETE, whose body says nothing; some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
+
+_T = TypeVar("_T")
 
 _ALLOW: Final = (("allow", "POST, GET, DELETE"),)
 
@@ -91,7 +93,8 @@ class HttpEndpoint:
         try:
             await self._route(request)(request, responder)
         except HttpError as error:
-            body = refused_line(messages.salvage_id(request.body), error.refusal)
+            request_id = await self._work(request, partial(messages.salvage_id, request.body))
+            body = refused_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
     def _route(self, request: Request) -> Endpoint:
@@ -112,7 +115,8 @@ class HttpEndpoint:
         if is_request and message.method == "initialize" and SESSION not in request.headers:
             await self._initialize(message, request, responder, accepted)
             return
-        self._check_revision(revision_in(message, request.body))
+        revision = await self._work(request, partial(revision_in, message, request.body))
+        self._check_revision(revision)
         session = self._session(request)
         if len(request.body) < LARGE_BYTES:
             large_work().note(session.principal)
@@ -122,7 +126,8 @@ class HttpEndpoint:
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return
-        line = await peer.take(message, request.body, cursor_of=self._cursor_of(request))
+        event_ids = self._event_ids(session, request)
+        line = await peer.take(message, request.body, event_ids=event_ids)
         if is_request:
             assert line is not None
             await self._engine.sessions.save_level(session)
@@ -133,13 +138,19 @@ class HttpEndpoint:
             await responder.respond(400, content(JSON), line)
 
     async def _parse(self, request: Request) -> Message:
-        body = request.body
-        if len(body) < LARGE_BYTES:
-            return _parse(body)
+        if len(request.body) >= LARGE_BYTES and _may_have_session(request):
+            self._session(request)  # a body that nobody will read is not parsed
+        return await self._work(request, partial(_parse, request.body))
+
+    async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
+        """Do one piece of work on the body when it is its turn."""
+        if len(request.body) < LARGE_BYTES:
+            return work()
         principal = _principal(request) or ""
         if _may_have_session(request):
-            principal = self._session(request).principal
-        return await large_work().do(principal, partial(_parse, body))
+            with suppress(HttpError):
+                principal = self._session(request).principal
+        return await large_work().do(principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -179,7 +190,7 @@ class HttpEndpoint:
             channel,
             session,
             framing,
-            cursor_of=self._cursor_of(request),
+            event_ids=self._event_ids(session, request),
         ) as connection:
             try:
                 reply = await peer.take(message, request.body, connection)
@@ -191,9 +202,8 @@ class HttpEndpoint:
             if reply is not None:
                 connection.reply(reply)
 
-    def _cursor_of(self, request: Request) -> CursorOf:
-        """What Last-Event-ID says of a stream."""
-        return partial(self._engine.sessions.cursor, event_id=request.headers.get(LAST_EVENT))
+    def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
+        return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
 
     def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
         """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
@@ -208,11 +218,8 @@ class HttpEndpoint:
 
     def _framing(self, session: HttpSession, accepted: str, *, may_be_json: bool = True) -> Framing:
         if accepted == EVENTS:
-            return Events(
-                partial(self._engine.sessions.name, session),
-                is_priming=(session.revision or "") >= PRIMING_SINCE,
-                may_be_json=may_be_json,
-            )
+            is_priming = (session.revision or "") >= PRIMING_SINCE
+            return Events(is_priming=is_priming, may_be_json=may_be_json)
         if accepted == JSON:
             return Lone()
         return Numbered(b"\n") if session.settings.positions else Plain(b"\n")
@@ -228,9 +235,9 @@ class HttpEndpoint:
             await self._stand(session, request, responder)
             return
         try:
-            await self._engine.access.recall(session, last_event)
+            await self._engine.operations.load(session, last_event)
             told = self._engine.sessions.parse(session, last_event)
-            has_more = self._engine.access.has_more(session, told)
+            has_more = self._engine.operations.has_more(session, told)
         except Refusal as refused:
             raise HttpError(400, refused) from None
         except Unavailable as trouble:
@@ -241,11 +248,14 @@ class HttpEndpoint:
             )
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        async with self._engine.response(channel, session, framing) as connection:
+        event_ids = self._event_ids(session, request)
+        async with self._engine.response(
+            channel, session, framing, event_ids=event_ids
+        ) as connection:
             try:
-                self._engine.access.go_on(connection, told)
+                self._engine.operations.resume_response(connection, told)
             except Refusal as refused:
-                waiting = self._engine.access.request_id(told)
+                waiting = self._engine.operations.request_id(told)
                 line = refused_line(waiting, refused)
                 await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
 
@@ -325,7 +335,7 @@ def _check_events(request: Request) -> None:
 
 def _parse(body: bytes) -> Message:
     try:
-        return messages.parse(body)
+        return messages.parse_bounded(body)
     except Refusal as refused:
         raise HttpError(400, refused) from None
 

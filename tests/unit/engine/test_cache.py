@@ -12,7 +12,7 @@ from streams.errors import Unavailable
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.limits import Limits
-from tests.rigs.resting import at_rest, in_memory, rested, serving
+from tests.rigs.evicting import evicted, idle, in_memory, serving
 from tests.rigs.server import (
     PLAIN,
     POSITIONS,
@@ -39,14 +39,14 @@ from tests.rigs.web import browsing, logged
 async def test_those_that_were_used_last_stay_in_memory(autojump_clock: MockClock) -> None:
     server, steps = serving(resident_max=2)
     async with open_house(server) as house:
-        told = await rested(house, steps, 4)
+        told = await idle(house, steps, 4)
         ids = [stream["streamId"] for stream in told]
-        assert (in_memory(house), at_rest(house)) == (ids[2:], 2)
+        assert (in_memory(house), evicted(house)) == (ids[2:], 2)
         talker = await house.dial()
         await talker.poll(1, told[2])
         await talker.poll(2, told[0])
         await wait_all_tasks_blocked()
-        assert (sorted(in_memory(house)), at_rest(house)) == (sorted([ids[2], ids[0]]), 2)
+        assert (sorted(in_memory(house)), evicted(house)) == (sorted([ids[2], ids[0]]), 2)
 
 
 async def test_what_runs_or_is_followed_stays_in_memory(autojump_clock: MockClock) -> None:
@@ -73,7 +73,7 @@ async def test_to_be_polled_is_no_confirmation_to_wait_for(autojump_clock: MockC
             await poller.poll(n, stream)
             await poller.request(100 + n, "stream/poll/all")
             await trio.sleep(1)
-        assert (in_memory(house), at_rest(house)) == ([], 1)
+        assert (in_memory(house), evicted(house)) == ([], 1)
 
 
 async def test_what_a_client_may_yet_confirm_stays_in_memory(autojump_clock: MockClock) -> None:
@@ -89,7 +89,7 @@ async def test_what_a_client_may_yet_confirm_stays_in_memory(autojump_clock: Moc
         assert len(in_memory(house)) == 2
         await talker.tell("notifications/stream/ack", **named(streams[0]), seq=1)
         await trio.sleep(5)
-        assert (in_memory(house), at_rest(house)) == ([], 2)
+        assert (in_memory(house), evicted(house)) == ([], 2)
         statuses = (await talker.request(9, "stream/poll/all"))["statuses"]
         assert [status["streamId"] for status in statuses] == [streams[1]["streamId"]]
 
@@ -126,14 +126,14 @@ async def test_streams_with_pages_stay_in_memory(autojump_clock: MockClock) -> N
         await talker.page(1, "count")
         await talker.leave()
         await trio.sleep(5)
-        assert (len(in_memory(house)), at_rest(house)) == (1, 0)
+        assert (len(in_memory(house)), evicted(house)) == (1, 0)
 
 
 async def test_who_comes_while_it_goes_to_rest_keeps_it_here(autojump_clock: MockClock) -> None:
     journal = Troubled()
     server, steps = serving(resident_max=1)
     async with open_house(server, journal=journal) as house:
-        first, second = await rested(house, steps, 2)
+        first, second = await idle(house, steps, 2)
         await trio.sleep(2)
         journal.hold()
         talker = await house.dial()
@@ -154,7 +154,7 @@ async def test_a_stream_at_rest_is_resumed_by_its_maker_and_by_its_token(
 ) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        first, second, third = await rested(house, steps, 3)
+        first, second, third = await idle(house, steps, 3)
         maker = await house.dial()
         assert said(await maker.resume(5, first)) == ["of 0"]
         bob = await house.dial(STREAMS | REQUESTS, "bob")
@@ -171,7 +171,7 @@ async def test_who_may_not_have_a_stream_at_rest_learns_nothing(
 ) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         bob = await house.dial(STREAMS | REQUESTS, "bob")
         wrong = "x" * 43
         asked = [
@@ -189,8 +189,8 @@ async def test_a_poll_of_all_goes_through_those_at_rest_and_those_that_are_not(
 ) -> None:
     server, steps = serving(resident_max=40)
     async with open_house(server) as house:
-        told = await rested(house, steps, 250)
-        await rested(house, steps, 5, principal="bob")
+        told = await idle(house, steps, 250)
+        await idle(house, steps, 5, principal="bob")
         talker = await house.dial()
         for n in reversed(range(0, 250, 7)):
             await talker.poll(f"p{n}", told[n])  # some are in memory again
@@ -210,14 +210,14 @@ async def test_a_poll_of_all_goes_through_those_at_rest_and_those_that_are_not(
 async def test_two_who_come_at_once_find_the_same_stream(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         one, two = await house.dial(), await house.dial()
         await one.ask(1, "stream/resume", **named(stream))
         await two.ask(2, "stream/resume", **named(stream))
         replies = [await one.answer(1), await two.answer(2)]
         ended = [reply["result"]["_meta"]["mcp-streams/ended"] for reply in replies]
         assert ended in (["completed", "superseded"], ["superseded", "completed"])
-        assert at_rest(house) + len(in_memory(house)) == 1
+        assert evicted(house) + len(in_memory(house)) == 1
 
 
 async def test_what_is_forgotten_is_not_found_though_the_journal_still_has_it(
@@ -252,7 +252,7 @@ async def test_a_journal_that_cannot_be_read_is_no_lost_stream(
         raise Unavailable("held by another program")
 
     async with open_house(server, journal=journal) as house, browsing(house, PLAIN) as browser:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         cut = await browser.call(1, "step")
         await cut.hang_up()
         steps.finish()
@@ -274,7 +274,7 @@ async def test_tokens_of_every_key_lead_to_a_stream_at_rest(autojump_clock: Mock
     journal = MemoryJournal()
     old, new = b"1" * 32, b"2" * 32
     async with open_house(server, journal=journal, keyring=Keyring([old])) as house:
-        first, second = await rested(house, steps, 2)
+        first, second = await idle(house, steps, 2)
     async with open_house(server, journal=journal, keyring=Keyring([new, old])) as house:
         bob = await house.dial(STREAMS | REQUESTS, "bob")
         await bob.ask(1, "stream/resume", **named(first), **with_token(first))
@@ -311,7 +311,7 @@ async def test_an_event_id_leads_to_a_stream_at_rest_for_its_own_session(
         steps.log("a", "b")
         steps.finish()
         await trio.sleep(3)
-        assert at_rest(house) == 1
+        assert evicted(house) == 1
         assert (await stranger.go_on(cut.ids[0])).status == 400
         rest = await browser.go_on(cut.ids[0])
         assert (rest.status, logged(rest)) == (200, ["a", "b"])
@@ -335,7 +335,7 @@ async def test_a_delivery_that_was_granted_goes_on_from_rest(autojump_clock: Moc
         await resumed.hang_up()
         steps.finish()
         await trio.sleep(3)
-        assert at_rest(house) == 1
+        assert evicted(house) == 1
         rest = await other.go_on(resumed.ids[0])
         assert rest.status == 200
         reply = rest.events[-1][1]
@@ -350,11 +350,11 @@ async def test_what_is_at_rest_goes_with_its_session(autojump_clock: MockClock) 
             cut = await browser.call(n, "step")
             await cut.hang_up()
             steps.finish()
-        (kept,) = await rested(house, steps)
+        (kept,) = await idle(house, steps)
         await trio.sleep(1)
         await trio.sleep(2)
-        assert at_rest(house) == 4
+        assert evicted(house) == 4
         await browser.fetch("DELETE")
         await trio.sleep(1)
-        assert (at_rest(house), in_memory(house)) == (1, [])
+        assert (evicted(house), in_memory(house)) == (1, [])
         assert (await (await house.dial()).poll(1, kept))["status"] == "completed"

@@ -5,7 +5,7 @@ from trio.testing import MockClock
 
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from tests.rigs.resting import MAX_S, at_rest, in_memory, rested, serving
+from tests.rigs.evicting import MAX_S, evicted, idle, in_memory, serving
 from tests.rigs.server import (
     POSITIONS,
     STREAMS,
@@ -27,7 +27,7 @@ async def test_a_stream_at_rest_is_abandoned_in_its_time_and_forgotten_a_day_lat
 ) -> None:
     server, steps = serving(tombstone_s=5_000)
     async with open_house(server) as house:
-        first, second = await rested(house, steps, 2)
+        first, second = await idle(house, steps, 2)
         talker = await house.dial()
         await trio.sleep(MAX_S - 100)
         assert (await talker.poll(1, second))["status"] == "completed"
@@ -44,13 +44,13 @@ async def test_a_stream_at_rest_is_abandoned_in_its_time_and_forgotten_a_day_lat
         assert [reason(await talker.poll(n, s)) for n, s in enumerate((first, second))] == [
             "stream_not_found"
         ] * 2
-        assert (await house.journal.totals()).at_rest == 0
+        assert (await house.journal.totals()).evicted == 0
 
 
 async def test_a_poll_of_all_keeps_what_it_lists(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         talker = await house.dial()
         for n in range(3):
             await trio.sleep(MAX_S - 100)
@@ -62,7 +62,7 @@ async def test_a_poll_of_all_keeps_what_it_lists(autojump_clock: MockClock) -> N
 async def test_a_stranger_who_knows_an_id_keeps_nothing(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         stranger = await house.dial(STREAMS, "bob")
         for n in range(3):
             await trio.sleep(MAX_S / 2 - 20)
@@ -74,7 +74,7 @@ async def test_a_stranger_who_knows_an_id_keeps_nothing(autojump_clock: MockCloc
 async def test_what_is_in_memory_has_a_deadline_of_its_own(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house:
-        (stream,) = await rested(house, steps)
+        (stream,) = await idle(house, steps)
         talker = await house.dial(POSITIONS)
         await talker.ask(1, "stream/resume", **named(stream))
         await talker.answer(1)
@@ -90,10 +90,10 @@ async def test_after_a_restart_every_stream_has_its_full_time_again(
     server, steps = serving()
     journal, keyring = MemoryJournal(), Keyring.load(None)
     async with open_house(server, journal=journal, keyring=keyring) as house:
-        told = await rested(house, steps, 3)
+        told = await idle(house, steps, 3)
         await trio.sleep(MAX_S - 50)
     async with open_house(server, journal=journal, keyring=keyring) as house:
-        assert (in_memory(house), at_rest(house)) == ([], 3)
+        assert (in_memory(house), evicted(house)) == ([], 3)
         talker = await house.dial()
         await trio.sleep(MAX_S - 50)
         assert (await talker.poll(1, told[0]))["status"] == "completed"
@@ -105,7 +105,7 @@ async def test_a_restart_brings_back_what_went_to_rest_and_what_did_not(
     server, steps = serving(resident_max=3)
     keyring = Keyring.load(None)
     async with open_house(server, keyring=keyring) as house:
-        told = await rested(house, steps, 8)
+        told = await idle(house, steps, 8)
         talker = await house.dial()
         assert said(await talker.resume(1, told[0])) == ["of 0"]
         running = await talker.begin(2, "step")
@@ -129,7 +129,7 @@ async def test_those_at_rest_count_and_what_is_undelivered_is_kept(
 ) -> None:
     server, steps = serving(streams_per_principal_max=3)
     async with open_house(server) as house:
-        told = await rested(house, steps, 3)
+        told = await idle(house, steps, 3)
         talker = await house.dial()
         refused = await talker.request(1, "tools/call", name="step")
         assert (reason(refused), refused["data"]["limit"]) == ("too_many_streams", 3)
@@ -147,9 +147,9 @@ async def test_the_oldest_at_rest_that_a_plain_client_was_written_makes_room(
 ) -> None:
     server, steps = serving(streams_per_principal_max=3)
     async with open_house(server) as house:
-        (unread,) = await rested(house, steps)
+        (unread,) = await idle(house, steps)
         read = [await _written(house, steps) for _ in range(2)]
-        assert at_rest(house) == 3
+        assert evicted(house) == 3
         talker = await house.dial()
         await talker.poll(1, read[1])  # which brings it into memory, and changes nothing
         fourth = await talker.begin(2, "step")
@@ -182,7 +182,7 @@ async def test_the_servers_limit_counts_those_at_rest_and_lets_go_of_what_is_lef
 ) -> None:
     server, steps = serving(streams_max=3)
     async with open_house(server) as house:
-        told = await rested(house, steps, 3)
+        told = await idle(house, steps, 3)
         bob = await house.dial(principal="bob")
         refused = await bob.request(1, "tools/call", name="step")
         assert (reason(refused), refused["data"]["limit"]) == ("too_many_streams", 3)
@@ -192,7 +192,7 @@ async def test_the_servers_limit_counts_those_at_rest_and_lets_go_of_what_is_lef
             await acking.answer(n)
             await acking.tell("notifications/stream/ack", **named(stream), seq=2)
             await trio.sleep(2)
-        assert at_rest(house) == 3
+        assert evicted(house) == 3
         await bob.begin(2, "step")
         polls = await _polls(acking, told)
         assert [reason(p) if "code" in p else "" for p in polls] == ["", "", "stream_not_found"]

@@ -12,12 +12,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.journal.contract import Create, Outcome, Rest
+from streams.journal.contract import Create, Evict, Outcome
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.store import LOOKED_AT_WITHIN_S
 from streams.keys import Keyring
 from streams.limits import DAY_S
-from tests.rigs.resting import MAX_S, at_rest, rested, serving
+from tests.rigs.evicting import MAX_S, evicted, idle, serving
 from tests.rigs.server import PLAIN, STREAMS, Steps, open_house, reason
 from tests.rigs.sqlite import append, record
 from tests.rigs.web import Browser, browsing
@@ -52,8 +52,8 @@ async def test_a_step_while_it_runs_moves_no_deadline(
 ) -> None:
     server, steps = serving(resident_max)
     async with open_house(server) as house:
-        [stream] = await rested(house, steps)
-        assert at_rest(house) == (1 if resident_max == 0 else 0)
+        [stream] = await idle(house, steps)
+        assert evicted(house) == (1 if resident_max == 0 else 0)
         wall.step(step_s)
         await trio.sleep(MAX_S - 10)
         other = await house.dial(STREAMS)
@@ -90,7 +90,7 @@ async def test_a_step_between_runs_makes_nothing_due_early_and_nothing_for_ever(
     server, steps = serving(resident_max)
     keyring = Keyring.load(None)
     async with open_house(server, keyring=keyring) as house:
-        [stream] = await rested(house, steps)
+        [stream] = await idle(house, steps)
         crashed = house.as_after_a_crash()
     wall.step(step_s)
     server, _ = serving(resident_max)
@@ -112,7 +112,7 @@ def test_a_clock_that_was_years_ahead_keeps_nothing_for_years(wall: Wall, tmp_pa
     with closing(SQLiteStore(path)) as opened:
         end = append(1, 1)
         ended = type(end)(end.stream, 1, end.run, 0, 0, Outcome.COMPLETED, 1.0)
-        rest = Rest("s", 1, time.time() + YEARS_S + 60)
+        rest = Evict("s", 1, time.time() + YEARS_S + 60)
         assert opened.commit([Create(record()), ended, rest]) == [None] * 3
         assert due(opened) > time.time() + YEARS_S
     with closing(SQLiteStore(path)) as opened:
@@ -121,7 +121,7 @@ def test_a_clock_that_was_years_ahead_keeps_nothing_for_years(wall: Wall, tmp_pa
     wall.step(-HOURS_S)
     before = time.time() + 60
     with closing(SQLiteStore(path)) as opened:
-        opened.commit([Rest("s", 2, before)])
+        opened.commit([Evict("s", 2, before)])
         opened.claim()
         assert due(opened) == before
 

@@ -1,5 +1,6 @@
 """Group commit, over a journal that counts, stalls and fails when it is told to."""
 
+import math
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -262,7 +263,7 @@ async def test_an_anonymous_caller_that_is_refused_has_the_share_counted_again(
             assert len(journal.commits) == count
 
 
-async def test_an_ack_joins_a_commit_that_finds_no_room(autojump_clock: MockClock) -> None:
+async def test_an_ack_goes_ahead_of_a_commit_that_finds_no_room(autojump_clock: MockClock) -> None:
     journal = Troubled()
     async with committing(journal) as committer:
         source = Source(committer, "s")
@@ -276,7 +277,53 @@ async def test_an_ack_joins_a_commit_that_finds_no_room(autojump_clock: MockCloc
         await trio.sleep(10)
         journal.trouble = None
         await committer.commit_done()
-    assert [type(change) for change in journal.commits[-1]] == [Append, Ack]
+    assert journal.commits[-2] == [Ack("s", 1, 2)]
+    assert [type(change) for change in journal.commits[-1]] == [Append]
+
+
+async def test_what_finds_no_room_together_is_committed_in_smaller_steps(
+    autojump_clock: MockClock,
+) -> None:
+    """And told of: a client that confirms the first makes room for the next."""
+    journal = Troubled()
+    async with committing(journal) as committer:
+        sources = [Source(committer, name) for name in ("s", "t", "u")]
+        for source in sources:
+            committer.add(Create(record(source.id)))
+        await committer.settle()
+        journal.room = 1
+        for source in sources:
+            source.say("a")
+        await trio.sleep(10)
+        assert [source.durable for source in sources] == [1, -1, -1]
+        committer.ack(Ack("s", 1, 1))
+        journal.room = 1
+        await trio.sleep(10)
+        assert [source.durable for source in sources] == [1, 1, -1]
+        journal.room = math.inf
+        await committer.settle()
+        assert [source.durable for source in sources] == [1, 1, 1]
+
+
+async def test_the_acks_of_a_long_shortage_are_one_for_each_stream(
+    autojump_clock: MockClock,
+) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        source = Source(committer, "s")
+        committer.add(Create(record("s")))
+        source.say("a", "b", "c")
+        await committer.settle()
+        journal.trouble = Full("the disk is full")
+        source.say("d")
+        for seq in (1, 2, 3):
+            await trio.sleep(10)
+            committer.ack(Ack("s", 1, seq))
+        await trio.sleep(10)
+        count = len(journal.commits)
+        journal.trouble = None
+        await committer.settle()
+    assert [type(change) for step in journal.commits[count:] for change in step] == [Ack, Append]
 
 
 async def end(changes: list[Change], journal: Troubled) -> Exception:

@@ -201,18 +201,18 @@ class Rig:
     async def began(self) -> None:
         """Wait until the call is there."""
         await wait_all_tasks_blocked()
-        (self.stream,) = self.house.running.engine._streams
+        (self.stream,) = self.house.running.engine._streams.index
 
     @property
     def named(self) -> Json:
         """What leads to the stream: its token does for anyone."""
-        keyring = self.house.running.engine._held._keyring
+        keyring = self.house.running.engine._streams._keyring
         return {"streamId": self.stream.id, "resumeToken": keyring.token(self.stream.id)}
 
     @property
     def key(self) -> str:
         """What its event ids begin with."""
-        return self.house.running.engine._held._keyring.event_keys(self.stream.id)[0]
+        return self.house.running.engine._streams._keyring.event_keys(self.stream.id)[0]
 
     def say(self, count: int = 1) -> None:
         """Have the tool send messages."""
@@ -248,7 +248,7 @@ class Rig:
         """What must hold at any time."""
         state, delivery = self.stream.state, self.stream.delivery
         if delivery is not None:
-            assert state.delivered <= delivery.position == state.reader
+            assert state.delivered <= delivery.position == state.position
         assert state.delivered <= max(line.had for line in self.lines)
 
     async def see_it_through(self) -> None:
@@ -449,8 +449,8 @@ async def test_a_reader_behind_what_is_kept_is_told_and_nobody_else(
         channel.line.is_open = False
         channel.say({"id": 2, "method": "stream/resume", "params": rig.named})
         await wait_all_tasks_blocked()
-        rig.stream.state.reader = None
-        rig.stream.turn(20)
+        rig.stream.state.position = None
+        rig.stream.mark_delivered(20)
         await trio.sleep(2)
         channel.line.open()
         await wait_all_tasks_blocked()

@@ -106,7 +106,7 @@ async def test_what_was_not_announced_ends_with_its_connection(
         await talker.find(lambda m: said([m]))
         await talker.leave()
         assert steps.was_cancelled
-        assert list(house.running.engine._streams) == []
+        assert list(house.running.engine._streams.index) == []
         assert await house.as_after_a_crash().claim() == []
 
 
@@ -164,7 +164,7 @@ async def test_what_was_not_announced_can_not_be_found(server: Server, steps: St
         plain, other = await house.dial(PLAIN), await house.dial()
         await plain.call(1, "step")
         await plain.request(2, "ping")
-        (stream,) = house.running.engine._streams
+        (stream,) = house.running.engine._streams.index
         assert (await other.request(3, "stream/poll/all"))["statuses"] == []
         assert reason(await other.poll(4, stream.id)) == "stream_not_found"
         steps.finish()

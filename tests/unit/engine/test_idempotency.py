@@ -135,7 +135,7 @@ async def test_the_result_of_a_finished_call_is_given_again(
         await cut.leave()
         rig.steps.finish("found")
         await trio.sleep(20)
-        assert house.running.engine._streams.at_rest == (resident_max == 0)
+        assert house.running.engine._streams.index.evicted == (resident_max == 0)
         for _ in range(2):
             again = await house.dial(POSITIONS, "os(0)")
             assert page_text(await answered(again, 1, SHORT)) == "found"

@@ -134,8 +134,8 @@ async def test_what_a_key_opens_to_anybody_outlives_its_session(
         await trio.sleep(20)
         await browser.fetch("DELETE")
         await trio.sleep(20)
-        streams = house.running.engine._streams
-        assert streams.at_rest + len(list(streams)) == 3
+        streams = house.running.engine._streams.index
+        assert streams.evicted + len(list(streams)) == 3
         other = await house.dial(PLAIN, "conn(x)")
         for n in (1, 3, 5):
             assert page_text(await answered(other, n, keys[n])) == f"of {n}"

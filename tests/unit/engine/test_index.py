@@ -55,7 +55,7 @@ class Streams:
         """One that has ended and was written, to a client that confirms nothing."""
         known = {"outcome": Outcome.COMPLETED, "last": 3, "acked": 1}
         stream = self.add(principal, **(known | more))
-        stream.state.written = 3
+        stream.state.handed = 3
         return stream
 
 
@@ -102,7 +102,7 @@ def test_what_comes_back_from_rest_has_its_old_place() -> None:
     mine = [streams.add() for _ in range(5)]
     for stream in (mine[3], mine[1]):
         streams.registry.evict(stream)
-    assert streams.registry.at_rest == 2
+    assert streams.registry.evicted == 2
     assert streams.registry.wanted("alice") == [mine[0], mine[2], mine[4]]
     for stream in (mine[1], mine[3]):
         streams.registry.add(stream)
@@ -115,7 +115,7 @@ def test_those_elsewhere_count_once() -> None:
     here = [streams.add(), streams.written()]
     assert not streams.registry.is_full("alice", Elsewhere())
     assert streams.registry.is_full("alice", Elsewhere(wanted=1))
-    here[0].has_rested = True  # so the journal counts it as well
+    here[0].was_evicted = True  # so the journal counts it as well
     assert not streams.registry.is_full("alice", Elsewhere(wanted=1))
     assert streams.registry.is_full("alice", Elsewhere(wanted=2))
 
@@ -123,8 +123,8 @@ def test_those_elsewhere_count_once() -> None:
 def test_what_was_written_first_goes_first_wherever_it_is() -> None:
     streams = Streams(streams_per_principal_max=2)
     older, here, newer = streams.written(), streams.written(), streams.written()
-    for away in (older, newer):
-        streams.registry.evict(away)
+    for evicted in (older, newer):
+        streams.registry.evict(evicted)
     room = streams.registry.make_room
     assert room("alice", Elsewhere(wanted=2, read=older.record)) == [older.record]
     assert room("alice", Elsewhere(wanted=1, read=newer.record)) == [here]
@@ -132,10 +132,12 @@ def test_what_was_written_first_goes_first_wherever_it_is() -> None:
 
 def test_what_is_left_over_elsewhere_goes_before_what_is_here() -> None:
     streams = Streams(streams_max=2)
-    away, here = streams.add("bob"), streams.add("bob")
+    evicted, here = streams.add("bob"), streams.add("bob")
     streams.registry.retire(here)
-    streams.registry.evict(away)
-    assert streams.registry.make_room("alice", Elsewhere(leftover=away.record)) == [away.record]
+    streams.registry.evict(evicted)
+    assert streams.registry.make_room("alice", Elsewhere(unwanted=evicted.record)) == [
+        evicted.record
+    ]
     assert streams.registry.make_room("alice", Elsewhere()) == [here]
 
 
@@ -181,7 +183,7 @@ def test_pages_that_were_all_written_make_room_although_nothing_can_confirm_the_
 
 def test_pages_that_were_not_all_written_are_kept() -> None:
     streams = Streams(streams_per_principal_max=1)
-    streams.written(pages=(2,)).state.written = 2
+    streams.written(pages=(2,)).state.handed = 2
     with pytest.raises(Refusal):
         streams.registry.make_room("alice")
 

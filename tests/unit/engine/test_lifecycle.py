@@ -72,7 +72,7 @@ def test_a_closed_stream_keeps_nothing() -> None:
     assert (closed.outcome, closed.at) == (Outcome.CANCELLED, 7.0)
     assert state.take(FENCE) is None
     assert not state.questions
-    assert state.last == state.durable == state.written == state.delivered == 1
+    assert state.last == state.durable == state.handed == state.delivered == 1
 
 
 def test_a_commit_that_ends_after_the_stream_was_closed_changes_nothing() -> None:
@@ -82,7 +82,7 @@ def test_a_commit_that_ends_after_the_stream_was_closed_changes_nothing() -> Non
     assert append is not None
     state.close(Event.ABANDON, FENCE, at=1.0)
     state.committed(append.run.last)
-    assert state.last == state.durable == state.written == state.delivered == 0
+    assert state.last == state.durable == state.handed == state.delivered == 0
 
 
 # Numbers
@@ -115,7 +115,7 @@ def test_the_final_response_says_when_the_stream_ended_and_whether_badly() -> No
 
 def test_numbers_go_on_after_a_restart() -> None:
     state = a_state(last=7, acked=4)
-    assert (state.last, state.durable, state.written, state.delivered) == (7, 7, 4, 4)
+    assert (state.last, state.durable, state.handed, state.delivered) == (7, 7, 4, 4)
     state.add(line("next"))
     assert commit(state).seq == 8
 
@@ -145,10 +145,10 @@ def test_bytes_that_were_never_written_count() -> None:
 
 def test_what_a_former_process_had_numbered_makes_no_room_when_it_is_written() -> None:
     state = a_state(Limits(unsent_bytes_max=20), last=3)
-    assert not state.wrote(Run(1, 2, b"x" * 50))
+    assert not state.hand(Run(1, 2, b"x" * 50))
     assert state.add(b"y" * 19 + b"\n")
     assert not state.add(line(5))
-    assert not state.wrote(Run(3, 1, b"x" * 25))
+    assert not state.hand(Run(3, 1, b"x" * 25))
     assert not state.add(line(5))
     write(state)
     assert state.add(line(5))
@@ -160,7 +160,7 @@ def test_what_was_written_once_is_not_unsent_again() -> None:
     run = write(state)
     state.detach(0.0)
     state.attach(0, confirms=False)
-    assert not state.wrote(run)  # the replay of it
+    assert not state.hand(run)  # the replay of it
     assert state.add(line(2))
     assert state.add(line(3))
     assert not state.add(line(4))
@@ -229,7 +229,7 @@ def test_nothing_is_delivered_before_it_is_durable() -> None:
     commit(state)
     assert state.deliver(2)
     assert not state.deliver(1)  # no news
-    assert state.delivered == state.written == 2
+    assert state.delivered == state.handed == 2
 
 
 def test_what_came_from_the_journal_is_durable() -> None:
@@ -237,8 +237,8 @@ def test_what_came_from_the_journal_is_durable() -> None:
     state.add(line(1))
     append = state.take(FENCE)
     assert append is not None
-    state.wrote(append.run)  # a reader was faster than the report of the commit
-    assert state.durable == state.written == 1
+    state.hand(append.run)  # a reader was faster than the report of the commit
+    assert state.durable == state.handed == 1
 
 
 KIB = 1024
@@ -251,7 +251,7 @@ def test_a_plain_client_is_taken_to_have_the_oldest_beyond_the_limit(size: int) 
     for _ in range(100):
         assert state.add(b"x" * (size - 1) + b"\n")
         write(state)
-    undelivered_bytes = (state.written - state.delivered) * size
+    undelivered_bytes = (state.handed - state.delivered) * size
     assert 640 * KIB - 2 * 64 * KIB - size <= undelivered_bytes <= 640 * KIB + size
 
 
@@ -261,7 +261,7 @@ def test_the_undelivered_stay_limited_when_messages_grow() -> None:
     for size in [64 * KIB] * 20 + [256 * KIB] * 20:
         state.add(b"x" * (size - 1) + b"\n")
         write(state)
-    assert (state.written - state.delivered) * 256 * KIB <= 640 * KIB + 256 * KIB
+    assert (state.handed - state.delivered) * 256 * KIB <= 640 * KIB + 256 * KIB
 
 
 def test_what_was_only_just_written_is_not_taken_for_delivered() -> None:

@@ -117,14 +117,14 @@ class Life(RuleBasedStateMachine):
         last = self.reader = data.draw(st.integers(first, self.state.durable))
         self.seen = max(self.seen, last)
         body = b"".join(self.journal[first - 1 : last])
-        if self.state.wrote(Run(first, last - first + 1, body)):
+        if self.state.hand(Run(first, last - first + 1, body)):
             self.store(Ack("a-stream", FENCE, self.state.delivered))
         self.release()
 
     @rule(data=st.data())
     def deliver(self, data: st.DataObject) -> None:
         """A cursor, an ack, an answer or a pong, be it from an earlier connection."""
-        seq = data.draw(st.integers(0, self.state.written))
+        seq = data.draw(st.integers(0, self.state.handed))
         assert self.state.deliver(seq) is self.is_news(seq)
         self.store(Ack("a-stream", FENCE, self.state.delivered))
         self.release()
@@ -165,7 +165,7 @@ class Life(RuleBasedStateMachine):
     def crash(self) -> None:
         """What is not durable is lost, and so is the handler: nobody can answer any more."""
         self.state = StreamState(self.stored, self.limits)
-        self.numbered, self.seen, self.reader = [], self.state.written, None
+        self.numbered, self.seen, self.reader = [], self.state.handed, None
         self.held.clear()
         self.requests = {n: q for n, q in self.requests.items() if n <= len(self.journal)}
         self.error_seq = self.error_seq if self.error_seq <= len(self.journal) else 0
@@ -174,11 +174,11 @@ class Life(RuleBasedStateMachine):
     @invariant()
     def marks_are_in_order(self) -> None:
         state = self.state
-        assert state.last >= state.durable >= state.written >= state.delivered >= 0
+        assert state.last >= state.durable >= state.handed >= state.delivered >= 0
 
     @invariant()
     def what_the_attached_reader_has_not_had_is_kept(self) -> None:
-        assert self.state.reader == self.reader
+        assert self.state.position == self.reader
         assert self.reader is None or self.state.delivered <= self.reader
 
     @invariant()

@@ -95,7 +95,7 @@ def test_pages_below_the_mark_are_forgotten_and_the_others_kept_over_a_restart()
     assert state.deliver(4)
     again = a_state(last=6, acked=4, pages=(6,))
     for each in (state, again):
-        assert (each.pages, each.delivered, each.written) == ([6], 4, 4)
+        assert (each.pages, each.delivered, each.handed) == ([6], 4, 4)
         assert [each.answer_after(position) for position in (3, 4, 5, 6)] == [4, 6, 6, None]
 
 

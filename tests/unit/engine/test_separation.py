@@ -7,7 +7,7 @@ import trio
 from trio.testing import MockClock
 
 from streams import Call, Server
-from streams.engine.separation import PATIENCE_S, PAUSE_S
+from streams.engine.receipts import PATIENCE_S, PAUSE_S
 from streams.keys import Keyring
 from tests.rigs.server import (
     PLAIN,

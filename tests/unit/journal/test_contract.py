@@ -13,11 +13,11 @@ from streams.journal.contract import (
     Change,
     Close,
     Create,
+    Evict,
     Forget,
     Journal,
     Outcome,
     Record,
-    Rest,
 )
 from streams.journal.runs import joined
 from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession
@@ -98,7 +98,7 @@ CHANGES: dict[str, list[Change]] = {
     "ack": [Ack("s", 1, 2)],
     "close": [Close("s", 1, Outcome.ABANDONED, 9.0)],
     "forget": [Forget("s", 1)],
-    "rest": [last_append(4, 6), Rest("s", 1, 9.0, True, (b"n" * 16,))],
+    "rest": [last_append(4, 6), Evict("s", 1, 9.0, True, (b"n" * 16,))],
     "save a session": [SaveSession(session("l"))],
     "drop a session": [DropSession("k")],
     "save a grant": [SaveGrant(grant(delivery="e"))],

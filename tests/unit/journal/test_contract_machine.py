@@ -22,10 +22,10 @@ from streams.journal.contract import (
     Checkpoint,
     Close,
     Create,
+    Evict,
     Forget,
     Outcome,
     Record,
-    Rest,
     Restart,
     Restarted,
     apply,
@@ -144,7 +144,7 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
             "ack": Ack(stream, fence, known.acked + count + off),
             "close": Close(stream, fence, Outcome.CANCELLED, 6.0),
             "forget": Forget(stream, fence),
-            "rest": Rest(stream, fence, float(count), is_odd, (name_of(stream, count),)),
+            "rest": Evict(stream, fence, float(count), is_odd, (name_of(stream, count),)),
         }
         with contextlib.suppress(JournalError):
             after = apply(self.expected.get(stream), changes[kind])
@@ -172,8 +172,8 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
         self.expected = {
             stream: replace(r, fence=r.fence + 1) for stream, r in self.expected.items()
         }
-        awake = {stream: r for stream, r in self.expected.items() if r.due_at is None}
-        assert {r.stream: r for r in records} == awake
+        resident = {stream: r for stream, r in self.expected.items() if r.due_at is None}
+        assert {r.stream: r for r in records} == resident
 
     @rule()
     def reopen(self) -> None:
@@ -216,9 +216,9 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
     def both_find_the_same(self) -> None:
         tables, memory = self.store.lookups, self.memory
         assert tables.totals() == run(memory.totals)
-        for only_leftover in (False, True):
-            due = run(memory.due, limit=2, only_leftover=only_leftover)
-            assert [r.due_at for r in tables.due(limit=2, only_leftover=only_leftover)] == [
+        for only_unwanted in (False, True):
+            due = run(memory.due, limit=2, only_unwanted=only_unwanted)
+            assert [r.due_at for r in tables.due(limit=2, only_unwanted=only_unwanted)] == [
                 r.due_at for r in due
             ]
         for only_read in (False, True):

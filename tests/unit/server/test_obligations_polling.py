@@ -303,7 +303,7 @@ async def test_what_a_disconnected_stream_may_retain_is_limited(
 
 
 def state_of(house: House, stream: dict[str, Any]) -> StreamState:
-    (found,) = [s for s in house.running.engine._streams if s.id == stream["streamId"]]
+    (found,) = [s for s in house.running.engine._streams.index if s.id == stream["streamId"]]
     return found.state
 
 

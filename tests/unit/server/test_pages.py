@@ -279,7 +279,7 @@ async def test_while_nobody_asks_no_empty_pages_are_made(
         talker = await house.dial(PLAIN)
         page = await talker.page(1, "slow")
         await trio.sleep(100 * WAIT_S)
-        (stream,) = house.running.engine._streams
+        (stream,) = house.running.engine._streams.index
         assert stream.state.last == 1
         slow.give("a", "b")
         slow.end()

@@ -233,7 +233,7 @@ async def test_a_plain_client_that_is_cut_before_its_first_page_cannot_come_back
         await leave(talker)
         watched.go_on.set()
         assert await happens(watched.closed)
-        assert list(house.running.engine._streams) == []
+        assert list(house.running.engine._streams.index) == []
 
 
 async def test_a_shutdown_stops_the_tool(

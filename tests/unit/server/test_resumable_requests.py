@@ -200,7 +200,7 @@ async def test_the_newest_resume_wins_and_the_others_are_told_under_their_ids(
         await second.ask(2, RESUME_REQUEST, **token)
         assert reason((await first.answer(1))["error"]) == "superseded"
         await second.policy()
-        (stream,) = house.running.engine._streams
+        (stream,) = house.running.engine._streams.index
         await third.ask(3, "stream/resume", **named(stream.id))
         displaced = await second.answer(2)
         assert (displaced["error"]["code"], reason(displaced["error"])) == (-32602, "superseded")

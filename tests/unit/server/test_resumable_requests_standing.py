@@ -36,7 +36,7 @@ async def test_who_has_no_right_token_learns_nothing(
 ) -> None:
     async with open_house(server) as house:
         talker, token = await requested(house)
-        (stream,) = house.running.engine._streams
+        (stream,) = house.running.engine._streams.index
         wrong = [
             token["resumeToken"][:-1] + "!",
             "",
@@ -81,7 +81,7 @@ async def test_what_was_never_announced_cannot_be_resumed_by_its_token(
         plain = await house.dial(PLAIN)
         await plain.call(1, "step")
         await plain.request(2, "ping")
-        (stream,) = house.running.engine._streams
+        (stream,) = house.running.engine._streams.index
         refused = await plain.request(3, RESUME_REQUEST, resumeToken=keyring.token(stream.id))
         assert reason(refused) == "stream_not_found"
 

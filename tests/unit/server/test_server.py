@@ -9,7 +9,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Image, Server, SyncCall, Text
 from streams.errors import CallFailed
-from streams.turns import LARGE_BYTES, PAUSE_TIMES, large_work
+from streams.turns import LARGE_BYTES, PIECE_S, large_work, pause_after
 from tests.rigs.server import (
     PLAIN,
     Json,
@@ -279,8 +279,10 @@ def test_intervals_are_not_negative() -> None:
 
 @pytest.mark.parametrize("method", ["ping", "tools/call"])
 async def test_others_are_answered_while_a_large_message_waits_for_its_turn(
-    method: str, server: Server, mock_clock: MockClock
+    method: str, server: Server, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(large_work(), "_clock", trio.current_time)  # the mock clock is the work
+
     @server.tool
     async def size(text: str) -> int:
         return len(text)
@@ -288,7 +290,7 @@ async def test_others_are_answered_while_a_large_message_waits_for_its_turn(
     answered: list[str] = []
     async with open_house(server) as house, trio.open_nursery() as nursery:
         alice, bob = await house.dial(principal="alice"), await house.dial(principal="bob")
-        await large_work().do("eve", partial(mock_clock.jump, 0.05))  # the pause begins
+        await large_work().do("eve", partial(mock_clock.jump, 2 * PIECE_S))  # the pause begins
 
         async def send() -> None:
             arguments = {"text": "x" * LARGE_BYTES}
@@ -297,7 +299,7 @@ async def test_others_are_answered_while_a_large_message_waits_for_its_turn(
 
         nursery.start_soon(send)
         await wait_all_tasks_blocked()
-        mock_clock.jump(0.05 * PAUSE_TIMES - 0.01)
+        mock_clock.jump(pause_after(2 * PIECE_S) - 0.01)
         await alice.request(1, "ping")
         await wait_all_tasks_blocked()
         assert answered == []

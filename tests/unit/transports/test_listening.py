@@ -1,15 +1,20 @@
 """A listener without free file descriptors, or with too many connections."""
 
+import array
 import contextlib
+import fcntl
 import os
 import resource
 import socket
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
+from trio.testing import MockClock
 
 from tests.rigs import bare_http, bare_websocket
 from tests.wire.process import ServerProcess, wait_until
@@ -17,6 +22,7 @@ from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
 from transports import websocket
 from transports.net import listening, sockets
+from transports.net.sockets import DISCARD_PAUSE_S, linger
 
 NO_DESCRIPTORS = "no_room_for_connections"
 
@@ -153,3 +159,34 @@ async def test_what_notices_a_vanished_peer_is_set_on_every_connection() -> None
         if sys.platform == "linux":
             kept_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
             assert kept_ms == sockets.USER_TIMEOUT_MS
+
+
+def unread(stream: trio.SocketStream) -> int:
+    """The bytes that have come and were not read."""
+    count = array.array("i", [0])
+    fcntl.ioctl(stream.socket.fileno(), termios.FIONREAD, count)
+    return count[0]
+
+
+async def test_a_peer_that_goes_on_sending_at_the_end_of_a_connection_is_read_with_pauses(
+    mock_clock: MockClock,
+) -> None:
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    peer = await trio.testing.open_stream_to_socket_listener(listener)
+    ours = await listener.accept()
+
+    async def go_on_sending() -> None:
+        await peer.send_all(bytes(16 * 1024 * 1024))
+        await peer.send_eof()
+
+    async with listener, peer, ours, trio.open_nursery() as nursery:
+        nursery.start_soon(go_on_sending)
+        nursery.start_soon(linger, ours)
+        for _ in range(3):
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            left = unread(ours)
+            assert left > 0  # the peer waits, and so do its bytes
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert unread(ours) >= left
+            mock_clock.jump(DISCARD_PAUSE_S)
+        mock_clock.autojump_threshold = 0.01  # it hears the peer out

@@ -456,3 +456,27 @@ def test_the_file_says_what_it_is(made: Path) -> None:
         assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         assert len(file.migrations.applied(db)) == SCHEMA_VERSION
         assert not file.migrations.pending(db)
+
+
+def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path: Path) -> None:
+    """The count is beside the commit: an error in it is none of the journal's."""
+    with closing(SQLiteStore(path, anonymous_bytes_max=64 * 1024)) as opened:
+        made = replace(record(), principal="session(x)")
+        long = append(1, 1, line=b'"%s"' % (b"x" * 60_000))
+        assert opened.commit([Create(made), long]) == [None, None]
+        assert opened.anonymous_shortage is not None
+        denied = []
+
+        def authorize(_: int, table: str | None, column: str | None, *more: object) -> int:
+            if (table, column) != ("runs", "body"):  # which the count alone reads here
+                return sqlite3.SQLITE_OK
+            denied.append(column)
+            return sqlite3.SQLITE_DENY
+
+        opened._share._counted_at = -float("inf")  # a second has passed
+        opened._writer.set_authorizer(authorize)
+        assert opened.commit([append(2, 2)]) == [None]
+        opened._writer.set_authorizer(None)
+        assert denied
+        assert last_of(opened) == 2
+        assert opened.anonymous_shortage is not None

@@ -25,14 +25,14 @@ def serving(resident_max: int = 0, **limits: Any) -> tuple[Server, Steps]:
 
 
 def in_memory(house: House) -> list[str]:
-    return [stream.id for stream in house.running.engine._streams]
+    return [stream.id for stream in house.running.engine._streams.index]
 
 
-def at_rest(house: House) -> int:
-    return house.running.engine._streams.at_rest
+def evicted(house: House) -> int:
+    return house.running.engine._streams.index.evicted
 
 
-async def rested(
+async def idle(
     house: House, steps: Steps, calls: int = 1, *, principal: str = "alice"
 ) -> list[Json]:
     """Streams with two messages each whose client has gone, oldest first; what it was told."""

@@ -1,30 +1,22 @@
 """Runs as server-sent events, however many messages there are in one."""
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
-
 import pytest
 
-from streams.engine.framing import Events
 from streams.messages import Run
-
-if TYPE_CHECKING:
-    from streams.engine.delivery import Delivery
+from streams.server.http.events import Events
 
 
 def events(run: Run, *, is_announced: bool, suffix: str = "") -> list[bytes]:
-    record = SimpleNamespace(is_announced=is_announced)
-    delivery = cast("Delivery", SimpleNamespace(stream=SimpleNamespace(record=record)))
-    framing = Events(lambda _: ("key", suffix))
-    framing.attached(delivery)
-    return b"".join(framing.run(delivery, run)).splitlines(keepends=True)
+    framing = Events()
+    framing.identify(b"key_%d" + suffix.encode() if is_announced else b"")
+    return b"".join(framing.run("stream", run, is_last=False)).splitlines(keepends=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_every_message_is_an_event_with_its_number(count: int) -> None:
     lines = [b'{"n":%d,"share":"100%%d"}\n' % number for number in range(count)]
     run = Run(98, count, b"".join(lines))
-    for suffix, end in (("", b""), ("delivery", b"_delivery")):
+    for suffix, end in (("", b""), ("_delivery", b"_delivery")):
         numbers = [b"id: key_%d%b\n" % (98 + place, end) for place in range(count)]
         found = events(run, is_announced=True, suffix=suffix)
         assert found[0::3] == numbers
