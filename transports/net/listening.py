@@ -83,24 +83,16 @@ class ListenOptions(TypedDict, total=False):
 class Listener:
     """Listens at one address, and checks each connection."""
 
-    def __init__(
-        self,
-        listeners: Sequence[trio.SocketListener],
-        *,
-        connections_max: int = CONNECTIONS_MAX,
-        per_principal_max: int | None = None,
-        allowed_hosts: Collection[str] = (),
-        allowed_origins: Collection[str] = (),
-        ssl_context: Contexts | None = None,
-        admit: Admit | None = None,
-    ) -> None:
+    def __init__(self, listeners: Sequence[trio.SocketListener], options: ListenOptions) -> None:
         self._listeners = listeners
-        self.origins = origins_for(listeners, allowed_hosts, allowed_origins)
-        self._ssl_context = ssl_context
-        self._admit = admit
+        self.origins = _origins_for(
+            listeners, options.get("allowed_hosts", ()), options.get("allowed_origins", ())
+        )
+        self._ssl_context = options.get("ssl_context")
+        self._admit = options.get("admit")
         self._open = 0
-        self._connections_max = connections_max
-        self._per_principal_max = per_principal_max
+        self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
+        self._per_principal_max = options.get("per_principal_max")
         self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
@@ -169,7 +161,7 @@ class Listener:
 
 async def open_listener(host: str, port: int, options: ListenOptions) -> Listener:
     """Listen at every address of `host`. Raises `OSError` when an address cannot be bound."""
-    return Listener(await listen(host, port), **options)
+    return Listener(await listen(host, port), options)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -273,7 +265,7 @@ def port_of(listeners: Sequence[trio.SocketListener]) -> int:
     return port
 
 
-def origins_for(
+def _origins_for(
     listeners: Sequence[trio.SocketListener], hosts: Collection[str], origins: Collection[str]
 ) -> Origins:
     """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""

@@ -21,7 +21,7 @@ from wsproto.utilities import RemoteProtocolError
 
 from streams.exchange import Scopes
 from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, TooLarge
-from transports.lines import LineSplitter, in_blocks, lines_of
+from transports.lines import in_blocks, lines_of
 from transports.net.dialing import (
     CONNECT_S,
     WEBSOCKET,
@@ -99,9 +99,9 @@ def _channel(
     socket: trio.SocketStream,
 ) -> "WebSocketChannel":
     principal = f"server({address.host}:{address.port})"
-    if connection.subprotocol == MCP_STREAMS:
-        return BlockChannel(wire, connection, message_bytes_max, principal=principal, socket=socket)
     framing = framing_of(connection.subprotocol, message_bytes_max)
+    if isinstance(framing, LineFraming):
+        return BlockChannel(wire, connection, framing, principal=principal, socket=socket)
     return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)
 
 
@@ -286,14 +286,13 @@ class BlockChannel(WebSocketChannel):
         self,
         wire: Wire,
         connection: WebSocketConnection,
-        message_bytes_max: int,
+        framing: LineFraming,
         *,
         principal: str,
         socket: trio.SocketStream,
     ) -> None:
-        framing = LineFraming(message_bytes_max)
         super().__init__(wire, connection, framing, principal=principal, socket=socket)
-        self._splitter = LineSplitter(message_bytes_max)
+        self._splitter = framing.splitter
         self._slot = Slot()
         wire.divert(Sieve(framing.message_size_max), self._slot)
 

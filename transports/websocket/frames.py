@@ -64,7 +64,7 @@ class LineFraming:
         # Newlines around a message do not count for the limit, but are bounded here.
         self.message_size_max = max(message_bytes_max + 2, FRAME_BYTES_MAX)
         self.unclaimed_bytes_max = _unclaimed_bytes_max(self.message_size_max)
-        self._splitter = LineSplitter(message_bytes_max)
+        self.splitter = LineSplitter(message_bytes_max)
 
     def messages(self, lines: Sequence[bytes]) -> Sequence[bytes | str]:
         return (b"".join(lines),)
@@ -73,9 +73,9 @@ class LineFraming:
         return _BINARY[sum(map(len, lines))], *lines
 
     def feed(self, message: str | bytes) -> list[Incoming]:
-        found = self._splitter.feed(_as_bytes(message))
-        found += self._splitter.flush()  # the message ends the line as well as a newline would
-        if self._splitter.refused:
+        found = self.splitter.feed(_as_bytes(message))
+        found += self.splitter.flush()  # the message ends the line as well as a newline would
+        if self.splitter.refused:
             first = next(place for place, line in enumerate(found) if isinstance(line, TooLarge))
             raise Oversize(found[:first])
         return found
