@@ -10,7 +10,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal.contract import (
+from streams.journal.records import (
     Ack,
     Append,
     Change,
@@ -23,17 +23,24 @@ from streams.journal.contract import (
 )
 from streams.journal.sessions import apply_to_sessions
 from streams.journal.sqlite.log import (
+    NO_SEGMENT,
+    UNKNOWN,
     Logged,
     LoggedAck,
     LoggedForget,
+    Tail,
+    Tails,
     encode,
     logged_append,
     logged_restart,
 )
-from streams.journal.sqlite.lookups import LookupTables
-from streams.journal.sqlite.records import RECORD, RecordTables, record_of
-from streams.journal.sqlite.sessions import SessionTables
-from streams.journal.sqlite.tails import NO_SEGMENT, UNKNOWN, Tail, Tails
+from streams.journal.sqlite.tables import (
+    RECORD,
+    LookupTables,
+    RecordTables,
+    SessionTables,
+    record_of,
+)
 
 
 class Batch:

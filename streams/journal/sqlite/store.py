@@ -12,12 +12,14 @@ from typing import Final
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.exchange import authenticated
-from streams.journal.contract import Append, Change, Create, Record, Shortage
+from streams.journal.contract import Shortage
 from streams.journal.ownership import OwnerLock, check_files
+from streams.journal.records import Append, Change, Create, Record
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.journal.sqlite.disk import Presence, Room, Share, small_disk
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
     DAMAGED,
@@ -29,13 +31,16 @@ from streams.journal.sqlite.file import (
     prepare,
     translated,
 )
-from streams.journal.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
-from streams.journal.sqlite.presence import Presence
-from streams.journal.sqlite.records import RECORD, record_of
-from streams.journal.sqlite.room import Room, Share, small_disk
+from streams.journal.sqlite.log import Budget, Tail, Tails
 from streams.journal.sqlite.segments import Segments
-from streams.journal.sqlite.sessions import SessionTables
-from streams.journal.sqlite.tails import Budget, Tail, Tails
+from streams.journal.sqlite.tables import (
+    RECORD,
+    LookupTables,
+    SessionTables,
+    SQLiteLookups,
+    overlaid,
+    record_of,
+)
 from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
