@@ -32,6 +32,7 @@ from streams.journal.records import (
     Restarted,
     apply,
 )
+from streams.journal.runs import as_one
 from streams.limits import MIB
 from streams.messages import Run
 
@@ -199,6 +200,7 @@ class Tail:
 
     __slots__ = (
         "id",
+        "is_anonymous",
         "now",
         "oldest",
         "record",
@@ -211,6 +213,7 @@ class Tail:
 
     def __init__(self, id: int, record: Record | None) -> None:
         self.id = id  # the record's number
+        self.is_anonymous = record is not None and not authenticated(record.principal)
         self.record = record  # without its origin; None where there is no such stream
         self.now = record
         self.runs: list[Run] = []  # in no segment yet; only ever added to, or replaced
@@ -219,11 +222,6 @@ class Tail:
         self.staged_size = 0
         self.since = 0  # the first row of the log that the tables need for it; 0 for none
         self.oldest = UNKNOWN  # the seq of the last line of its first segment
-
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether it is the stream of an anonymous caller."""
-        return self.record is not None and not authenticated(self.record.principal)
 
     @classmethod
     def of(cls, record: Record) -> "Tail":
@@ -243,11 +241,11 @@ class Tail:
         start = size = 0
         for n, run in enumerate(runs):
             if size + len(run.body) > STORED_BYTES_MAX and n > start:
-                yield from _joined(runs[start:n]).split(STORED_BYTES_MAX)
+                yield from as_one(runs[start:n]).split(STORED_BYTES_MAX)
                 start, size = n, 0
             size += len(run.body)
         if runs:
-            yield from _joined(runs[start:]).split(STORED_BYTES_MAX)
+            yield from as_one(runs[start:]).split(STORED_BYTES_MAX)
 
     def publish(self) -> None:
         """What was staged is durable."""
@@ -280,12 +278,6 @@ class Tail:
             self.runs = self.runs[kept:]
 
 
-def _joined(runs: Sequence[Run]) -> Run:
-    first = runs[0]
-    count = runs[-1].last + 1 - first.seq
-    return Run(first.seq, count, b"".join([run.body for run in runs]))
-
-
 class Tails:
     """The tails of all streams that change now, and how much of the log stands for them.
 
@@ -308,10 +300,17 @@ class Tails:
 
     def due(self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool) -> int:
         """Choose the tails to be written in a commit that adds so many bytes and entries to the
-        log, besides those chosen before. Returns the id of the first row that the log needs then.
+        log, besides those chosen before. Returns the id below which rows of the log may be deleted
+        then; 0 where no row may.
 
-        Not more than twice of what the commit brings, so that no commit takes long for others.
+        Chosen are at most twice the bytes that the commit adds, so that no commit takes long.
         """
+        first = self._choose_due(added, entries, chosen, everything=everything)
+        return first if self._rows and self._rows[0][0] < first else 0
+
+    def _choose_due(
+        self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool
+    ) -> int:
         left = 2 * (added + entries * ENTRY_COST)
         for tail in self._ripe:
             if left <= 0:
@@ -338,7 +337,7 @@ class Tails:
         chosen[tail] = None
         return tail.size + tail.staged_size + _TAIL_COST
 
-    def logged(self, size: int, first: int) -> None:
+    def _logged(self, size: int, first: int) -> None:
         """A row of `size` bytes has been added, those before `first` have been deleted."""
         while self._rows and self._rows[0][0] < first:
             self._log_bytes -= self._rows.popleft()[1]
@@ -347,11 +346,34 @@ class Tails:
             self._log_bytes += size
             self.next_row += 1
 
-    def has_rows_before(self, first: int) -> bool:
-        return bool(self._rows) and self._rows[0][0] < first
+    def publish(
+        self,
+        touched: Iterable[Tail],
+        chosen: Collection[Tail],
+        met: Iterable[Tail],
+        *,
+        row_bytes: int,
+        first_row: int,
+    ) -> None:
+        """What was staged is durable: in the log, and of the chosen tails in the tables.
 
-    def publish(self, touched: Iterable[Tail], chosen: Collection[Tail], row: int) -> None:
-        """What was staged is durable: in this row of the log, and of the chosen in the tables."""
+        The commit has added a row of `row_bytes` bytes, and deleted those before `first_row`. `met`
+        are tails that were not in memory before.
+        """
+        row = self.next_row
+        self._logged(row_bytes, first_row)
+        self._publish(touched, row)
+        for tail in chosen:
+            tail.written()
+            self._ahead.pop(tail, None)
+            self._ripe.pop(tail, None)
+        for tail in met:
+            if tail.record is not None:
+                self.known[tail.record.stream] = tail
+        if len(self.known) > self.budget.streams_max:
+            self._keep_those_ahead()  # the tables have all of the others
+
+    def _publish(self, touched: Iterable[Tail], row: int) -> None:
         ripe = self.budget.segment_bytes
         for tail in touched:
             if tail.now is None:
@@ -362,10 +384,6 @@ class Tails:
                 self._ahead[tail] = None
             if tail.size >= ripe:
                 self._ripe[tail] = None
-        for tail in chosen:
-            tail.written()
-            self._ahead.pop(tail, None)
-            self._ripe.pop(tail, None)
 
     def forget(self, tail: Tail) -> None:
         """Nothing of it is kept."""
@@ -373,11 +391,6 @@ class Tails:
         self.known.pop(tail.record.stream, None)
         self._ahead.pop(tail, None)
         self._ripe.pop(tail, None)
-
-    def evict(self) -> None:
-        """Let go of those that the tables know as well, if there are too many."""
-        if len(self.known) > self.budget.streams_max:
-            self._keep_those_ahead()
 
     def claim(self) -> None:
         """Every record has its next fence, and the tables have those of which they know all."""
@@ -423,7 +436,7 @@ class Tails:
     def _taken(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         for row, body in rows:
             self.next_row = row
-            self.logged(len(body), 0)
+            self._logged(len(body), 0)
             yield row, body
 
     def _take_up(self, tail: Tail, entry: LoggedChange, row: int) -> None:
@@ -435,4 +448,4 @@ class Tails:
             tail.staged.append(change.run)
             tail.staged_size += len(change.run.body)
         tail.now = apply(tail.record, change)
-        self.publish([tail], (), row)
+        self._publish([tail], row)

@@ -33,6 +33,14 @@ RECORD: Final = (
 )
 _encode_restart: Final = msgspec.msgpack.Encoder().encode
 _decode_restart: Final = msgspec.msgpack.Decoder(Restart).decode
+_ROWS_OF_STREAMS: Final = (
+    ("runs", "stream"),
+    ("progress", "id"),
+    ("streams", "id"),
+    ("awake", "id"),
+    ("rests", "id"),
+    ("names", "stream"),
+)
 _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
@@ -50,50 +58,70 @@ def record_of(row: Sequence[Any]) -> Record:
     return Record(*fields)
 
 
-class RecordTables:
-    """Writes the tables."""
+def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
+    """New streams, which are not evicted."""
+    connection.executemany(
+        "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
+        "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                record.number,
+                record.stream,
+                record.principal,
+                record.origin,
+                record.min_s,
+                record.max_s,
+                record.created_at,
+                record.is_announced,
+            )
+            for record in records
+        ],
+    )
+    connection.executemany(
+        "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
+        "ended_at, pages, restart, id) "
+        "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(record.fence, *_progress(record)) for record in records],
+    )
+    connection.executemany(
+        "INSERT INTO awake (id) VALUES (?)", [(record.number,) for record in records]
+    )
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._many = connection.executemany
 
-    def create(self, records: Sequence[Record]) -> None:
-        self._many(
-            "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
-            "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            [
-                (
-                    record.number,
-                    record.stream,
-                    record.principal,
-                    record.origin,
-                    record.min_s,
-                    record.max_s,
-                    record.created_at,
-                    record.is_announced,
-                )
-                for record in records
-            ],
+def update_streams(
+    connection: sqlite3.Connection, records: Sequence[tuple[Record | None, Record]]
+) -> None:
+    """Streams, each as it was stored and as it is now."""
+    connection.executemany(
+        "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
+        "last_error = ?, ended_at = ?, pages = ?, restart = ? WHERE id = ?",
+        [_progress(now) for _, now in records],
+    )
+    evicted = [
+        (now.number, *_eviction(now))
+        for stored, now in records
+        if now.due_at is not None and (stored is None or _eviction(stored) != _eviction(now))
+    ]
+    if evicted:
+        connection.executemany("DELETE FROM awake WHERE id = ?", [row[:1] for row in evicted])
+        connection.executemany(
+            "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
+            "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
+            evicted,
         )
-        self._many(
-            "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
-            "ended_at, pages, restart, id) "
-            "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(record.fence, *_progress(record)) for record in records],
-        )
 
-    def update(self, records: Iterable[Record]) -> None:
-        self._many(
-            "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
-            "last_error = ?, ended_at = ?, pages = ?, restart = ? WHERE id = ?",
-            map(_progress, records),
-        )
 
-    def forget(self, ids: Iterable[int]) -> None:
-        """Streams of which nothing is kept, nor their lines."""
-        rows = [(each,) for each in ids]
-        self._many("DELETE FROM runs WHERE stream = ?", rows)
-        self._many("DELETE FROM progress WHERE id = ?", rows)
-        self._many("DELETE FROM streams WHERE id = ?", rows)
+def forget_streams(connection: sqlite3.Connection, ids: Iterable[int]) -> None:
+    """Delete all rows of streams, apart from their grants."""
+    rows = [(each,) for each in ids]
+    for table, column in _ROWS_OF_STREAMS:
+        connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", rows)  # nosec B608 # ours
+
+
+def name_streams(connection: sqlite3.Connection, names: Iterable[tuple[int, bytes]]) -> None:
+    """Add names of streams. A name that is in the table already stays as it is."""
+    connection.executemany("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
 
 
 def _progress(record: Record) -> tuple[Any, ...]:
@@ -191,47 +219,6 @@ def _grant(
 
 _DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
 _UNWANTED: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
-
-
-class LookupTables:
-    """Writes the tables."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._many = connection.executemany
-
-    def create(self, ids: Iterable[int]) -> None:
-        """New streams, which are awake."""
-        self._many("INSERT INTO awake (id) VALUES (?)", [(each,) for each in ids])
-
-    def update(self, records: Iterable[tuple[Record | None, Record]]) -> None:
-        """Streams as they were stored and as they are now: those at rest are kept in order."""
-        rows = [
-            (now.number, *_eviction(now))
-            for stored, now in records
-            if now.due_at is not None and (stored is None or _eviction(stored) != _eviction(now))
-        ]
-        self._many("DELETE FROM awake WHERE id = ?", [row[:1] for row in rows])
-        self._many(
-            "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
-            "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
-            "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
-            rows,
-        )
-
-    def name(self, names: Iterable[tuple[int, bytes]]) -> None:
-        """Names of streams; those that are known already stay."""
-        self._many("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
-
-    def bring_forward(self, due_at: float) -> None:
-        """Those that are due later are due then, to be looked at."""
-        self._many("UPDATE rests SET due_at = ? WHERE due_at > ?", [(due_at, due_at)])
-
-    def forget(self, ids: Sequence[int]) -> None:
-        """Streams of which nothing is kept."""
-        rows = [(each,) for each in ids]
-        self._many("DELETE FROM awake WHERE id = ?", rows)
-        self._many("DELETE FROM rests WHERE id = ?", rows)
-        self._many("DELETE FROM names WHERE stream = ?", rows)
 
 
 def _eviction(record: Record) -> tuple[Any, ...]:

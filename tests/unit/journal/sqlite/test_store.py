@@ -249,13 +249,13 @@ async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
     async with open_sqlite_journal(path, durability=kind) as journal:
         await journal.commit([Create(record())])
         committing: list[threading.Thread] = []
-        commit = SQLiteStore.commit
+        commit = SQLiteStore._commit
 
         def seen(opened: SQLiteStore, changes: Sequence[Change]) -> object:
             committing.append(threading.current_thread())
             return commit(opened, changes)
 
-        monkeypatch.setattr(SQLiteStore, "commit", seen)
+        monkeypatch.setattr(SQLiteStore, "_commit", seen)
         await journal.commit([append(1, lines, line=b"x" * 99)])
         assert [thread is threading.current_thread() for thread in committing] == [at_once]
         assert (
