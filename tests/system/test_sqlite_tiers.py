@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 def workload() -> Iterator[list[Change]]:
     """Commits that log, write tails, write segments past the log, trim, close and forget."""
     yield [Create(record(stream)) for stream in STREAMS]
-    for n in range(22):
+    for n in range(30):
         appends: list[Change] = [
             append(10 * n + 1, 10 * n + 10, stream=stream) for stream in STREAMS[: 2 + n % 3]
         ]
