@@ -28,7 +28,8 @@ from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import Refusal
-from streams.journal.contract import Evict, Journal, Outcome, Record
+from streams.journal.contract import Journal
+from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits

@@ -12,7 +12,8 @@ import trio
 
 from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Change, Evict, Forget, Journal, Shortage
+from streams.journal.contract import Journal, Shortage
+from streams.journal.records import Ack, Append, Change, Evict, Forget
 from streams.limits import MIB
 from streams.logs import log
 

@@ -25,7 +25,8 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
-from streams.journal.contract import Create, Journal, Outcome, Record, Restart
+from streams.journal.contract import Journal
+from streams.journal.records import Create, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits, Overflow
 from streams.messages import Message

@@ -9,7 +9,7 @@ import msgspec
 
 from streams.engine.stream import Stream
 from streams.errors import refusal
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 

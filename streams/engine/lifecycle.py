@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import Ended
-from streams.journal.contract import Append, Close, Outcome, Record
+from streams.journal.records import Append, Close, Outcome, Record
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 

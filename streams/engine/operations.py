@@ -21,7 +21,7 @@ from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import authenticated, is_anonymous
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.keys import Keyring, name_of, place_of
 from streams.logs import log
 from streams.messages import Message, RequestId

@@ -21,15 +21,8 @@ from streams.engine.committer import Committer
 from streams.engine.lifecycle import Question
 from streams.engine.retry import patiently
 from streams.errors import Missing, Refusal, refusal
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
-    Answered,
-    Checkpoint,
-    Journal,
-    Record,
-    Restart,
-    Restarted,
-)
+from streams.journal.contract import STORED_BYTES_MAX, Journal
+from streams.journal.records import Answered, Checkpoint, Record, Restart, Restarted
 from streams.limits import Limits
 from streams.messages import Kind, RequestId
 

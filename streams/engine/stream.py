@@ -22,7 +22,7 @@ from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Close, Forget, Record
+from streams.journal.records import Ack, Append, Close, Forget, Record
 from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run

@@ -2,7 +2,7 @@
 docs/inside/design.md; tests/system/test_docs.py compares."""
 
 from streams.engine.lifecycle import TRANSITIONS
-from streams.journal.contract import Outcome
+from streams.journal.records import Outcome
 
 
 def state_diagram() -> str:

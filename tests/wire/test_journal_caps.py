@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams import messages
-from streams.journal.contract import Create
+from streams.journal.records import Create
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.verify import inspect
 from tests.rigs.sqlite import append, record

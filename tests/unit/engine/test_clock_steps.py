@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.journal.contract import Create, Evict, Outcome
+from streams.journal.records import Create, Evict, Outcome
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.store import LOOKED_AT_WITHIN_S
 from streams.keys import Keyring

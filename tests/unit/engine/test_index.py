@@ -8,8 +8,8 @@ from streams.engine.committer import Committer
 from streams.engine.index import Elsewhere, Registry
 from streams.engine.stream import Stream
 from streams.errors import Refusal
-from streams.journal.contract import Outcome, Record
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Outcome, Record
 from streams.keys import Keyring
 from streams.limits import Limits
 

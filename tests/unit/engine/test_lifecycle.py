@@ -6,7 +6,7 @@ import pytest
 
 from streams.engine.lifecycle import TRANSITIONS, Event, StreamState
 from streams.errors import Ended
-from streams.journal.contract import Append, Outcome
+from streams.journal.records import Append, Outcome
 from streams.limits import Limits
 from streams.messages import Run
 from tests.rigs.lives import FENCE, commit, end, line, record, write

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streams.engine.lifecycle import Event, StreamState
-from streams.journal.contract import Ack, Append, Outcome, Record, apply
+from streams.journal.records import Ack, Append, Outcome, Record, apply
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 from tests.rigs.lives import FENCE, line, record
