@@ -7,7 +7,7 @@ arguments a worker has to check waits in a task of its own: the next message doe
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -32,13 +32,10 @@ from streams.logs import log
 from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
-from streams.protocol.vocabulary import Polling
+from streams.protocol.vocabulary import Polling, read_params
 from streams.server.handlers import CallTool, Handlers
-from streams.server.tools import error_result
+from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
-
-if TYPE_CHECKING:
-    from streams.server.server import Server
 
 # Newest first: it is offered to a client that initializes with one that is not spoken.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -64,6 +61,18 @@ REFUSALS_TOLD_PER_S: Final = 10.0
 _T = TypeVar("_T")
 
 _told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a server tells its clients about itself, and its defaults for calls."""
+
+    name: str
+    version: str
+    instructions: str | None
+    tools: Tools
+    page_size: int  # of `tools/list`
+    resume_min_s: float
+    resume_max_s: float
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -95,10 +104,10 @@ class Peer:
     """The conversation with one client, over one connection or one after another."""
 
     def __init__(
-        self, server: "Server", engine: Engine, session: Session, handlers: Handlers
+        self, profile: Profile, engine: Engine, session: Session, handlers: Handlers
     ) -> None:
         self.session = session
-        self._server = server
+        self._profile = profile
         self._engine = engine
         self._handlers = handlers
         self._large = large_work()
@@ -253,14 +262,14 @@ class Peer:
         session = self.session
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
-        params = _params(message, _Initialize)
+        params = read_params(message.params, _Initialize)
         capabilities = extension.known_of(params.capabilities)
         session.settings = extension.settings_of(capabilities)
         session.capabilities = extension.understood(capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)
-        server = self._server
+        profile = self._profile
         answer = {
             "protocolVersion": session.revision,
             "capabilities": {
@@ -269,23 +278,23 @@ class Peer:
                 "extensions": ours,
                 "experimental": ours,
             },
-            "serverInfo": {"name": server.name, "version": server.version},
+            "serverInfo": {"name": profile.name, "version": profile.version},
         }
-        if server.instructions is not None:
-            answer["instructions"] = server.instructions
+        if profile.instructions is not None:
+            answer["instructions"] = profile.instructions
         return answer
 
     def _list_tools(self, message: Message) -> dict[str, Any]:
         try:
-            tools, cursor = self._server.tools.page(
-                _params(message, _List).cursor, self._server.page_size
+            tools, cursor = self._profile.tools.page(
+                read_params(message.params, _List).cursor, self._profile.page_size
             )
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"{error}.") from None
         return {"tools": tools} if cursor is None else {"tools": tools, "nextCursor": cursor}
 
     def _set_level(self, message: Message) -> dict[str, Any]:
-        level = _params(message, _SetLevel).level
+        level = read_params(message.params, _SetLevel).level
         if level not in LEVELS:
             raise Refusal(
                 INVALID_PARAMS, f"No level {level[:40]!r}: there are {', '.join(LEVELS)}."
@@ -304,7 +313,7 @@ class Peer:
             begin = partial(self._call_once, message, params, line, key, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         if tool is not None and self._handlers.is_costly(tool, params.arguments):
             await self._begin_aside(message, connection, begin)
         else:
@@ -314,9 +323,9 @@ class Peer:
         self, message: Message, line: bytes, scopes: Scopes
     ) -> tuple[Message, bytes, CallTool, str | None]:
         """A call without the token of a page among its arguments, its params, and that token."""
-        params = _params(message, CallTool)
+        params = read_params(message.params, CallTool)
         _check_name(params.meta.progress_token, "_meta.progressToken")
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
             tool.check_scopes(scopes)
@@ -392,7 +401,7 @@ class Peer:
         checking = self.session.checking
         if message.id not in checking:  # else it is this call that has the id
             check_free(self.session, message.id)
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
         try:
@@ -406,9 +415,9 @@ class Peer:
             result = error_result(f"Bad arguments for {tool.name}: {error}")
             connection.reply(messages.result(message.id, result))
             return
-        server = self._server
-        min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
-        max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
+        profile = self._profile
+        min_s = profile.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
+        max_s = profile.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # it may have been taken meanwhile
@@ -436,7 +445,9 @@ class Peer:
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.operations.cancel(self.session, _params(message, _Cancelled).request_id)
+        self._engine.operations.cancel(
+            self.session, read_params(message.params, _Cancelled).request_id
+        )
 
     # The proposals
 
@@ -463,9 +474,9 @@ class Peer:
         It needs the scopes that the call needed: the same bearer may have other tokens with fewer.
         A resume token is the authority itself.
         """
-        if self._server.tools.scopes:
+        if self._profile.tools.scopes:
             origin = messages.parse(stream.record.origin)
-            if tool := self._server.tools.get(_params(origin, CallTool).name):
+            if tool := self._profile.tools.get(read_params(origin.params, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
@@ -556,10 +567,3 @@ def _calling_with(message: Message, arguments: msgspec.Raw) -> tuple[Message, by
     changed = msgspec.structs.replace(message, params=msgspec.Raw(messages.encode(params)))
     line = messages.request(message.id, str(message.method), changed.params)
     return changed, line.rstrip(b"\n")
-
-
-def _params(message: Message, shape: type[Any]) -> Any:
-    try:
-        return messages.decode(message.params, shape)
-    except ValueError as error:
-        raise Refusal(INVALID_PARAMS, f"Bad params for {message.method}: {error}.") from None

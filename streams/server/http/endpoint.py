@@ -7,14 +7,14 @@ that request's response. Where it is cut, a GET goes on with it, by the id of th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from streams import messages
 from streams.auth import challenge
 from streams.engine.framing import Framing, Lone, Numbered, Plain
-from streams.engine.sessions import END, HttpSession, SessionEventIds, new_session
+from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
@@ -24,8 +24,8 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message
-from streams.server.http.events import Events
-from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
+from streams.server.http.events import EVENTS, JSON, KEEP_ALIVE, LINES, Events, content, end_event
+from streams.server.http.response import ResponseChannel
 from streams.server.peer import (
     REVISIONS,
     Peer,
@@ -35,10 +35,8 @@ from streams.server.peer import (
     revision_in,
     unreadable,
 )
+from streams.server.server import RunningServer
 from streams.turns import LARGE_BYTES, large_work
-
-if TYPE_CHECKING:
-    from streams.server.server import RunningServer
 
 SESSION: Final = "mcp-session-id"
 REVISION: Final = "mcp-protocol-version"
@@ -58,7 +56,7 @@ class HttpEndpoint:
 
     def __init__(
         self,
-        running: "RunningServer",
+        running: RunningServer,
         path: str = "/mcp",
         *,
         metadata_url: Callable[[Head], str | None] = lambda head: None,
@@ -144,13 +142,12 @@ class HttpEndpoint:
 
     async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
         """Do one piece of work on the body when it is its turn."""
-        if len(request.body) < LARGE_BYTES:
-            return work()
         principal = _principal(request) or ""
-        if _may_have_session(request):
+        is_large = len(request.body) >= LARGE_BYTES
+        if is_large and _may_have_session(request):
             with suppress(HttpError):
                 principal = self._session(request).principal
-        return await large_work().do(principal, work)
+        return await large_work().do_sized(len(request.body), principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -257,7 +254,7 @@ class HttpEndpoint:
             except Refusal as refused:
                 waiting = self._engine.operations.request_id(told)
                 line = refused_line(waiting, refused)
-                await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
+                await channel.send(end_event(last_event, line))
 
     async def _stand(self, session: HttpSession, request: Request, responder: Responder) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""
@@ -266,7 +263,7 @@ class HttpEndpoint:
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         with trio.CancelScope() as scope:
             session.standing = scope
-            await channel.send(b":\n\n")
+            await channel.send(KEEP_ALIVE[EVENTS])
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.keep_alive)
                 with suppress(trio.EndOfChannel):
