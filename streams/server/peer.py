@@ -55,12 +55,12 @@ CHECKS_MAX: Final = 4
 
 # How many refusals are logged at once, and per second in the long run: a line takes longer than the
 # rest of a refusal, and a log has no end.
-REFUSALS_TOLD: Final = 100
-REFUSALS_TOLD_PER_S: Final = 10.0
+REFUSALS_LOGGED: Final = 100
+REFUSALS_LOGGED_PER_S: Final = 10.0
 
 _T = TypeVar("_T")
 
-_told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
+_log_limit: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -112,9 +112,9 @@ class Peer:
         self._handlers = handlers
         self._large = large_work()
         self._tasks: trio.Nursery | None = None  # of the connection, where that has a reader
-        self._may_check = trio.Semaphore(CHECKS_MAX)
-        self._questions = dialects.questions()
-        self._resumings = dialects.resumings()
+        self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._polls = dialects.questions()
+        self._resumes = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
             "initialize": self._initialize,
             "ping": lambda _: {},
@@ -124,7 +124,7 @@ class Peer:
         # These answer when they are done, and need the message as it came.
         self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
             "tools/call": self._call_tool,
-            **dict.fromkeys(self._resumings, self._resume),
+            **dict.fromkeys(self._resumes, self._resume),
         }
         self._notifications: dict[str, Callable[[Message], None]] = {
             "notifications/cancelled": self._cancelled,
@@ -151,33 +151,33 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
-                await self._hear(incoming, connection)
+                await self._receive(incoming, connection)
                 if turns.spend(_units(incoming)):
                     await turns.wait()
             await connection.has_room()
 
-    async def _hear(self, incoming: Incoming, connection: Connection) -> None:
+    async def _receive(self, incoming: Incoming, connection: Connection) -> None:
         reply = await self._answer(incoming, connection)
         if reply is not None:
             connection.reply(reply)
 
     async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
-            return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
+            return error_line(incoming.id, refusal("too_large", limit=incoming.limit))
         try:
             message = await self._parse(incoming)
         except Refusal as refused:
             request_id = await self._work(incoming, partial(messages.salvage_id, incoming))
-            return refused_line(request_id, refused)
+            return error_line(request_id, refused)
         if message.kind is Kind.REQUEST:
             try:
                 self._engine.rates.check(self.session.principal)
             except Refusal as refused:
-                return refused_line(id_of(message), refused)
+                return error_line(id_of(message), refused)
         try:
-            return await self.take(message, incoming, connection)
+            return await self.handle(message, incoming, connection)
         except InsufficientScope as refused:
-            return refused_line(id_of(message), refused)
+            return error_line(id_of(message), refused)
 
     async def _parse(self, line: bytes) -> Message:
         if len(line) < LARGE_BYTES:
@@ -189,7 +189,7 @@ class Peer:
         """Do one piece of work on a message, a large one when it is its turn."""
         return await self._large.do_sized(len(line), self.session.principal, work)
 
-    async def take(
+    async def handle(
         self,
         message: Message,
         line: bytes,
@@ -215,9 +215,9 @@ class Peer:
         except InsufficientScope:
             raise
         except Refusal as refused:
-            return refused_line(id_of(message), refused)
+            return error_line(id_of(message), refused)
         except Unavailable as trouble:
-            return refused_line(id_of(message), unreadable(trouble))
+            return error_line(id_of(message), journal_unavailable(trouble))
         return None
 
     async def _request(
@@ -238,17 +238,17 @@ class Peer:
             await self._deliveries[method](message, line, connection)
             return None
         check_free(self.session, request_id)
-        if method in self._questions:
+        if method in self._polls:
             return messages.result(request_id, await self._poll(message, line, event_ids))
         if method in self._requests:
             answer = await self._work(line, partial(self._requests[method], message))
             return messages.result(request_id, answer)
-        known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
+        known = ", ".join(sorted([*self._requests, *self._polls, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
-        if any(method in known for known in (self._deliveries, self._questions, self._requests)):
+        if any(method in known for known in (self._deliveries, self._polls, self._requests)):
             raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
         if method in self._notifications:
             try:
@@ -307,7 +307,7 @@ class Peer:
         message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
-            self._turn(message, token, params.meta.progress_token, connection)
+            self._deliver_page(message, token, params.meta.progress_token, connection)
             return
         if key is not None:
             begin = partial(self._call_once, message, params, line, key, connection)
@@ -315,7 +315,7 @@ class Peer:
             begin = partial(self._begin, message, params, line, connection)
         tool = self._profile.tools.get(params.name)
         if tool is not None and self._handlers.is_costly(tool, params.arguments):
-            await self._begin_aside(message, connection, begin)
+            await self._begin_in_task(message, connection, begin)
         else:
             await begin()
 
@@ -333,10 +333,10 @@ class Peer:
             token = argued if token is None else token
             if arguments is not params.arguments:
                 params = msgspec.structs.replace(params, arguments=arguments)
-                message, line = _calling_with(message, arguments)
+                message, line = _with_arguments(message, arguments)
         return message, line, params, token
 
-    async def _begin_aside(
+    async def _begin_in_task(
         self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
     ) -> None:
         """Begin a call that takes long to check, while the reader goes on: meanwhile its id is
@@ -351,9 +351,9 @@ class Peer:
                 with scope:
                     await begin()
             except Refusal as refused:
-                connection.reply(refused_line(request_id, refused))
+                connection.reply(error_line(request_id, refused))
             except Unavailable as trouble:
-                connection.reply(refused_line(request_id, unreadable(trouble)))
+                connection.reply(error_line(request_id, journal_unavailable(trouble)))
             finally:
                 if checking.get(request_id) is scope:
                     del checking[request_id]
@@ -362,13 +362,13 @@ class Peer:
             try:
                 await run()
             finally:
-                self._may_check.release()
+                self._check_slots.release()
 
         if self._tasks is None:  # over HTTP the reader is this call's alone
             checking[request_id] = scope
             await run()
         else:
-            await self._may_check.acquire()
+            await self._check_slots.acquire()
             checking[request_id] = scope
             self._tasks.start_soon(run_beside)
 
@@ -435,7 +435,7 @@ class Peer:
         )
         stream.progress_token = params.meta.progress_token
 
-    def _turn(
+    def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
@@ -454,7 +454,7 @@ class Peer:
     async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        word = self._resumings[method]
+        word = self._resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
         stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
@@ -480,7 +480,7 @@ class Peer:
                 tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
-        word = self._questions[str(message.method)]
+        word = self._polls[str(message.method)]
         operations = self._engine.operations
         if isinstance(word, Polling):
             intent = await self._work(line, partial(word.read, message.params))
@@ -509,7 +509,7 @@ def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
         )
 
 
-def unreadable(trouble: Unavailable) -> Refusal:
+def journal_unavailable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
     message = f"The journal cannot be read now ({trouble}): try again later."
     return refusal("unavailable").saying(message)
@@ -548,19 +548,19 @@ def id_of(message: Message) -> RequestId | None:
     return message.id if isinstance(message.id, int | str) else None
 
 
-def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
+def error_line(request_id: RequestId | None, refused: Refusal) -> bytes:
     """The error that answers a request. A flood of them is not logged one by one."""
     try:
-        budget = _told.get()
+        budget = _log_limit.get()
     except LookupError:
-        budget = RateLimit(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
-        _told.set(budget)
+        budget = RateLimit(REFUSALS_LOGGED, REFUSALS_LOGGED_PER_S)
+        _log_limit.set(budget)
     if budget.spend():
         log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
 
 
-def _calling_with(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
+def _with_arguments(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
     """The same call with other arguments, and as a line."""
     assert isinstance(message.id, int | str)
     params = messages.decode(message.params, dict[str, msgspec.Raw]) | {"arguments": arguments}

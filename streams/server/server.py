@@ -125,9 +125,9 @@ class RunningServer:
         )
 
     @property
-    def tools_at_work(self) -> list[str]:
+    def running_tools(self) -> list[str]:
         """The names of the tools whose calls have not ended, each once."""
-        return self._handlers.at_work
+        return self._handlers.running_tools
 
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it is over."""

@@ -328,7 +328,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     `ValueError` for an object that does not fit that schema.
     """
     if tool.output_check is not None:
-        return _promised(value, tool, tool.output_check)
+        return _structured(value, tool, tool.output_check)
     content = _content(value, tool)
     if content is not None:
         return {"content": content}
@@ -337,7 +337,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
 
 
-def _promised(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
+def _structured(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
     encoded, plain = _as_json(value, tool)
     if isinstance(value, Block) or not isinstance(plain, dict):
         raise TypeError(f"{_returned(value, tool)}, but its output schema promises an object")

@@ -14,9 +14,9 @@ from streams.messages import Incoming, RequestId
 from streams.server.http.events import JSON, KEEP_ALIVE, content
 
 KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
-FAREWELL_S: Final = 1.0
+CLOSE_S: Final = 1.0
 # For a call that was cancelled before there was anything to say, or a server that shuts down.
-_NOTHING: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
+_DROPPED: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
 
 
 class ResponseChannel:
@@ -106,12 +106,12 @@ class ResponseChannel:
     async def aclose(self) -> None:
         if not self._responder.is_open():
             return
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(CLOSE_S):
             try:
                 if self._is_open:
                     await self._responder.finish()
                 elif not self._has_begun:
-                    nothing = messages.error(self._request_id, _NOTHING)
+                    nothing = messages.error(self._request_id, _DROPPED)
                     await self._responder.respond(503, content(JSON), nothing)
             except trio.BrokenResourceError:
                 return  # the client has gone
