@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from streams import Client, Limits, Server
-from streams.cli.actions import call
+from streams.cli import base
 from streams.errors import refusal
 from tests.rigs.diagram import state_diagram
 from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
@@ -121,11 +121,11 @@ def test_documented_reasons_have_their_codes() -> None:
 def test_documented_exit_codes_are_those_of_the_commands() -> None:
     codes = {int(code) for code in table(GUIDE, "exit code")}
     assert codes == {
-        call.DONE,
-        call.TOOL_FAILED,
-        call.USAGE,
-        call.CANNOT_CONNECT,
-        call.GONE,
-        call.DETACHED,
-        call.BROKEN_PIPE,
+        base.DONE,
+        base.FAILED,
+        base.USAGE,
+        base.CANNOT_CONNECT,
+        base.GONE,
+        base.DETACHED,
+        base.BROKEN_PIPE,
     }
