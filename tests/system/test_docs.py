@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from streams import Client, Limits, Server
-from streams.cli.actions import call
+from streams.cli import base
 from streams.errors import refusal
 from streams.server.tools import make_tool
 from tests.rigs.diagram import state_diagram
@@ -147,11 +147,11 @@ def test_tests_that_the_page_on_security_names_exist() -> None:
 def test_documented_exit_codes_are_those_of_the_commands() -> None:
     codes = {int(code) for code in table(REFERENCE, "exit code")}
     assert codes == {
-        call.DONE,
-        call.TOOL_FAILED,
-        call.USAGE,
-        call.CANNOT_CONNECT,
-        call.GONE,
-        call.DETACHED,
-        call.BROKEN_PIPE,
+        base.DONE,
+        base.FAILED,
+        base.USAGE,
+        base.CANNOT_CONNECT,
+        base.GONE,
+        base.DETACHED,
+        base.BROKEN_PIPE,
     }

@@ -57,19 +57,3 @@ def bench(
     return call.run_dialing(
         lambda dialer: benching.bench(dialer, wanted, as_json=json), url, token_file=token_file
     )
-
-
-@app.command
-def demo(*, folder: Path | None = None, json: bool = False) -> int:
-    """Cut a call's connection, kill its server, and see that nothing is lost, on real input.
-
-    Parameters
-    ----------
-    folder
-        What to walk; by default the standard library of the Python that runs this.
-    json
-        Print the figures as JSON.
-    """
-    from streams.cli.selftest import demo as demonstration
-
-    return demonstration.run(folder, as_json=json)
