@@ -1,7 +1,7 @@
-"""MCP's Streamable HTTP (2025-11-25 and the two revisions before it): one endpoint, any client.
+"""The endpoint of MCP's Streamable HTTP: revision 2025-11-25 and the two before it.
 
-A POST brings one message; the response to a request is a connection of its own, which ends with
-that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
+A POST has one message. The HTTP response to a request is a `Connection` of its own, which ends with
+the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ REVISION: Final = "mcp-protocol-version"
 LAST_EVENT: Final = "last-event-id"
 PRIMING_SINCE: Final = "2025-11-25"
 
-# Of a GET or a DELETE, whose body says nothing; some clients send a short one.
+# The body of a GET or a DELETE is ignored. Some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
 
 _T = TypeVar("_T")
@@ -61,7 +61,7 @@ class HttpEndpoint:
         *,
         metadata_url: Callable[[Head], str | None] = lambda head: None,
     ) -> None:
-        """`metadata_url` is where a client may read how to get a token with more scopes."""
+        """`metadata_url` tells where a client reads how to get a bearer token with more scopes."""
         self._running = running
         self._metadata_url = metadata_url
         self._engine = running.engine
@@ -69,14 +69,14 @@ class HttpEndpoint:
         self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        """Serve one request. `trio.BrokenResourceError` where the peer did not wait."""
+        """Serve one request. Raises `trio.BrokenResourceError` when the peer is gone."""
         try:
             await self._answer(request, responder)
         except* JournalUnusable as errors:
             self._engine.fail(first_of(errors))
 
     def screen(self, request: Request) -> int | None:
-        """The `Screen` of this endpoint: whatever needs no body to be refused is refused here."""
+        """The `Screen` of this endpoint: refuses what can be refused without the body."""
         self._route(request)
         if request.method == "POST":
             _check_media(request)
@@ -97,7 +97,7 @@ class HttpEndpoint:
 
     def _route(self, request: Request) -> Endpoint:
         if request.path != self._path:
-            raise HttpError(404, f"Nothing is served here: use {self._path}.")
+            raise HttpError(404, f"Unknown path: use {self._path}.")
         method = self._methods.get(request.method)
         if method is None:
             raise HttpError(405, "Use POST, GET or DELETE.", _ALLOW)
@@ -137,11 +137,11 @@ class HttpEndpoint:
 
     async def _parse(self, request: Request) -> Message:
         if len(request.body) >= LARGE_BYTES and _may_have_session(request):
-            self._session(request)  # a body that nobody will read is not parsed
+            self._session(request)  # a large body is parsed only for a valid session
         return await self._work(request, partial(_parse, request.body))
 
     async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
-        """Do one piece of work on the body when it is its turn."""
+        """Do one piece of work on the body. Work on a large body waits for its turn."""
         principal = _principal(request) or ""
         is_large = len(request.body) >= LARGE_BYTES
         if is_large and _may_have_session(request):
@@ -203,8 +203,10 @@ class HttpEndpoint:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
 
     def _scope_challenge(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
-        """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
-        for what it had and these, and sends its request again.
+        """The header that tells which scopes are missing.
+
+        MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets a bearer token with
+        these scopes as well, and sends its request again.
         """
         return challenge(
             "insufficient_scope",
@@ -240,9 +242,7 @@ class HttpEndpoint:
         except Unavailable as trouble:
             raise HttpError(503, journal_unavailable(trouble)) from None
         if not has_more:
-            raise HttpError(
-                405, "All of this response was sent: there is nothing to go on with.", _ALLOW
-            )
+            raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         framing = self._framing(session, EVENTS, may_be_json=False)
         event_ids = self._event_ids(session, request)
@@ -259,7 +259,10 @@ class HttpEndpoint:
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
     ) -> None:
-        """The stream for what belongs to no request: nothing does, but clients like to have it."""
+        """Open the event stream for messages that belong to no request.
+
+        The server has no such messages, but clients expect the stream to stay open.
+        """
         if session.standing is not None:
             session.standing.cancel()
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
@@ -281,7 +284,7 @@ class HttpEndpoint:
         await self._engine.sessions.close(self._session(request))
         await responder.respond(200)
 
-    # What they share
+    # Common to all methods
 
     def _check_rate(self, principal: str) -> None:
         try:
@@ -297,14 +300,14 @@ class HttpEndpoint:
             raise HttpError(400, refused) from None
 
     def _session(self, request: Request) -> HttpSession:
-        # Before all else: a client of another revision has no session.
+        # First, since a client of an unknown revision has no session.
         self._check_revision(request.headers.get(REVISION))
         session_id = request.headers.get(SESSION)
         if session_id is None:
-            raise HttpError(400, "Send Mcp-Session-Id, which the answer to initialize has.")
+            raise HttpError(400, "Send Mcp-Session-Id, as the response to initialize has it.")
         session = self._engine.sessions.find(session_id, _principal(request))
         if session is None:
-            raise HttpError(404, "There is no such session: initialize again.")
+            raise HttpError(404, "Unknown session: initialize again.")
         return session
 
 
@@ -313,10 +316,9 @@ def _principal(request: Request) -> str | None:
 
 
 def _may_have_session(request: Request) -> bool:
-    """Whether a POST shows a session that may be looked up before its body is read.
+    """Whether the session of a POST may be looked up before its body is read.
 
-    Not with a revision that is not spoken: the refusal of that carries the id of the request, which
-    is in the body.
+    False with an unknown revision: that error needs the id of the request, which is in the body.
     """
     revision = request.headers.get(REVISION)
     return SESSION in request.headers and (revision is None or revision in REVISIONS)
@@ -329,7 +331,7 @@ def _check_media(request: Request) -> None:
 
 def _check_events(request: Request) -> None:
     if EVENTS not in _acceptable(request):
-        raise HttpError(406, f"Accept {EVENTS}: nothing else is sent here.")
+        raise HttpError(406, f"Accept {EVENTS}: a GET has no other response.")
 
 
 def _parse(body: bytes) -> Message:
@@ -344,7 +346,7 @@ def _media_type(value: str) -> str:
 
 
 def _acceptable(request: Request) -> set[str]:
-    """What the client can read. Who says nothing, or "anything", reads what MCP has."""
+    """The media types that the client accepts. Without `Accept`, and with */*: those of MCP."""
     named = {_media_type(each) for each in request.headers.get("accept", "*/*").split(",")}
     if "*/*" in named:
         named |= {JSON, EVENTS}
@@ -352,7 +354,7 @@ def _acceptable(request: Request) -> set[str]:
 
 
 def _accepted(request: Request) -> str:
-    """In which form the client wants a delivery most, of those that it can read."""
+    """The best media type for a delivery among those that the client accepts."""
     acceptable = _acceptable(request)
     for media_type in (LINES, EVENTS, JSON):
         if media_type in acceptable:
