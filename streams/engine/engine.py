@@ -25,7 +25,8 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
-from streams.journal.contract import Create, Journal, Outcome, Record, Restart
+from streams.journal.contract import Journal
+from streams.journal.records import Create, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits, Overflow
 from streams.messages import Message
@@ -114,7 +115,7 @@ class Engine:
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
-        """Start a handler for an originating request, and deliver what it sends.
+        """Start a handler for an original request, and deliver what it sends.
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
@@ -220,7 +221,7 @@ class Engine:
     ) -> AsyncIterator[Connection]:
         """Open a connection for the response to one HTTP request.
 
-        What is begun in the block is sent at its end, and then the connection is closed.
+        At the end of the block the response is sent, and then the connection is closed.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, event_ids=event_ids
