@@ -30,11 +30,7 @@ class Call:
     client is too far behind.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        tool: Tool,
-    ) -> None:
+    def __init__(self, stream: Stream, tool: Tool) -> None:
         self._stream = stream
         self._tool = tool
 

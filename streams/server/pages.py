@@ -35,10 +35,7 @@ class PagedCall:
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        to_result: Callable[[Any], dict[str, Any]],
-        paged: Paged,
+        self, stream: Stream, to_result: Callable[[Any], dict[str, Any]], paged: Paged
     ) -> None:
         self._stream = stream
         self._to_result = to_result

@@ -67,7 +67,7 @@ class Workers:
         try:
             async with self._worker(len(encoded)) as worker:
                 with trio.fail_after(VERDICT_S):
-                    await self._ask(worker, schema, encoded, whole)
+                    mismatch = await self._mismatch(worker, schema, encoded, whole)
         except (_Lost, trio.TooSlowError):
             log.warning("a check against a schema took too long", bytes=len(encoded))
             raise ValueError(
@@ -76,37 +76,39 @@ class Workers:
         except OSError as error:
             log.error("a worker process cannot be started", why=str(error))
             raise ValueError(f"{whole}: cannot be checked now: try again later") from None
+        if mismatch is not None:
+            raise ValueError(mismatch)
 
-    async def _ask(self, worker: trio.Process, schema: bytes, encoded: bytes, whole: str) -> None:
+    async def _mismatch(
+        self, worker: trio.Process, schema: bytes, encoded: bytes, whole: str
+    ) -> str | None:
+        """The worker's sentence about a value that does not fit; None for one that fits.
+
+        Raises `ValueError` where the worker ended before it found the sentence.
+        """
         assert worker.stdin is not None
         name = whole.encode()
         header = REQUEST.pack(len(schema), len(encoded), len(name))
         try:
             await worker.stdin.send_all(header + schema + encoded + name)
             if await _read(worker, 1) == FIT:
-                return
+                return None
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise _Lost from None
         try:
             (length,) = LENGTH.unpack(await _read(worker, LENGTH.size))
-            told = (await _read(worker, length)).decode()
+            return shortened((await _read(worker, length)).decode())
         except _Lost:
-            # The value does not fit, but the mismatch was not found in time.
-            raise _Unexplained(f"{whole}: does not fit the schema (see tools/list)") from None
-        raise _Mismatch(shortened(told))
+            raise ValueError(f"{whole}: does not fit the schema (see tools/list)") from None
 
     @asynccontextmanager
     async def _worker(self, size: int) -> AsyncIterator[trio.Process]:
-        """A worker for one check. It is ended unless it gave a complete verdict."""
+        """A worker for one check. An exception ends it, since it may still be busy."""
         worker = await self._take()
         is_ready = False
         try:
-            try:
-                yield worker
-                is_ready = True
-            except _Mismatch:
-                is_ready = True
-                raise
+            yield worker
+            is_ready = True
         finally:
             if is_ready and size <= REUSE_BYTES_MAX and not self._is_closed:
                 self._idle.append(worker)
@@ -130,14 +132,6 @@ class Workers:
 
 class _Lost(Exception):
     """The worker ended without a verdict."""
-
-
-class _Mismatch(ValueError):
-    """The value does not fit. The worker can do the next check."""
-
-
-class _Unexplained(ValueError):
-    """The value does not fit. The worker ended before it found the mismatch."""
 
 
 async def _start() -> trio.Process:

@@ -5,7 +5,7 @@ the JSON-RPC response. After a cut, a GET with the id of the last event resumes 
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -13,6 +13,7 @@ import trio
 
 from streams import messages
 from streams.auth import challenge
+from streams.engine.connection import Connection
 from streams.engine.framing import Framing, Lone, Numbered, Plain
 from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
@@ -23,7 +24,7 @@ from streams.errors import (
     first_of,
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
-from streams.messages import Kind, Message
+from streams.messages import Kind, Message, RequestId
 from streams.server.http.events import EVENTS, JSON, KEEP_ALIVE, LINES, Events, content, end_event
 from streams.server.http.response import ResponseChannel
 from streams.server.peer import (
@@ -175,20 +176,10 @@ class HttpEndpoint:
         accepted: str,
     ) -> None:
         framing = self._framing(session, accepted)
-        channel = ResponseChannel(
-            responder,
-            session.principal,
-            accepted,
-            framing,
-            caller=request.caller,
-            request_id=id_of(message),
+        channel, response = self._response(
+            request, responder, session, accepted, framing, id_of(message)
         )
-        async with self._engine.response(
-            channel,
-            session,
-            framing,
-            event_ids=self._event_ids(session, request),
-        ) as connection:
+        async with response as connection:
             try:
                 reply = await peer.handle(message, request.body, connection)
             except InsufficientScope as refused:
@@ -233,27 +224,24 @@ class HttpEndpoint:
         if last_event is None:
             await self._open_standing(session, request, responder)
             return
+        operations = self._engine.operations
         try:
-            await self._engine.operations.load(session, last_event)
-            told = self._engine.sessions.parse(session, last_event)
-            has_more = self._engine.operations.has_more(session, told)
+            await operations.load(session, last_event)
+            event_id = self._engine.sessions.parse(session, last_event)
+            has_more = operations.has_more(session, event_id)
         except Refusal as refused:
             raise HttpError(400, refused) from None
-        except Unavailable as trouble:
-            raise HttpError(503, journal_unavailable(trouble)) from None
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         if not has_more:
             raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
-        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        event_ids = self._event_ids(session, request)
-        async with self._engine.response(
-            channel, session, framing, event_ids=event_ids
-        ) as connection:
+        channel, response = self._response(request, responder, session, EVENTS, framing)
+        async with response as connection:
             try:
-                self._engine.operations.resume_response(connection, told)
+                operations.resume_response(connection, event_id)
             except Refusal as refused:
-                waiting = self._engine.operations.request_id(told)
-                line = error_line(waiting, refused)
+                line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))
 
     async def _open_standing(
@@ -284,7 +272,28 @@ class HttpEndpoint:
         await self._engine.sessions.close(self._session(request))
         await responder.respond(200)
 
-    # Common to all methods
+    # Common to several methods
+
+    def _response(
+        self,
+        request: Request,
+        responder: Responder,
+        session: HttpSession,
+        media_type: str,
+        framing: Framing,
+        request_id: RequestId | None = None,
+    ) -> tuple[ResponseChannel, AbstractAsyncContextManager[Connection]]:
+        """The response to a request as a channel, and its connection for the length of a block."""
+        channel = ResponseChannel(
+            responder,
+            session.principal,
+            media_type,
+            framing,
+            caller=request.caller,
+            request_id=request_id,
+        )
+        event_ids = self._event_ids(session, request)
+        return channel, self._engine.response(channel, session, framing, event_ids=event_ids)
 
     def _check_rate(self, principal: str) -> None:
         try:
