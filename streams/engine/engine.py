@@ -115,7 +115,7 @@ class Engine:
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
-        """Start a handler for an originating request, and deliver what it sends.
+        """Start a handler for an original request, and deliver what it sends.
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
@@ -221,7 +221,7 @@ class Engine:
     ) -> AsyncIterator[Connection]:
         """Open a connection for the response to one HTTP request.
 
-        What is begun in the block is sent at its end, and then the connection is closed.
+        At the end of the block the response is sent, and then the connection is closed.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, event_ids=event_ids

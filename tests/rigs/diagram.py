@@ -1,5 +1,5 @@
 """Draws the life of a stream from the transition table. Run it to see what belongs in
-docs/design.md; tests/system/test_docs.py compares."""
+docs/inside/design.md; tests/system/test_docs.py compares."""
 
 from streams.engine.lifecycle import TRANSITIONS
 from streams.journal.records import Outcome

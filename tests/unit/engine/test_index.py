@@ -97,7 +97,7 @@ def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -
     assert streams.registry.page("carol", 0, 2) == ([], False)
 
 
-def test_what_comes_back_from_rest_has_its_old_place() -> None:
+def test_a_loaded_stream_has_its_old_place() -> None:
     streams = Streams()
     mine = [streams.add() for _ in range(5)]
     for stream in (mine[3], mine[1]):

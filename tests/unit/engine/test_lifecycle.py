@@ -284,7 +284,7 @@ def test_a_confirming_client_holds_up_its_handler_at_the_limit() -> None:
     assert state.add(line(1))
 
 
-# What a poll tells
+# Polls
 
 
 def test_flags_of_a_new_stream() -> None:
