@@ -162,7 +162,7 @@ def test_an_owner_is_given_everything_that_its_relay_was_told(tmp_path: Path) ->
         limits={"streams_max": 3},
         json_log=True,
     )
-    owner = Options.parse(told.of_owner())
+    owner = Options.parse(told.for_owner())
     assert (told.is_relay, owner.is_relay, owner.stdio) == (True, False, False)
     assert owner.hello() == told.hello()
     for name in ("journal", "linger_s", "durability", "limits", "json_log"):

@@ -14,7 +14,7 @@ from streams.cli.base import DONE, FAILED, complain
 from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
 from streams.journal.ownership import key_path
-from streams.journal.sqlite.backup import Progress, Saved, back_up, save
+from streams.journal.sqlite.backup import Exported, Progress, back_up, export_streams
 from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
@@ -52,7 +52,7 @@ def export(file: Path, to: Path | None) -> int:
     """Save what is readable of a journal; the exit code."""
     try:
         with _lines_to(to) as on_stream, _shown() as on_progress:
-            saved = save(file, on_stream, on_progress)
+            saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
         raise  # is the command's to handle
     except FileExistsError:
@@ -97,7 +97,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _tell(saved: Saved) -> None:
+def _tell(saved: Exported) -> None:
     for damage in list(saved.damages)[:DAMAGES_SAID]:
         say(damage)
     if len(saved.damages) > DAMAGES_SAID:

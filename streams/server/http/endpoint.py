@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 import trio
 
 from streams import messages
-from streams.auth import challenge
+from streams.auth.bearer import challenge
 from streams.engine.connection import Connection
 from streams.engine.framing import Framing, Lone, Numbered, Plain
 from streams.engine.sessions import HttpSession, SessionEventIds, new_session
