@@ -17,7 +17,7 @@ from streams.faults import kind_of, log_failure, text_of
 from streams.logs import Warnings
 from streams.messages import Message, RequestId
 
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+AnswerHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 RUNNING_MAX: Final = 1_000  # handlers that run; beyond it the server gets an error
 TASKS_MAX: Final = 2_000  # with answers that are being sent; beyond it requests are ignored
@@ -44,7 +44,7 @@ class _Asked:
 class Answers:
     """The handlers, and the requests that were passed to them."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
+    def __init__(self, handlers: dict[str, AnswerHandler]) -> None:
         self.handlers = dict(handlers)
         self.warnings = Warnings()  # about the server
         self.nursery: trio.Nursery

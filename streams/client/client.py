@@ -21,7 +21,7 @@ import trio
 
 from streams import messages
 from streams.client import wire
-from streams.client.answers import Answers, Handler
+from streams.client.answers import AnswerHandler, Answers
 from streams.client.call import RunningCall
 from streams.client.connection import Calls
 from streams.client.pages import Pages
@@ -79,7 +79,7 @@ class Client:
         name: str = "mcp-streams",
         version: str = "1",
         dialects: Sequence[str] = ("streams", "resumableRequests"),
-        answers: Mapping[str, Handler] | None = None,
+        answers: Mapping[str, AnswerHandler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
         connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
@@ -171,7 +171,7 @@ class Client:
         """The capabilities that the server declares."""
         return self._reconnector.hello.capabilities
 
-    def on_request(self, method: str, handler: Handler) -> None:
+    def on_request(self, method: str, handler: AnswerHandler) -> None:
         """Answer the server's requests of `method` with `handler`.
 
         The capability that belongs to it is declared when a connection begins, so register before

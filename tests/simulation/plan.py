@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.log import Budget
 from streams.limits import Limits
 
 # For every client of a call that may be given up, and for every other one.

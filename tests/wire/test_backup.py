@@ -44,7 +44,7 @@ def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path) -> None:
 
 
 def restore(copy: Path, journal: Path) -> None:
-    """As docs/operations.md says: nothing of the old one stays but its keys and its lock."""
+    """As docs/operate/operations.md says: only the keys and the lock of the old one stay."""
     for suffix in ("-wal", "-shm"):
         Path(f"{journal}{suffix}").unlink(missing_ok=True)
     os.replace(copy, journal)

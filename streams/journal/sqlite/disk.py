@@ -1,5 +1,10 @@
 """How much room there is for a journal. The last of it is for ending what was begun: final
 responses, and acks, which make room.
+
+That the files of a journal are still the ones that were opened.
+
+A file that is removed, or that another one takes the place of, goes on to take what is written,
+and nobody will ever find it there.
 """
 
 import math
@@ -11,12 +16,58 @@ from typing import Final
 
 import msgspec
 
-from streams.clock import steady
+from streams.clock import steady, wall
 from streams.errors import JournalUnusable
 from streams.journal.contract import Shortage
+from streams.journal.ownership import lock_path
 from streams.journal.sqlite.checkpoints import WalIndex
 from streams.limits import MIB
 from streams.logs import log
+
+# A folder that was changed just now may be changed again within the same tick of its time.
+_TICK_NS: Final = 50_000_000
+
+
+class Presence:
+    """Looks at the file, its WAL and its lock, when something was made or removed beside them."""
+
+    def __init__(self, path: Path) -> None:
+        """To be called once a connection has written in WAL mode, which makes the WAL."""
+        wal = path.with_name(f"{path.name}-wal")
+        self._folder = os.fspath(path.parent)
+        self._opened = {os.fspath(each): _identity(each) for each in (path, wal, lock_path(path))}
+        self._changed_ns = -1  # when the folder was, and nothing of ours
+
+    def check(self) -> None:
+        """Raise `JournalUnusable` where one of them is gone, or another one."""
+        changed_ns = _changed_ns(self._folder)
+        if changed_ns == self._changed_ns:
+            return
+        for path, opened in self._opened.items():
+            if _identity(path) != opened:
+                raise JournalUnusable(
+                    f"{path} was removed or replaced while this server used it: put back what "
+                    "belongs there or restore a backup, see that no other server has it, then "
+                    "start again."
+                )
+        if wall() * 1e9 - changed_ns > _TICK_NS:
+            self._changed_ns = changed_ns
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0  # never seen: what was in it is looked for
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
 
 # What is kept for that: a commit may need it twice, in the WAL and in the file. Of a small disk a
 # part.
@@ -78,18 +129,13 @@ class Room:
         """
         self._folder = path.parent
         self._index = index
-        self._file_bytes_max = file_bytes_max
+        self.file_bytes_max = file_bytes_max
         self._limit = limit
         self._where = "are left of what its file may take"
         if disk_bytes is not None and file_part(disk_bytes) < (file_bytes_max or math.inf):
-            self._file_bytes_max, self._limit = file_part(disk_bytes), None
+            self.file_bytes_max, self._limit = file_part(disk_bytes), None
             self._where += f" of a disk of {disk_bytes / MIB:.3g} MiB"
         self._is_short = False
-
-    @property
-    def file_bytes_max(self) -> int | None:
-        """How much the file may take, where there is a limit."""
-        return self._file_bytes_max
 
     def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
         """See `Journal.shortage`; 5 µs while there is room.
@@ -110,7 +156,7 @@ class Room:
         return judged(free, whole, "are free on its disk", was_short=self._is_short)
 
     def _in_file(self, reader: sqlite3.Connection) -> Shortage | None:
-        whole = self._file_bytes_max
+        whole = self.file_bytes_max
         if whole is None:
             return None
         free = whole - (self._index.database_bytes() or _pages(reader, "page_count"))
@@ -134,23 +180,19 @@ class Share:
     writer's thread, apart from `shortage`.
     """
 
-    def __init__(self, bytes_max: int | None, writer: sqlite3.Connection) -> None:
+    def __init__(self, bytes_max: int, writer: sqlite3.Connection) -> None:
         self._bytes_max = bytes_max
         self._writer = writer
         used = _pages(writer, "page_count") - _pages(writer, "freelist_count")
         self._bytes = used  # at most, until they are counted
         self._counted_at = -math.inf
-        self._shortage: Shortage | None = None
-
-    @property
-    def shortage(self) -> Shortage | None:
-        """See `Journal.anonymous_shortage`."""
-        return self._shortage
+        self.shortage: Shortage | None = None  # see `Journal.anonymous_shortage`
+        self._is_near = self._judge() is not None  # whether little room is left, by the count
 
     @property
     def is_due(self) -> bool:
         """Whether the next commit counts, which takes a while."""
-        return self._judge() is not None and steady() - self._counted_at >= COUNT_S
+        return self._is_near and steady() - self._counted_at >= COUNT_S
 
     def recount(self, unwritten: Callable[[], int]) -> None:
         """Before a commit: count the rows if that is due; `unwritten` gives the bytes in no row.
@@ -167,18 +209,18 @@ class Share:
             log.warning("the share of anonymous callers cannot be counted", why=str(error))
         else:
             self._bytes = rows + unwritten()
+            self._is_near = self._judge() is not None
 
     def add(self, added: int) -> None:
         """After a commit: count the bytes that it has added."""
         self._bytes += added
-        self._shortage = self._judge()
+        self.shortage = self._judge()
+        self._is_near = self.shortage is not None
 
     def _judge(self) -> Shortage | None:
         limit = self._bytes_max
-        if limit is None:
-            return None
         where = "are left of what anonymous callers may have in it together"
-        was_short = self._shortage is not None
+        was_short = self.shortage is not None
         return judged(limit - self._bytes, limit, where, was_short=was_short, limit=limit)
 
 

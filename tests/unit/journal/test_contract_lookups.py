@@ -6,18 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Fenced, Gone
-from streams.journal.contract import (
-    Ack,
-    Change,
-    Close,
-    Create,
-    Evict,
-    Forget,
-    Journal,
-    Outcome,
-    Record,
-)
-from streams.journal.lookups import Totals
+from streams.journal.contract import Journal, Totals
+from streams.journal.records import Ack, Change, Close, Create, Evict, Forget, Outcome, Record
 from streams.journal.sessions import DropSession, SaveGrant, SaveSession
 from tests.rigs.journals import (
     OpenJournal,
