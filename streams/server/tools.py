@@ -64,7 +64,7 @@ class ToolAnnotations(TypedDict, total=False):
 
 
 class ToolSettings(TypedDict, total=False):
-    """The keywords of `Server.tool`. Each may be left out."""
+    """The keywords of `Server.tool`. `DEFAULTS` has the values of those that are left out."""
 
     name: str | None  # by default the function's
     title: str | None
@@ -76,13 +76,32 @@ class ToolSettings(TypedDict, total=False):
     annotations: ToolAnnotations | None
     resume_min_s: float | None  # by default the server's
     resume_max_s: float | None  # by default the server's
-    overflow: Overflow  # "block" by default
+    overflow: Overflow
     pages: bool
-    pages_ahead: int  # 1 by default
-    page_wait_s: float  # 10 by default
+    pages_ahead: int
+    page_wait_s: float
     expected_s: float | None
     restart: bool
     scopes: Iterable[str]
+
+
+DEFAULTS: Final[ToolSettings] = {
+    "name": None,
+    "title": None,
+    "description": None,
+    "input_schema": None,
+    "output_schema": None,
+    "annotations": None,
+    "resume_min_s": None,
+    "resume_max_s": None,
+    "overflow": "block",
+    "pages": False,
+    "pages_ahead": 1,
+    "page_wait_s": 10.0,
+    "expected_s": None,
+    "restart": False,
+    "scopes": (),
+}
 
 
 class Paged(msgspec.Struct, frozen=True):
@@ -151,26 +170,27 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return allows_more or name in self.input_schema.get("properties", {})
 
 
-def make_tool(function: Callable[..., Any], **settings: Unpack[ToolSettings]) -> Tool:
+def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> Tool:
     """Inspect a function once, and report here everything that is wrong with it.
 
     Raises `TypeError` for a function that cannot be a tool and for an unknown setting, `ValueError`
     for a name, a schema, a scope or a setting that cannot be used.
     """
-    if unknown := settings.keys() - ToolSettings.__annotations__.keys():
+    if unknown := given.keys() - DEFAULTS.keys():
         raise TypeError(f"unknown settings of a tool: {', '.join(sorted(unknown))}")
+    settings: ToolSettings = {**DEFAULTS, **given}
     core = innermost(function)
-    name, description = settings.get("name"), settings.get("description")
+    name, description = settings["name"], settings["description"]
     name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
     what = f"tool {name}"
     _require_settings(settings, what)
     paged = _paged(settings, what)
-    if settings.get("restart"):
+    if settings["restart"]:
         _require_restartable(settings, what)
     accepted = Signature.of(function, what, pages=paged is not None)
-    in_schema, binder, input_given = _input(accepted, settings.get("input_schema"), what)
+    in_schema, binder, input_given = _input(accepted, settings["input_schema"], what)
     returns = inspect.Signature.empty if paged else accepted.returns
-    out_schema, output_check, output_given = _output(returns, settings.get("output_schema"), what)
+    out_schema, output_check, output_given = _output(returns, settings["output_schema"], what)
     return Tool(
         name=name,
         function=function,
@@ -180,16 +200,16 @@ def make_tool(function: Callable[..., Any], **settings: Unpack[ToolSettings]) ->
         is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
         output_schema=out_schema,
-        title=settings.get("title"),
+        title=settings["title"],
         description=description if description is not None else inspect.getdoc(core),
-        annotations=_checked_annotations(settings.get("annotations"), what),
-        resume_min_s=settings.get("resume_min_s"),
-        resume_max_s=settings.get("resume_max_s"),
-        overflow=settings.get("overflow", "block"),
+        annotations=_checked_annotations(settings["annotations"], what),
+        resume_min_s=settings["resume_min_s"],
+        resume_max_s=settings["resume_max_s"],
+        overflow=settings["overflow"],
         paged=paged,
-        expected_s=settings.get("expected_s"),
-        restart=settings.get("restart", False),
-        scopes=_checked_scopes(settings.get("scopes", ()), what),
+        expected_s=settings["expected_s"],
+        restart=settings["restart"],
+        scopes=_checked_scopes(settings["scopes"], what),
         binder=binder,
         input_given=input_given,
         output_check=output_check,
@@ -206,40 +226,40 @@ def _checked_name(name: str) -> str:
 
 
 def _require_settings(settings: ToolSettings, what: str) -> None:
-    min_s, max_s = settings.get("resume_min_s"), settings.get("resume_max_s")
+    min_s, max_s = settings["resume_min_s"], settings["resume_max_s"]
     for name, seconds in (("resume_min_s", min_s), ("resume_max_s", max_s)):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"{what}: {name}: expected seconds from 0, got {seconds}")
     # A max of 0 means "not resumable", whatever the min.
     if min_s is not None and max_s and min_s > max_s:
         raise ValueError(f"{what}: resume_min_s ({min_s}) is above resume_max_s ({max_s})")
-    overflow = settings.get("overflow", "block")
+    overflow = settings["overflow"]
     if overflow not in get_args(Overflow):
         raise ValueError(f"{what}: overflow: expected 'block' or 'fail', got {overflow!r}")
 
 
 def _paged(settings: ToolSettings, what: str) -> Paged | None:
-    ahead, wait_s = settings.get("pages_ahead", 1), settings.get("page_wait_s", 10.0)
+    ahead, wait_s = settings["pages_ahead"], settings["page_wait_s"]
     if ahead < 1:
         raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
-    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings.get("expected_s"))):
+    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings["expected_s"])):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
-    if not settings.get("pages"):
+    if not settings["pages"]:
         return None
-    if settings.get("resume_max_s") == 0:
+    if settings["resume_max_s"] == 0:
         raise ValueError(
             f"{what}: a later call asks for the next page: resume_max_s must be above 0"
         )
-    if settings.get("output_schema") is not None:
+    if settings["output_schema"] is not None:
         raise ValueError(f"{what}: output_schema: pages cannot have one, since a page may be empty")
     return Paged(ahead, wait_s)
 
 
 def _require_restartable(settings: ToolSettings, what: str) -> None:
-    if settings.get("resume_max_s") == 0:
+    if settings["resume_max_s"] == 0:
         raise ValueError(f"{what}: no client can resume after a restart: resume_max_s must be > 0")
-    if settings.get("pages"):
+    if settings["pages"]:
         raise ValueError(f"{what}: a tool that gives pages cannot be restarted: drop restart")
 
 
