@@ -58,7 +58,7 @@ def new(
         scopes = " ".join(scope).split()
         if to is not None:
             token = add_to(to, file, name, lifetime_s, scopes)
-            shown = {"to": str(to), **_told(token)}
+            shown = {"to": str(to), **_as_dict(token)}
             _show(shown, f"The token {token.id} of {name} is in {to}.", as_json=json)
             return DONE
         secret, token = add(file, name, lifetime_s, scopes)
@@ -68,7 +68,7 @@ def new(
         return complain(str(error))
     except OSError as error:
         return complain(f"{file} cannot be written: {error}.")
-    _show({"token": secret, **_told(token)}, secret, as_json=json)
+    _show({"token": secret, **_as_dict(token)}, secret, as_json=json)
     return DONE
 
 
@@ -92,7 +92,7 @@ def list_(*, file: Path = FILE, json: bool = False) -> int:
     except OSError as error:
         return complain(f"{file} cannot be read: {error}.")
     lines = ["  ".join((token.id, _expiry(token), token.name, *token.scopes)) for token in found]
-    _show([_told(token) for token in found], "\n".join(lines), as_json=json)
+    _show([_as_dict(token) for token in found], "\n".join(lines), as_json=json)
     return DONE
 
 
@@ -118,11 +118,11 @@ def revoke(what: str, /, *, file: Path = FILE, json: bool = False) -> int:
     except OSError as error:
         return complain(f"{file} cannot be written: {error}.")
     said = f"Revoked: {', '.join(token.id for token in gone)}" if gone else f"No token: {what}"
-    _show([_told(token) for token in gone], said, as_json=json)
+    _show([_as_dict(token) for token in gone], said, as_json=json)
     return DONE if gone else USAGE
 
 
-def _told(token: "Token") -> dict[str, Any]:
+def _as_dict(token: "Token") -> dict[str, Any]:
     return {
         "id": token.id,
         "name": token.name,

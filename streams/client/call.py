@@ -80,9 +80,7 @@ class RunningCall:
     def __init__(self, home: CallOwner, request: bytes | None, request_id: RequestId) -> None:
         self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
-        self.key_memory = (
-            ""  # the server's memory of idempotency keys that has this request; or empty
-        )
+        self.key_memory = ""  # the server's memory of idempotency keys that has the request
         self.is_left = False
         self.is_unanswered = True  # nothing has come for it
         self.is_complete = False  # the final response has come, though it may be unread

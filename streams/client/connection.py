@@ -42,8 +42,8 @@ from streams.protocol.ticket import Ticket
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 ACK_EVERY_S: Final = 1.0
 
-# A server of ours answers pings while its tools work, and sends a comment every 15 s in an idle
-# response. It is pinged after the first time without input, and given up after the second.
+# A server of ours answers pings while its tools work, and writes to an idle response every 15 s. It
+# is pinged after the first time without input, and given up after the second.
 PING_AFTER_S: Final = 30.0
 SILENCE_S: Final = 60.0
 
@@ -548,7 +548,7 @@ class ClientConnection:
         known = call.ticket
         if known is None:
             call.announce(ticket)
-        elif known.leads_to_same(ticket) and wire.is_as_good(ticket, known):
+        elif known.leads_to_same(ticket) and wire.is_preferred(ticket, known):
             call.announce(msgspec.structs.replace(ticket, token=ticket.token or known.token))
         self._calls.add(call)
         if self._requests is not None:

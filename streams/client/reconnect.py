@@ -108,8 +108,8 @@ class Reconnector:
         self._patience_s = patience_s
         self._silence_s = silence_s  # for the next connection
         self._usual_silence_s = SILENCE_AGAIN * silence_s
-        # Random, so that no other process has made a request id of ours: a stream that is resumed
-        # has the id of the process that began it.
+        # Random, because a call keeps its request id when another process resumes it: that id must
+        # not be one of this process.
         self._prefix = new_request_id()
         self._ids = 0
         self._was_useful = False  # something that was waited for came over the last connection
@@ -140,7 +140,7 @@ class Reconnector:
         self._listener = listener
         error = await self._first_connection(task_status)
         if not self.hello.protocol_version:
-            raise CannotConnect(f"No connection: {_told(error)}.") from error
+            raise CannotConnect(f"No connection: {_with_advice(error)}.") from error
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
@@ -150,7 +150,7 @@ class Reconnector:
                 self._surrender = None
                 attempt, since = 0, trio.current_time()
             else:
-                await self._rest(attempt, left_s)
+                await self._pause(attempt, left_s)
             connected_at = trio.current_time()
             self._was_useful = False
             error = await self._connect_once()
@@ -168,7 +168,7 @@ class Reconnector:
                 return error
             await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
 
-    async def _rest(self, attempt: int, left_s: float) -> None:
+    async def _pause(self, attempt: int, left_s: float) -> None:
         """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
         waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
@@ -278,7 +278,7 @@ class Reconnector:
     def _give_up(self, error: OSError) -> None:
         why = f"No connection for {self._patience_s:g} s; at last: {error}."
         if isinstance(error, PermissionError):
-            why = f"No connection any more: {_told(error)}."
+            why = f"No connection any more: {_with_advice(error)}."
         self._surrender = CannotConnect(why)
         self._is_wanted = trio.Event()
         self._listener.surrender(self._surrender)
@@ -582,7 +582,7 @@ def _as_error(reply: Message) -> ClientError:
             return StreamGone(why, "delivered")
 
 
-def _told(error: OSError) -> str:
+def _with_advice(error: OSError) -> str:
     """The reason of an error, and what to do about a missing bearer token."""
     said = str(error).removesuffix(".")
     if isinstance(error, PermissionError):

@@ -268,7 +268,7 @@ def _announced(dialect: str, word: Announcing, params: msgspec.Raw) -> Ticket:
     return Ticket(made.stream, made.token, request_id, None, made.min_s, made.max_s, dialect)
 
 
-def is_as_good(ticket: Ticket, other: Ticket) -> bool:
+def is_preferred(ticket: Ticket, other: Ticket) -> bool:
     """Whether the first ticket's dialect is preferred to the other's, or the same."""
     order = list(DIALECTS)
     return order.index(ticket.dialect) <= order.index(other.dialect)

@@ -33,11 +33,11 @@ from streams.protocol.ticket import Ticket
 from transports import dial, stdio
 from transports.net.dialing import Token
 
-TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what a server of ours accepts
+TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what our servers accept
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
 CLIENT_NAME: Final = "mcp-streams-cli"
 
-SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
+SECOND_CTRL_C_S: Final = 2.0  # for a second Ctrl-C after the first
 CANCEL_S: Final = 5.0  # for the server to confirm a cancellation
 
 # How long a server that is just starting may take to listen. A command that starts its server
@@ -237,9 +237,9 @@ async def _detach(
     say(_way_back(url, call.ticket, note.name, as_json=as_json))
     if sys.stdin.isatty():
         say("Ctrl-C again cancels it.")
-        with trio.move_on_after(SECOND_THOUGHTS_S) as thinking:
+        with trio.move_on_after(SECOND_CTRL_C_S) as waiting:
             await anext(interrupts)
-        if not thinking.cancelled_caught:
+        if not waiting.cancelled_caught:
             await _cancel(call, note)
 
 
@@ -259,9 +259,9 @@ async def _cancel(call: RunningCall, note: Note) -> None:
     if call.is_complete:
         say("The call is done already.")
         return
-    with trio.move_on_after(CANCEL_S) as trying:
+    with trio.move_on_after(CANCEL_S) as cancelling:
         await call.cancel()
-    if trying.cancelled_caught:
+    if cancelling.cancelled_caught:
         say("The server does not answer: the call may still run.")
         return
     note.remove(call)

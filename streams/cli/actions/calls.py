@@ -137,7 +137,7 @@ async def _ask_server(
 
     async def ask(client: Client, entry: Entry) -> None:
         async with limiter:
-            found[entry.name] = await stand(client, entry)
+            found[entry.name] = await status_of(client, entry)
 
     try:
         dialer = dial(entries[0].url, entries[0].cwd)
@@ -153,7 +153,7 @@ async def _ask_server(
         found |= {entry.name: unreachable for entry in entries}
 
 
-async def stand(client: Client, entry: Entry) -> Finding:
+async def status_of(client: Client, entry: Entry) -> Finding:
     """The status of one call; an error becomes a status."""
     try:
         return in_words(await client.poll(entry.ticket))

@@ -12,7 +12,7 @@ from typing import Final
 import trio
 
 READ_BYTES: Final = 64 * 1024
-_LINGER_NOT: Final = struct.pack("ii", 1, 0)  # closing then sends a reset
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)  # closing then sends a reset
 
 
 class Cables:
@@ -21,7 +21,7 @@ class Cables:
     def __init__(self) -> None:
         self.port = 0
         self._far_port: int | None = None
-        self._laid: set[_Cable] = set()
+        self._cables: set[_Cable] = set()
 
     def lead_to(self, port: int | None) -> None:
         """Connect new clients to this port of this machine; None: hang up on them."""
@@ -31,30 +31,30 @@ class Cables:
 
     def cut(self, after_bytes: int = 0) -> int:
         """Cut them, at once or after so many more bytes to each client."""
-        for cable in self._laid:
+        for cable in self._cables:
             cable.cut(after_bytes)
-        return len(self._laid)
+        return len(self._cables)
 
     def reset(self) -> int:
         """Reset them."""
-        for cable in self._laid:
+        for cable in self._cables:
             cable.reset()
-        return len(self._laid)
+        return len(self._cables)
 
-    def hush(self) -> int:
+    def silence(self) -> int:
         """Pass nothing on, either way, and leave them open."""
-        for cable in self._laid:
-            cable.is_hushed = True
-        return len(self._laid)
+        for cable in self._cables:
+            cable.is_silenced = True
+        return len(self._cables)
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Accept clients until cancelled."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=100)
         self.port = listeners[0].socket.getsockname()[1]
         task_status.started()
-        await trio.serve_listeners(self._lay, listeners)
+        await trio.serve_listeners(self._accept, listeners)
 
-    async def _lay(self, near: trio.SocketStream) -> None:
+    async def _accept(self, near: trio.SocketStream) -> None:
         async with near:
             if self._far_port is None:
                 return
@@ -64,18 +64,18 @@ class Cables:
                 return  # the server has just ended: hang up
             cable = _Cable(near, far)
             async with far:
-                self._laid.add(cable)
+                self._cables.add(cable)
                 try:
                     await cable.carry()
                 finally:
-                    self._laid.discard(cable)  # first: closing an end takes a turn
+                    self._cables.discard(cable)  # first: closing an end takes a turn
 
 
 class _Cable:
     """One connection from a client to the server."""
 
     def __init__(self, near: trio.SocketStream, far: trio.SocketStream) -> None:
-        self.is_hushed = False
+        self.is_silenced = False
         self._near = near
         self._far = far
         self._left_bytes: int | None = None  # that still pass to the client before a cut
@@ -89,7 +89,7 @@ class _Cable:
 
     def reset(self) -> None:
         for end in (self._near, self._far):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._scope.cancel()
 
     async def carry(self) -> None:
@@ -102,7 +102,7 @@ class _Cable:
     async def _carry_up(self) -> None:
         try:
             while data := await self._near.receive_some(READ_BYTES):
-                if not self.is_hushed:
+                if not self.is_silenced:
                     await self._far.send_all(data)
         except trio.BrokenResourceError:
             pass  # one end is gone: so is the cable
@@ -111,7 +111,7 @@ class _Cable:
     async def _carry_down(self) -> None:
         try:
             while data := await self._far.receive_some(READ_BYTES):
-                if self.is_hushed:
+                if self.is_silenced:
                     continue
                 passing = data[: self._left_bytes]
                 await self._near.send_all(passing)

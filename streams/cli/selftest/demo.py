@@ -108,7 +108,7 @@ async def _run_all(
             for name, rig in rigs.items():
                 try:
                     await rig.start()
-                    figures.append(await _Story(name, rig, out, expected).tell(folder, digest))
+                    figures.append(await _Scenario(name, rig, out, expected).run(folder, digest))
                 finally:
                     with trio.CancelScope(shield=True):
                         await rig.stop()
@@ -116,7 +116,7 @@ async def _run_all(
     return figures
 
 
-class _Story:
+class _Scenario:
     """One call over one transport, and its failures."""
 
     def __init__(self, name: str, rig: Rig, out: Console, expected: int) -> None:
@@ -126,7 +126,7 @@ class _Story:
         self._expected = expected
         self._viewer = Viewer()
 
-    async def tell(self, folder: Path, digest: str) -> Figures:
+    async def run(self, folder: Path, digest: str) -> Figures:
         async with (
             Client(self._rig.dialer, name="demo") as client,
             client.call("digest", {"folder": str(folder)}) as call,

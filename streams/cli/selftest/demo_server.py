@@ -10,7 +10,7 @@ import trio
 from streams.server.call import Call
 from streams.server.server import Server
 
-# Python writes into the first at any time, and the second does not belong to it.
+# Python may change the first at any time, and the second is not part of it.
 SKIPPED = frozenset({"__pycache__", "site-packages"})
 
 server = Server("demo", version="1", resume_min_s=0)

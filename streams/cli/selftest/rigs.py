@@ -51,7 +51,7 @@ class Rig(Protocol):
     def reset(self) -> int:
         """End them with an error."""
 
-    def hush(self) -> int:
+    def silence(self) -> int:
         """Pass nothing on, and leave them open."""
 
     async def kill(self) -> bool:
@@ -106,7 +106,7 @@ class StdioRig:
         """Like `cut`: a pipe has no other way to end."""
         return self.cut()
 
-    def hush(self) -> int:
+    def silence(self) -> int:
         """Stop the processes that clients have spawned."""
         if owner_of(self._journal) is None:
             return 0
@@ -235,9 +235,9 @@ class ListeningRig:
         """Reset the connections."""
         return self._cables.reset()
 
-    def hush(self) -> int:
+    def silence(self) -> int:
         """Pass nothing on."""
-        return self._cables.hush()
+        return self._cables.silence()
 
     async def kill(self) -> bool:
         """Kill the process, if it runs."""

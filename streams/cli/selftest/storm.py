@@ -15,12 +15,12 @@ from streams.cli.selftest.rigs import NoServer, Rig
 
 CALLERS: Final = 3  # per transport
 
-LIFE_S: Final = (0.001, 2.0)  # between the start and the end of a server
-EVEN_ONE_IN: Final = 4
-PEACE_S: Final = (0.05, 3.0)  # between two failures of the network
+SERVER_LASTS_S: Final = (0.001, 2.0)  # from the start of a server to its end
+UNIFORM_ONE_IN: Final = 4
+NETWORK_LASTS_S: Final = (0.05, 3.0)  # between two failures of the network
 SILENCE_S: Final = (0.1, 3.0)
 CUT_AFTER_BYTES: Final = 4_000
-GOOD_ORDER_ONE_IN: Final = 8
+SIGTERM_ONE_IN: Final = 8
 WHILE_IT_STARTS_ONE_IN: Final = 4
 RETRY_S: Final = 0.2
 
@@ -53,13 +53,13 @@ class Front:
             for caller in self._callers:
                 nursery.start_soon(caller.go_on)
 
-    async def kill_over_and_over(self) -> None:
+    async def kill_repeatedly(self) -> None:
         """Start the server and end it, until cancelled."""
         while True:
             is_starting = await self._rig.spawn()
             try:
                 await self._live(is_starting)
-                if self._dice.randrange(GOOD_ORDER_ONE_IN) == 0:
+                if self._dice.randrange(SIGTERM_ONE_IN) == 0:
                     self._note_fault()
                     self.ledger.figures.restarts += await self._rig.stop()
                 else:
@@ -79,30 +79,30 @@ class Front:
 
     def _lifetime_s(self) -> float:
         """Mostly, orders of magnitude from 1 ms to 2 s are equally likely; else all lengths are."""
-        if self._dice.randrange(EVEN_ONE_IN) == 0:
-            return self._dice.uniform(*LIFE_S)
-        return math.exp(self._dice.uniform(*map(math.log, LIFE_S)))
+        if self._dice.randrange(UNIFORM_ONE_IN) == 0:
+            return self._dice.uniform(*SERVER_LASTS_S)
+        return math.exp(self._dice.uniform(*map(math.log, SERVER_LASTS_S)))
 
     async def _kill(self) -> None:
         self._note_fault()
         self.ledger.figures.kills += await self._rig.kill()
 
-    async def cut_over_and_over(self) -> None:
+    async def cut_repeatedly(self) -> None:
         """Make the network fail in one way or another, until cancelled."""
         ways: list[Callable[[], int]] = [
             self._rig.cut,
             lambda: self._rig.cut(self._dice.randint(1, CUT_AFTER_BYTES)),
             self._rig.reset,
-            self._rig.hush,
+            self._rig.silence,
         ]
         while True:
-            await trio.sleep(self._dice.uniform(*PEACE_S))
+            await trio.sleep(self._dice.uniform(*NETWORK_LASTS_S))
             way = self._dice.choice(ways)
             if not way():
                 continue  # nothing was connected
             self._note_fault()
             self.ledger.figures.cuts += 1
-            if way == self._rig.hush:
+            if way == self._rig.silence:
                 await trio.sleep(self._dice.uniform(*SILENCE_S))
                 self._rig.reset()
 
@@ -138,7 +138,7 @@ class Storm:
         self.is_over = False
         self._lasts_s = lasts_s
         self._ends_at = 0.0
-        self._rages = trio.CancelScope()
+        self._failures = trio.CancelScope()
         self._whole = trio.CancelScope()
 
     @property
@@ -148,25 +148,25 @@ class Storm:
 
     async def run(self) -> None:
         """Make things fail, and then wait until all calls have ended, a minute at most."""
-        self._ends_at = self._rages.deadline = trio.current_time() + self._lasts_s
+        self._ends_at = self._failures.deadline = trio.current_time() + self._lasts_s
         with self._whole:
             async with trio.open_nursery() as callers:
                 for front in self.fronts:
                     callers.start_soon(front.call)
-                with self._rages:
+                with self._failures:
                     async with trio.open_nursery() as nursery:
                         for front in self.fronts:
-                            nursery.start_soon(front.kill_over_and_over)
-                            nursery.start_soon(front.cut_over_and_over)
+                            nursery.start_soon(front.kill_repeatedly)
+                            nursery.start_soon(front.cut_repeatedly)
                 self.is_over = True
                 self._whole.deadline = trio.current_time() + CALM_S
                 for front in self.fronts:
                     await front.calm()
 
-    async def heed_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The first signal ends the failures, the second the waiting."""
+    async def handle_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
+        """The first signal ends the failures, the second the wait for the calls."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
-                (self._whole if self._rages.cancel_called else self._rages).cancel()
-                self._rages.cancel()
+                (self._whole if self._failures.cancel_called else self._failures).cancel()
+                self._failures.cancel()

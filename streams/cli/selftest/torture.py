@@ -101,7 +101,7 @@ async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Fig
             for name in settings.transports
         ]
         storm = Storm(fronts, 60 * settings.minutes)
-        await nursery.start(storm.heed_signals)
+        await nursery.start(storm.handle_signals)
         with _shown(storm, settings, is_quiet) as show:
             nursery.start_soon(show)
             try:

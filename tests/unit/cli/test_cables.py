@@ -132,7 +132,7 @@ async def test_a_reset_may_come_while_a_connection_ends() -> None:
 async def test_nothing_comes_through_a_hushed_connection_nor_later() -> None:
     async with laid() as ends:
         hushed_client, hushed_server = ends.client, ends.server
-        assert ends.cables.hush() == 1
+        assert ends.cables.silence() == 1
         await hushed_client.send_all(b"up")
         await hushed_server.send_all(b"down")
         await ends.connect()  # which is another one

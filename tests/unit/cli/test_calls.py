@@ -73,14 +73,14 @@ class Refusing(Scripted):
         return super()._standing(params)
 
 
-async def stand(server: Scripted, client: Client) -> Finding:
+async def status_of(server: Scripted, client: Client) -> Finding:
     """Where a call stands of which one message was read."""
     step = Stepping(server)
     step.say("one")
     async with client.call("step") as call:
         await anext(call)
         assert call.ticket is not None
-        return await calls.stand(client, entry(call.ticket))
+        return await calls.status_of(client, entry(call.ticket))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ async def test_what_is_gone_is_told_from_what_is_not_known(
 ) -> None:
     server = Refusing(refusal(reason))
     async with connected(server) as client:
-        assert await stand(server, client) == Finding(state, words)
+        assert await status_of(server, client) == Finding(state, words)
 
 
 async def test_a_server_that_cannot_be_asked_says_nothing_about_its_calls() -> None:
     server = Refusing(Refusal(-32601, "What poll?"))
     async with connected(server) as client:
-        found = await stand(server, client)
+        found = await status_of(server, client)
     assert found == Finding("unknown", "not known: What poll? (code -32601)")
 
 
@@ -110,7 +110,7 @@ async def test_a_server_that_cannot_be_asked_says_nothing_about_its_calls() -> N
 async def test_a_cursor_that_does_not_fit_does_not_make_a_call_unknown(reason: str) -> None:
     server = Refusing(refusal(reason), only_positions=True)
     async with connected(server) as client:
-        assert await stand(server, client) == Finding("running", "running")
+        assert await status_of(server, client) == Finding("running", "running")
 
 
 # Many servers
