@@ -190,7 +190,7 @@ def test_after_a_failed_write_nothing_more_is_committed(path: Path) -> None:
     first, second = said.splitlines()
     assert first == second
     assert first.startswith("JournalUnusable")
-    assert "the storage fails" in first
+    assert "the disk fails" in first
     with closing(SQLiteStore(path)) as opened:
         assert last_of(opened) == 5
 
