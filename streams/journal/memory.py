@@ -1,7 +1,7 @@
 """A journal in memory: for tests, and for a server without a journal file.
 
-It has no limit of its own: the engine's limits bound it. A commit is durable at once, for as long as
-the process lives.
+It has no limit of its own: the engine's limits bound it. A commit is durable at once, for as long
+as the process lives.
 """
 
 import heapq

@@ -168,7 +168,7 @@ class Restarted(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """The stream is abandoned or cancelled: its lines are deleted, its record stays as a tombstone."""
+    """The stream is abandoned or cancelled. Its lines are deleted; its record is a tombstone."""
 
     stream: str
     fence: int

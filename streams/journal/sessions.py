@@ -94,7 +94,7 @@ class SessionRows(Protocol):
     def drop_session(self, key: str) -> None: ...
 
     def put_grant(self, grant: Grant) -> None:
-        """Replace the grant of the same session and delivery, if any; the new one is last in order."""
+        """Replace the grant of the same delivery, if any; the new one is last in order."""
 
     def drop_grant(self, session: str, delivery: str) -> None: ...
 

@@ -297,7 +297,7 @@ def test_a_journal_of_an_older_release_is_left_to_that_release(
     assert "schema 4 is an older one: its streams were not looked at" in done.stdout
     refused = command("export", old)
     assert refused.returncode == 2
-    assert "export it with that one" in refused.stderr
+    assert "export it with that release" in refused.stderr
 
 
 @pytest.mark.parametrize("verb", ["verify", "export", "backup"])

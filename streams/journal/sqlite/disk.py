@@ -75,8 +75,8 @@ def _identity(path: str | Path) -> tuple[int, int] | None:
 RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
 # The reserve of a disk smaller than this may be less than a commit needs. There the file may take
-# three quarters at most, and the rest is for the WAL: if the WAL took the last byte, it could not be
-# copied into the file, and the journal could free no space.
+# three quarters at most, and the rest is for the WAL: if the WAL took the last byte, it could not
+# be copied into the file, and the journal could free no space.
 SMALL_DISK_BYTES: Final = RESERVE_BYTES * RESERVE_PART
 WAL_PART: Final = 4
 # A stream commits up to 1 MiB at a time. A quarter of this disk holds that and its rows in tables.

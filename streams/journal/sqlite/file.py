@@ -1,4 +1,4 @@
-"""The file of a journal: how it is created, recognized, migrated and configured; SQLite's errors."""
+"""The file of a journal: created, recognized, migrated and configured; and SQLite's errors."""
 
 import os
 import sqlite3

@@ -24,7 +24,7 @@ from streams.journal.sqlite.tables import RECORD, record_of
 from streams.messages import Run, look_at_lines
 
 BUSY_S: Final = 5.0  # how long to wait while the owner opens or closes the file
-# To get past damage, ids are tried one by one; the steps grow with the distance, by this part of it.
+# To get past damage, ids are tried in steps that grow with the distance, by this part of it.
 _PROBES: Final = 1_000
 _ID_MAX: Final = 2**48  # used if the highest id cannot be read either
 
@@ -52,9 +52,8 @@ def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         if version == 0:
             raise JournalUnusable(f"{path} is empty: it is not a journal yet.")
         connection.execute("BEGIN")
-        connection.execute(
-            "SELECT count(*) FROM sqlite_master"
-        ).fetchone()  # the snapshot begins with the first read
+        # The snapshot begins with the first read.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         yield connection, version
 
 

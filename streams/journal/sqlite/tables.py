@@ -252,9 +252,8 @@ class SQLiteLookups:
         return Totals(row[0], row[1] or 0)
 
     def find(self, stream: str) -> Record | None:
-        tail = self._tails.known.get(
-            stream
-        )  # first: a tail that is dropped meanwhile is in the tables
+        # The tail is read first: if it is dropped meanwhile, the tables have all of it.
+        tail = self._tails.known.get(stream)
         found = self._records("WHERE stream = ?", stream)
         return overlaid(found[0], tail) if found else None
 

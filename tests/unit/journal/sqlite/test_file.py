@@ -80,7 +80,7 @@ def test_a_newer_journal_is_refused(made: Path) -> None:
 def test_a_directory_is_no_journal(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    assert "is no file" in why_not(place)
+    assert "is a directory" in why_not(place)
 
 
 def test_the_directory_must_be_there(tmp_path: Path) -> None:

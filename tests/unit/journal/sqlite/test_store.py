@@ -209,7 +209,7 @@ def test_a_busy_journal_is_unavailable_and_readable(
     monkeypatch.setattr(store, "BUSY_MS", 1)
     with closing(SQLiteStore(made)) as opened:
         with held_by_another_program(made):
-            with pytest.raises(Unavailable, match="held by another program") as busy:
+            with pytest.raises(Unavailable, match="locked by another program") as busy:
                 opened.commit([append(501, 501)])
             assert not isinstance(busy.value, Full)
             assert last_of(opened) == 500
