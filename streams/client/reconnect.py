@@ -1,12 +1,22 @@
-"""Keeps a client connected: dials again when the connection goes, and resumes what was running.
+"""Keeps a client connected, and its calls attached to the connection of the moment.
 
-One task dials, and tells `resuming` when a connection is there and when it is gone. Requests that
-may be repeated are.
+The `Reconnector` dials a new connection when the last one is lost, and repeats requests that may be
+repeated. It tells a `ConnectionListener` of each change. The `Resumer` is that listener: it begins
+calls, and resumes them over each new connection.
+
+They are one file because neither is understood alone: which calls wait decides how soon the next
+attempt is made, and which connection is up decides what a call does next.
+
+A call is attached to one connection at a time (`call.connection`). Its original request attaches it
+to the first one. On a later one a resume request does, or the original request itself, if no ticket
+was announced: the server then finds the call by its idempotency key. The response to such a request
+comes last. It says how the delivery ended; or it is the call's own, if the resume took over from
+the original request.
 """
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -14,43 +24,62 @@ from streams import messages
 from streams.client import wire
 from streams.client.answers import Answers
 from streams.client.call import RunningCall
-from streams.client.connection import Calls, Link
-from streams.client.wire import Hello
+from streams.client.connection import Calls, ClientConnection
+from streams.client.wire import PAUSE_MAX_S, Hello
 from streams.clock import backoff_s
-from streams.errors import CannotConnect
+from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
 from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.messages import Kind, Message
+from streams.messages import Kind, Message, RequestId
 
-# A connection is tried again after a random part of this, doubled each time, up to the maximum:
-# so a thousand clients of a server that was restarted do not all come at once.
+# The next attempt is made after a random part of this, doubled each time, up to the maximum. So the
+# clients of a server that was restarted do not all come at once.
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 30.0
 
-# The same while a call waits, so that it goes on soon after an outage.
+# The maximum while a call waits, so that it is resumed soon after an outage.
 BACKOFF_WAITED_MAX_S: Final = 2.0
 
-# The first connection may wait for a server that is just starting: it is tried again after this.
+# The pause between attempts to make the first connection, to a server that may be starting.
 STARTING_S: Final = 0.2
 
-# A server that is not ours and was silent for `silence_s` is given up, and resumed. It has so many
-# times that before it is given up again: a call that is just quiet is not disturbed often.
+# A server that is not ours is given up after `silence_s`, and its calls are resumed. After that it
+# has this many times as long, so that a call that is only quiet is not disturbed often.
 SILENCE_AGAIN: Final = 1.5
 
-# It has twice as long each time that nothing came of it, up to this: it may need so long.
+# That time doubles whenever nothing came after a reconnect, up to this: the server may need so
+# long.
 SILENCE_MAX_S: Final = 300.0
 
-# What cannot be had at the moment is asked for again after this, or when the server says.
+# The pause before a request is repeated, unless the server names another one.
 RETRY_S: Final = 1.0
 
 
+_HELD: Final = (
+    "This client still receives the stream: read it there, or resume over another client."
+)
+
+
 class Refused(ConnectionError):
-    """The server has answered, and what it says will be the same the next time."""
+    """The server has answered with an error that will be the same the next time."""
 
 
-class Keeper:
-    """Holds the connection. `on_up`, `on_down` and `on_surrender` are told what becomes of it."""
+class ConnectionListener(Protocol):
+    """Is told what happens to the connection."""
+
+    def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        """The server has answered `initialize`. The nursery lasts as long as the connection."""
+
+    def down(self, connection: ClientConnection) -> None:
+        """The connection is lost."""
+
+    def surrender(self, error: CannotConnect) -> None:
+        """There was no connection for `patience_s`."""
+
+
+class Reconnector:
+    """Makes the connections of a client, one after the other."""
 
     def __init__(
         self,
@@ -66,11 +95,9 @@ class Keeper:
         silence_s: float,
     ) -> None:
         self.hello = Hello("")
-        self.level: str | None = None  # of the server's log messages
-        self.link: Link | None = None
-        self.on_up: Callable[[Link, trio.Nursery], None]
-        self.on_down: Callable[[Link], None]
-        self.on_surrender: Callable[[CannotConnect], None]
+        self.level: str | None = None  # of log messages, as the server was told
+        self.connection: ClientConnection | None = None
+        self._listener: ConnectionListener
         self._calls = calls
         self._dialer = dialer
         self._answers = answers
@@ -81,35 +108,43 @@ class Keeper:
         self._patience_s = patience_s
         self._silence_s = silence_s  # for the next connection
         self._usual_silence_s = SILENCE_AGAIN * silence_s
-        # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
+        # Random, so that no other process has made a request id of ours: a stream that is resumed
+        # has the id of the process that began it.
         self._prefix = new_request_id()
         self._ids = 0
-        self._was_useful = False  # the last connection
+        self._was_useful = False  # something that was waited for came over the last connection
         self._changed = trio.Event()
         self._is_wanted = trio.Event()
         self._has_call = trio.Event()
-        self._calls_waiting = 0  # which begin, or are cancelled
+        self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
 
     def new_id(self) -> str:
-        """An id for a request, and for its progress."""
+        """A new id for a request and its progress."""
         self._ids += 1
         return f"{self._prefix}-{self._ids}"
 
     # The connection
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        listener: ConnectionListener,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Stay connected. Started with the first connection, which is tried for `connect_s`.
 
-        Raises `CannotConnect` when that fails; later failures go to who waits for a connection.
+        Raises `CannotConnect` if that fails. Later errors are raised by the methods that wait
+        for a connection.
         """
+        self._listener = listener
         error = await self._first_connection(task_status)
         if not self.hello.protocol_version:
             raise CannotConnect(f"No connection: {_told(error)}.") from error
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
-            if left_s <= 0 or isinstance(error, PermissionError):  # it is not a matter of time
+            if left_s <= 0 or isinstance(error, PermissionError):  # waiting does not help
                 self._give_up(error)
                 await self._is_wanted.wait()
                 self._surrender = None
@@ -118,23 +153,23 @@ class Keeper:
                 await self._rest(attempt, left_s)
             connected_at = trio.current_time()
             self._was_useful = False
-            error = await self._connection()
+            error = await self._connect_once()
             attempt += 1
             if self._was_useful or trio.current_time() - connected_at > BACKOFF_MAX_S:
                 attempt, since = 0, trio.current_time()
 
     async def _first_connection(self, task_status: trio.TaskStatus[None]) -> OSError:
-        """As `_connection`, over again for `connect_s` where a server may be about to listen."""
+        """Like `_connect_once`, repeated for `connect_s`: the server may be about to listen."""
         give_up_at = trio.current_time() + self._connect_s
         while True:
-            error = await self._connection(task_status)
+            error = await self._connect_once(task_status)
             is_refused = isinstance(error, PermissionError | Refused)
             if self.hello.protocol_version or is_refused or trio.current_time() >= give_up_at:
                 return error
             await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
 
     async def _rest(self, attempt: int, left_s: float) -> None:
-        """Wait before the next attempt: not for long where a call waits for it."""
+        """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
         waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
         self._has_call = trio.Event()
@@ -148,10 +183,10 @@ class Keeper:
     def _is_waited_for(self) -> bool:
         return self._calls_waiting > 0 or any(call.is_running for call in self._calls)
 
-    async def _connection(
+    async def _connect_once(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> OSError:
-        """One connection, until it is over; why it is, or why there was none."""
+        """Connect once, and use the connection until it is lost. Returns the reason."""
         with trio.CancelScope() as timeout:
             timeout.deadline = trio.current_time() + self._connect_timeout_s
             try:
@@ -167,7 +202,7 @@ class Keeper:
     async def _use(
         self, channel: ClientChannel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> OSError:
-        link = Link(
+        connection = ClientConnection(
             channel,
             self._calls,
             self._answers,
@@ -177,31 +212,31 @@ class Keeper:
         refused: OSError | None = ConnectionError("the server closed the connection")
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_run_until_over, link, nursery.cancel_scope)
-                refused = await self._greet(link)
+                nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
+                refused = await self._greet(connection)
                 if refused is None:
                     timeout.deadline = float("inf")
-                    self._up(link, nursery)
+                    self._up(connection, nursery)
                     task_status.started()
                     await trio.sleep_forever()
                 nursery.cancel_scope.cancel()
         finally:
-            self._down(link)
+            self._down(connection)
         return refused or ConnectionError("the connection was lost")
 
-    async def _greet(self, link: Link) -> OSError | None:
-        """Say hello; what is wrong with the server, if anything."""
+    async def _greet(self, connection: ClientConnection) -> OSError | None:
+        """Send `initialize`; return what is wrong with the server, if anything."""
         greeting = self._greeting()
-        reply = await link.ask(wire.INITIALIZE, greeting)
+        reply = await connection.ask(wire.INITIALIZE, greeting)
         if reply is None:
             return ConnectionError("the server closed the connection")
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
             why = f"the server said: {error.message}"
-            is_stranger = error.reason == "unauthorized"
+            is_unauthorized = error.reason == "unauthorized"
             if error.reason in wire.RETRIED:
                 return ConnectionError(why)
-            return PermissionError(why) if is_stranger else Refused(why)
+            return PermissionError(why) if is_unauthorized else Refused(why)
         try:
             hello = messages.decode(wire.result_of(reply), Hello)
         except ValueError as unfit:
@@ -209,33 +244,35 @@ class Keeper:
         version = hello.protocol_version
         if version not in wire.PROTOCOL_VERSIONS:
             return Refused(f"the server speaks MCP {version}, which this client does not")
-        link.hello = self.hello = hello
-        link.is_numbering = hello.has_positions and wire.wants_positions(greeting)
-        link.post(messages.notification(wire.INITIALIZED))
+        connection.hello = self.hello = hello
+        connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
+        connection.post(messages.notification(wire.INITIALIZED))
         if self.level is not None:
-            link.post(messages.request(self.new_id(), "logging/setLevel", {"level": self.level}))
+            connection.post(
+                messages.request(self.new_id(), "logging/setLevel", {"level": self.level})
+            )
         return None
 
-    def _up(self, link: Link, nursery: trio.Nursery) -> None:
-        self.link = link
-        link.was_useful = False  # saying hello is not enough
+    def _up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        self.connection = connection
+        connection.was_useful = False  # the answer to `initialize` does not count
         log.info("connected", server=self.hello.server_info.get("name"))
-        nursery.start_soon(link.watch, self._silence_s, self._usual_silence_s)
-        self.on_up(link, nursery)
+        nursery.start_soon(connection.watch, self._silence_s, self._usual_silence_s)
+        self._listener.up(connection, nursery)
         self.stir()
 
-    def _down(self, link: Link) -> None:
-        self._was_useful = link.was_useful
-        if link.was_useful:
+    def _down(self, connection: ClientConnection) -> None:
+        self._was_useful = connection.was_useful
+        if connection.was_useful:
             self._silence_s = min(self._silence_s, self._usual_silence_s)
-            if link.was_silent:
+            if connection.was_silent:
                 self._silence_s = self._usual_silence_s
-        elif link.was_silent:
+        elif connection.was_silent:
             most_s = max(SILENCE_MAX_S, self._usual_silence_s)
             self._silence_s = min(2 * self._silence_s, most_s)
-        if self.link is link:
-            self.link = None
-            self.on_down(link)
+        if self.connection is connection:
+            self.connection = None
+            self._listener.down(connection)
             self.stir()
 
     def _give_up(self, error: OSError) -> None:
@@ -244,22 +281,22 @@ class Keeper:
             why = f"No connection any more: {_told(error)}."
         self._surrender = CannotConnect(why)
         self._is_wanted = trio.Event()
-        self.on_surrender(self._surrender)
+        self._listener.surrender(self._surrender)
         self.stir()
 
-    async def connected(self) -> Link:
-        """The connection, when there is one. Raises `CannotConnect` when the patience is over."""
+    async def connected(self) -> ClientConnection:
+        """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._is_wanted.set()
-        surrender = self._surrender  # that was before us: now it is tried again
-        while self.link is None or self.link.is_over:
+        surrender = self._surrender  # an earlier one: setting `_is_wanted` began new attempts
+        while self.connection is None or self.connection.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
             await self._changed.wait()
-        return self.link
+        return self.connection
 
-    async def connected_for_call(self) -> Link:
-        """The same for a call, which is in more of a hurry than a request that is repeated."""
+    async def connected_for_call(self) -> ClientConnection:
+        """Like `connected`, for a call: attempts are then made more often."""
         self._calls_waiting += 1
         self._has_call.set()
         try:
@@ -268,35 +305,36 @@ class Keeper:
             self._calls_waiting -= 1
 
     async def change(self) -> None:
-        """Wait for a connection to come or go, or a call to be attached."""
+        """Wait until a connection comes or goes, or a call is attached."""
         await self._changed.wait()
 
     def stir(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake the tasks that wait for a change."""
         self._changed.set()
         self._changed = trio.Event()
 
     async def farewell(self) -> None:
-        """Wait until the last words are written."""
-        if self.link is not None:
-            await self.link.drained()
+        """Wait until all is written."""
+        if self.connection is not None:
+            await self.connection.drained()
 
     # Requests that may be repeated
 
     async def ask(
         self, method: str, params: dict[str, Any], about: RunningCall | None = None
     ) -> Message:
-        """Send a request, again if need be on the next connection, and return its response.
+        """Send a request and return its response. The request is repeated if the connection is
+        lost.
 
-        `about` is the call that it asks about, where that is here.
+        `about` is the call that the request asks about, if this client has it.
 
-        Raises `CannotConnect`, `CallLost` where responses are lost for as long as the client is
-        patient, or what an error response stands for.
+        Raises `CannotConnect`, `CallLost` if responses are lost for `patience_s`, or the error that
+        the server answers with.
         """
         give_up_at = trio.current_time() + self._patience_s
         while True:
-            link = await self.connected()
-            reply = await link.ask(method, params, about)
+            connection = await self.connected()
+            reply = await connection.ask(method, params, about)
             if reply is None:
                 continue
             if reply.kind is not Kind.ERROR:
@@ -308,14 +346,250 @@ class Keeper:
             await trio.sleep(error.retry_after_s or RETRY_S)
 
 
+class Resumer:
+    """Begins calls, resumes them, and detaches them: the `CallOwner` of a client's calls."""
+
+    def __init__(
+        self, reconnector: Reconnector, calls: Calls, answers: Answers, *, patience_s: float
+    ) -> None:
+        self._reconnector = reconnector
+        self._calls = calls
+        self._answers = answers
+        self._patience_s = patience_s
+        self._nursery: trio.Nursery | None = None  # of the connection
+        self._has_warned = False  # of a pause above the maximum
+
+    # As a listener
+
+    def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for call in self._calls:
+            nursery.start_soon(self._resume, call, connection)
+
+    def down(self, connection: ClientConnection) -> None:
+        self._nursery = None
+        for call in self._calls:
+            if not call.is_resumable:
+                call.fail(_lost())
+            if not call.is_running:
+                self._calls.remove(call)
+            elif call.connection is connection:
+                call.not_before = trio.current_time() + self._min_s(call)
+
+    def surrender(self, error: CannotConnect) -> None:
+        for call in self._calls:
+            call.fail(error)
+            self._calls.remove(call)
+
+    # Beginning a call
+
+    async def begin(self, call: RunningCall) -> None:
+        """Send the call's request, or resume the call.
+
+        Raises `CannotConnect`, or `StreamGone` if this client receives the stream already.
+        """
+        try:
+            connection = await self._reconnector.connected_for_call()
+        except BaseException:
+            call.is_left = True  # also after `rejoin`: its connection must not wait for a reader
+            raise
+        if call in self._calls or call.is_complete or call.has_failed:
+            return  # the call was left, and its messages still come
+        if call.request is None:
+            await self._make_way(call, connection)
+            self._calls.add(call)
+            newest = self._reconnector.connection  # `connection` may be lost by now
+            if self._nursery is not None and newest is not None and not newest.is_over:
+                self._nursery.start_soon(self._resume, call, newest)
+            return
+        call.attach(connection)
+        call.key_memory = connection.hello.key_memory
+        self._calls.add(call)
+        try:
+            await connection.send(call.request)
+        except BaseException:
+            self._calls.remove(call)
+            raise
+
+    async def _make_way(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Wait until the last messages of an earlier delivery of the same stream have come."""
+        assert call.ticket is not None
+        earlier = self._calls.of(call.ticket)
+        if earlier is None:
+            return
+        if earlier.has_failed or (earlier.is_left and earlier.resume_id is not None):
+            await self._barrier(earlier, connection)
+        else:
+            raise StreamGone(_HELD, "id_in_use")
+
+    async def _barrier(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Forget a detached call, once its last messages have come.
+
+        The server sent them before it answers this ping.
+        """
+        await connection.ask("ping", {})
+        self._calls.remove(call)
+
+    # Resuming it
+
+    async def _resume(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Attach a call to this connection, and retry until either of them ends."""
+        if call.ticket is None and call.key_memory != connection.hello.key_memory:
+            call.fail(_lost())  # a second request might run it twice
+        with trio.CancelScope() as call.resuming:
+            await trio.sleep_until(call.not_before)
+            give_up_at = trio.current_time() + self._patience_s
+            while call.is_running and call.connection is not connection:
+                reply = await self._deliver(call, connection)
+                if reply is None:
+                    return  # the connection is lost
+                pause_s = self._judge(call, reply)
+                if pause_s is None:
+                    break
+                if call.has_progressed:
+                    give_up_at = trio.current_time() + self._patience_s
+                if trio.current_time() + pause_s > give_up_at:
+                    call.fail(_as_error(reply))
+                    break
+                await trio.sleep(pause_s)
+        # `_barrier` forgets a call that was detached.
+        if not (call.is_running or call.resuming.cancelled_caught):
+            self._calls.remove(call)
+
+    async def _deliver(self, call: RunningCall, connection: ClientConnection) -> Message | None:
+        ticket = call.ticket
+        # A resume that takes over the original request has the same id.
+        takes_over = ticket is None or wire.resuming(ticket).takes_over
+        request_id = call.request_id if takes_over else self._reconnector.new_id()
+        resume_id = None if takes_over else request_id
+        call.attach(connection, resume_id)
+        if ticket is not None:
+            connection.prepare_resume(request_id, call, may_lack_reply=not takes_over)
+            await connection.send(wire.resume(ticket, request_id, call.cursor))
+        else:
+            assert call.request is not None  # a call without a request has a ticket
+            await connection.send(call.request)
+        self._reconnector.stir()
+        try:
+            return await connection.reply_to(request_id, is_last=not takes_over)
+        finally:
+            if call.resume_id == resume_id and not (call.is_complete or connection.is_over):
+                connection.note_event(call)
+                call.connection = None
+
+    def _judge(self, call: RunningCall, reply: Message) -> float | None:
+        """Seconds until the next attempt after this reply, or None if it ends the call."""
+        pause_s = max(self._min_s(call), RETRY_S)
+        if reply.kind is Kind.ERROR:
+            error = wire.error_of(reply)
+            if error.reason in wire.RETRIED or error.reason == wire.LOST:
+                return error.retry_after_s or pause_s
+        elif wire.how_it_ended(reply) == "released":
+            return pause_s
+        call.fail(_as_error(reply))  # without effect if the final response has come
+        return None
+
+    def _min_s(self, call: RunningCall) -> float:
+        """Seconds for which the server wants no resume after a lost connection."""
+        asked_s = 0.0 if call.ticket is None else call.ticket.min_s
+        if asked_s > PAUSE_MAX_S and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the server asks for a longer pause before a resume than it is given",
+                asked_s=asked_s,
+                given_s=PAUSE_MAX_S,
+            )
+        return min(asked_s, PAUSE_MAX_S)
+
+    # As the owner of calls
+
+    def leave(self, call: RunningCall) -> None:
+        """Detach the call if the server allows that; otherwise let its messages pass unread."""
+        connection = self._reconnector.connection
+        if connection is None or connection.is_over:
+            self._calls.remove(call)
+        elif call.connection is connection:
+            self._leave_attached(call, connection)
+        else:
+            call.resuming.cancel()
+            self._calls.remove(call)
+            if call.wants_confirming:
+                # The connection was lost before the last ack; a resume with a cursor acks too.
+                assert call.ticket is not None
+                connection.post(wire.resume(call.ticket, self._reconnector.new_id(), call.cursor))
+
+    def _leave_attached(self, call: RunningCall, connection: ClientConnection) -> None:
+        connection.post(call.ack())
+        if call.resume_id is not None and not call.is_complete:
+            connection.post(wire.cancelled(call.resume_id))
+            call.resuming.cancel()
+        elif not call.has_failed:
+            return  # an original request cannot be detached: its last message removes it
+        if self._nursery is not None:
+            self._nursery.start_soon(self._barrier, call, connection)
+
+    async def cancel(self, call: RunningCall) -> None:
+        """Send the cancellation until the server has confirmed it.
+
+        Raises `CannotConnect`.
+        """
+        while call.is_running:
+            connection = await self._reconnector.connected_for_call()
+            if call.connection is not connection:
+                await self._reconnector.change()
+                continue
+            await connection.send(wire.cancelled(call.request_id))
+            # Another server may be too busy to answer, and cannot be asked later anyway.
+            if not connection.hello.has_positions or await connection.ask("ping", {}) is not None:
+                call.resuming.cancel()
+                self._calls.remove(call)
+                return
+
+    def answer(self, message: Message, request_id: RequestId) -> None:
+        """Answer a request of the server, which was handed out among the call's messages."""
+        self._answers.take(message, request_id, self._reconnector.connection)
+
+    def answer_repeated(self, request_id: RequestId) -> None:
+        """Answer a request that was replayed, if its handler has begun."""
+        self._answers.repeat(request_id, self._reconnector.connection)
+
+    def want_ack(self, call: RunningCall, *, now: bool) -> None:
+        """Send an ack for the call, if it is attached to the connection."""
+        connection = self._reconnector.connection
+        if connection is not None and call.connection is connection:
+            connection.want_ack(call, now=now)
+
+    def ended(self, call: RunningCall) -> None:
+        """The final response has come, so no other reply has to be waited for."""
+        call.resuming.cancel()
+        self._calls.remove(call)
+
+
+def _lost() -> CallLost:
+    return CallLost("The connection was lost: the call may or may not have run.")
+
+
+def _as_error(reply: Message) -> ClientError:
+    if reply.kind is Kind.ERROR:
+        return wire.as_error(wire.error_of(reply))
+    match wire.how_it_ended(reply):
+        case "superseded":
+            return Superseded("Another connection has resumed this stream.")
+        case "released":
+            return StreamGone("The server does not keep this stream.", "released")
+        case _:
+            why = "All of this stream was confirmed before: there is nothing left to resume."
+            return StreamGone(why, "delivered")
+
+
 def _told(error: OSError) -> str:
-    """Why there is no connection, and what to do where it is for want of a token."""
+    """The reason of an error, and what to do about a missing bearer token."""
     said = str(error).removesuffix(".")
     if isinstance(error, PermissionError):
         return f"{said} (dial with a token; the command takes MCP_STREAMS_TOKEN or --token-file)"
     return said
 
 
-async def _run_until_over(link: Link, scope: trio.CancelScope) -> None:
-    await link.run()
+async def _run_until_over(connection: ClientConnection, scope: trio.CancelScope) -> None:
+    await connection.run()
     scope.cancel()

@@ -1,6 +1,6 @@
-"""What a call becomes: the handler of a stream, which runs a tool and makes its result a response.
+"""Handlers of calls: each runs a tool for one stream, and makes the tool's result a response.
 
-The tool is found again where its server has died: the originating request is all that is needed.
+A restarted call gets its handler from the originating request, which the journal has stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.engine import Handler
+from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
 from streams.errors import StreamsError
@@ -28,14 +28,14 @@ from streams.forks import Confined
 from streams.logs import log
 from streams.protocol.extension import KEY
 from streams.server.call import Call, SyncCall
-from streams.server.pages import Paging
+from streams.server.pages import PagedCall
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
 from streams.turns import large_work
 
-# Sync tools run in threads: what they may have at once, apart from everything else's threads.
+# Threads for plain functions, apart from the threads for everything else.
 THREADS_MAX: Final = 40
-# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
+# More, since a plain generator keeps its thread from the first page to the last, and mostly sleeps.
 PAGING_THREADS_MAX: Final = 1_000
 
 
@@ -53,7 +53,7 @@ class CallTool(msgspec.Struct):
 
     @property
     def given(self) -> bytes:
-        """The arguments, as a JSON object. Raises `ValueError` where they are none."""
+        """The arguments as the text of a JSON object. Raises `ValueError` for any other JSON."""
         given = bytes(self.arguments).strip()
         if given == b"null":
             return b"{}"
@@ -63,7 +63,7 @@ class CallTool(msgspec.Struct):
 
 
 class Handlers:
-    """Makes the handlers of a server."""
+    """Makes the handlers of one server's calls, and has the threads and workers that they share."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -71,31 +71,31 @@ class Handlers:
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
         self._confined = Confined()
         self._workers = Workers()
-        self._at_work: dict[Stream, str] = {}
+        self._running: dict[Stream, str] = {}
 
     @property
-    def at_work(self) -> list[str]:
-        """The names of the tools that have not ended, each once."""
-        return sorted(set(self._at_work.values()))
+    def running_tools(self) -> list[str]:
+        """The names of the tools whose calls have not ended, sorted."""
+        return sorted(set(self._running.values()))
 
     def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
-        """Whether a worker has to check these arguments, which may take seconds."""
+        """Whether a worker process has to check these arguments, because that may take seconds."""
         schema = tool.input_given
         return schema is not None and schema.is_costly(len(given))
 
     async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
-        """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
+        """The checked arguments of a call. Raises `ValueError` that says what does not fit."""
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
         return await large_work().do_sized(len(given), principal, partial(tool.bind, given))
 
     async def aclose(self) -> None:
-        """End the processes that check arguments and results."""
+        """End the worker processes that check arguments and results."""
         await self._workers.aclose()
 
-    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
-        """What runs the tool for one stream."""
+    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> StreamHandler:
+        """The handler that runs the tool with these arguments."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
             result = await self._result(tool, arguments, stream)
@@ -103,16 +103,16 @@ class Handlers:
 
         return handle
 
-    def restart_handler(self, stream: Stream) -> Handler | None:
-        """The handler of a stream that had one in another process; None where that cannot be."""
+    def restart_handler(self, stream: Stream) -> StreamHandler | None:
+        """The handler of a call that is restarted; None where it cannot be restarted."""
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
             tool = self._tools.get(params.name)
             if tool is None or not tool.restart:
                 return None
-            arguments = tool.bind(params.given)  # which were checked when the call began
+            arguments = tool.bind(params.given)  # checked when the call began
         except ValueError as error:
-            log.warning("a call cannot be run again", stream=stream.id[:8], why=str(error))
+            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
@@ -121,11 +121,11 @@ class Handlers:
     async def _result(
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
     ) -> dict[str, Any]:
-        """The tool's result; its exception becomes one too, and its traceback goes to the log."""
+        """The tool's result. An exception becomes an error result, and its traceback is logged."""
         call = Call(stream, tool)
         first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
         work = partial(tool.function, *first, **arguments)
-        self._at_work[stream] = tool.name
+        self._running[stream] = tool.name
         try:
             with self._confined:
                 return await self._run(tool, work, stream)
@@ -137,24 +137,29 @@ class Handlers:
             await let_pass(error)
             return error_result(text_of(error))
         finally:
-            del self._at_work[stream]
+            del self._running[stream]
 
     async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
         if tool.paged is not None:
-            paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            return await self._promised(to_result(await work(), tool), tool, stream)
+            return await self._checked_result(to_result(await work(), tool), tool, stream)
 
         def work_in_thread() -> Any:
             with self._confined:
                 return work()
 
         value = await run_in_thread(work_in_thread, self._limiter)
-        return await self._promised(to_result(value, tool), tool, stream)
+        return await self._checked_result(to_result(value, tool), tool, stream)
 
-    async def _promised(self, result: dict[str, Any], tool: Tool, stream: Stream) -> dict[str, Any]:
-        """The result, once it is checked against an output schema where that is costly."""
+    async def _checked_result(
+        self, result: dict[str, Any], tool: Tool, stream: Stream
+    ) -> dict[str, Any]:
+        """The result, after a worker has checked it where that is costly.
+
+        `to_result` has checked it against the output schema otherwise.
+        """
         schema = tool.output_given
         if schema is None:
             return result
@@ -169,7 +174,7 @@ class Handlers:
 
 
 def tool_at(frame: FrameType) -> str | None:
-    """The tool that runs in this frame, if it is the one that knows."""
+    """The name of the tool that runs in this frame; None for the frame of another function."""
     if frame.f_code is not Handlers._result.__code__:
         return None
     tool = frame.f_locals["tool"]

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from streams import Client, Limits, Server
-from streams.cli.actions import call
+from streams.cli import base
 from streams.errors import refusal
-from streams.server.tools import make_tool
+from streams.server.tools import DEFAULTS
 from tests.rigs.diagram import state_diagram
 from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
 
@@ -121,7 +121,9 @@ def keyword_defaults(function: Callable[..., object]) -> dict[str, str]:
 
 def test_documented_settings_are_those_of_the_server_and_the_client() -> None:
     assert table(REFERENCE, "`Server(…)`") == keyword_defaults(Server)
-    assert table(REFERENCE, "`@server.tool(…)`") == keyword_defaults(make_tool)
+    assert table(REFERENCE, "`@server.tool(…)`") == {
+        name: repr(default) for name, default in DEFAULTS.items()
+    }
     assert table(REFERENCE, "`Client(dialer, …)`") == keyword_defaults(Client)
 
 
@@ -147,11 +149,11 @@ def test_tests_that_the_page_on_security_names_exist() -> None:
 def test_documented_exit_codes_are_those_of_the_commands() -> None:
     codes = {int(code) for code in table(REFERENCE, "exit code")}
     assert codes == {
-        call.DONE,
-        call.TOOL_FAILED,
-        call.USAGE,
-        call.CANNOT_CONNECT,
-        call.GONE,
-        call.DETACHED,
-        call.BROKEN_PIPE,
+        base.DONE,
+        base.FAILED,
+        base.USAGE,
+        base.CANNOT_CONNECT,
+        base.GONE,
+        base.DETACHED,
+        base.BROKEN_PIPE,
     }

@@ -1,4 +1,7 @@
-"""What `verify`, `export` and `backup` do. Results go to standard output, the rest does not."""
+"""The actions of `verify`, `export` and `backup`.
+
+Results go to standard output, everything else to standard error.
+"""
 
 import os
 import sys
@@ -10,6 +13,7 @@ from typing import Final
 import msgspec
 
 from streams.cli.actions.output import as_json_text, bar, harmless, say
+from streams.cli.base import DONE, FAILED, complain
 from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
 from streams.journal.ownership import key_path
@@ -18,23 +22,21 @@ from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
 
-DONE, DAMAGED, USAGE = 0, 1, 2
-
-DAMAGES_SAID: Final = 20  # of what could not be read, most says the same
+DAMAGES_SAID: Final = 20  # many damages say the same
 
 
 def verify(file: Path, *, as_json: bool) -> int:
-    """Say whether a journal is sound; the exit code."""
+    """Print whether a journal is sound; return the exit code."""
     try:
         report = inspect(file)
     except JournalError as error:
-        return _complain(error)
+        return complain(error)
     if as_json:
         found = {"sound": not report.problems, **msgspec.to_builtins(report)}
         print(as_json_text(found))
     else:
         _show(file, report)
-    return DAMAGED if report.problems else DONE
+    return FAILED if report.problems else DONE
 
 
 def _show(file: Path, report: Report) -> None:
@@ -50,23 +52,23 @@ def _show(file: Path, report: Report) -> None:
 
 
 def export(file: Path, to: Path | None) -> int:
-    """Save what is readable of a journal; the exit code."""
+    """Save what is readable of a journal; return the exit code."""
     try:
         with _lines_to(to) as on_stream, _shown() as on_progress:
             saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
-        raise  # is the command's to handle
+        raise  # `streams.cli.main` handles it
     except FileExistsError:
-        return _complain(f"{to} is there already: name a new folder.")
+        return complain(f"{to} is there already: name a new folder.")
     except (JournalError, OSError) as error:
-        return _complain(error)
+        return complain(error)
     _tell(saved)
-    return DONE if saved.is_whole else DAMAGED
+    return DONE if saved.is_whole else FAILED
 
 
 @contextmanager
 def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
-    """What takes the lines of a stream, by its number."""
+    """A function that returns, for the number of a stream, where its lines are written."""
     if folder is None:
         yield lambda number: sys.stdout.buffer.write
         sys.stdout.flush()
@@ -75,7 +77,7 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
     with ExitStack() as stack, _removed_if_empty(folder):
 
         def on_stream(number: int) -> Callable[[bytes], object]:
-            stack.close()  # the one before
+            stack.close()  # the file of the previous stream
             path = folder / f"{number}.ndjson"
             file = stack.enter_context(open(path, "xb", opener=_private))
             return file.write
@@ -85,11 +87,11 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
 
 @contextmanager
 def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove a new folder where the block fails and has put nothing into it."""
+    """Remove a new folder if the block fails and has put nothing into it."""
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # it has files, which were saved
+        with suppress(OSError):  # it has files, which are kept
             folder.rmdir()
         raise
 
@@ -108,7 +110,7 @@ def _tell(saved: Exported) -> None:
 
 
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
-    """Copy a journal, with its keys where they are wanted; the exit code."""
+    """Copy a journal, with its keys if they are wanted; return the exit code."""
     keys = key_path(file)
     try:
         with _shown() as on_progress:
@@ -117,11 +119,11 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
             content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
             write_whole(key_path(to), content, os.link)
     except FileExistsError:
-        return _complain(f"{key_path(to)} is there already, so the keys were not copied.")
+        return complain(f"{key_path(to)} is there already, so the keys were not copied.")
     except UnsafeFile as error:
-        return _complain(f"{error}.")
+        return complain(f"{error}.")
     except (JournalError, OSError) as error:
-        return _complain(error)
+        return complain(error)
     say(f"{to} has all of {file}" + ("." if with_keys else f", and no keys: keep {keys} apart."))
     return DONE
 
@@ -139,8 +141,3 @@ def _shown() -> Iterator[Progress]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _complain(why: object) -> int:
-    say(str(why))
-    return USAGE

@@ -76,7 +76,7 @@ def test_without_pages_a_tool_has_none() -> None:
 
 @pytest.mark.parametrize("function", [as_told, in_thread, Shelf().rows, wrapped])
 def test_a_function_that_yields_must_say_that_it_gives_pages(function: Any) -> None:
-    with pytest.raises(TypeError, match="one that yields pages says so with pages=True"):
+    with pytest.raises(TypeError, match="set pages=True for a function that yields pages"):
         make_tool(function)
 
 
@@ -88,13 +88,13 @@ def test_a_function_that_does_not_yield_cannot_give_pages() -> None:
         return ["a"]
 
     for function in (returns, awaited):
-        with pytest.raises(TypeError, match="pages=True is for a function that yields them"):
+        with pytest.raises(TypeError, match="pages=True is for a function that yields pages"):
             make_tool(function, pages=True)
 
 
 def test_nothing_can_be_promised_of_a_page_since_it_may_be_empty() -> None:
     assert make_tool(as_told, pages=True).output_schema is None
-    with pytest.raises(ValueError, match=r"tool as_told: output_schema: a page may be empty"):
+    with pytest.raises(ValueError, match=r"tool as_told: output_schema: pages cannot have one"):
         make_tool(as_told, pages=True, output_schema={"type": "object"})
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.cli.actions.callbook import (
+from streams.cli.actions.notes import (
     ARGUMENTS_BYTES_MAX,
     CALLS_MAX,
     ENTRY_BYTES_MAX,
@@ -260,7 +260,7 @@ sys.stdin.read()
 NOTE = """
 import sys
 from pathlib import Path
-from streams.cli.actions.callbook import Callbook
+from streams.cli.actions.notes import Callbook
 from streams.protocol.ticket import Ticket
 book = Callbook(Path(sys.argv[1]), lock_s=60)
 for number in range(20):
