@@ -29,22 +29,22 @@ class Auth:
     Parameters
     ----------
     auth_tokens
-        Take the tokens in this file, which "mcp-streams token" makes and revokes.
+        Accept the bearer tokens in this file, which "mcp-streams token" makes and revokes.
     auth_jwks
-        Take JWTs signed with a key of this key set: its https URL, or a file.
+        Accept JWTs signed with a key of this key set: its https URL, or a file.
     auth_issuer
-        The issuer of those JWTs, as they name it.
+        The issuer of these JWTs, as their "iss" claim names it.
     auth_audience
-        The audience that they must be made for; by default --auth-resource.
+        The audience that these JWTs must have; by default --auth-resource.
     auth_algorithms
-        How they may be signed, separated by commas.
+        The allowed signature algorithms of these JWTs, separated by commas.
     auth_server
-        The URL of an authorization server that clients get tokens from; by default the issuer.
+        The URL of an authorization server that issues tokens to clients; by default the issuer.
     auth_resource
-        The URL that clients know --http by; by default what each of them has called.
+        The URL by which clients know --http; by default the URL that each of them calls.
     behind_proxy
-        Let --ws and --http take tokens in the clear: a proxy before them ends TLS. --auth-resource
-        says then by which URL clients know it.
+        Accept unencrypted tokens over --ws and --http: a proxy in front ends TLS. It needs
+        --auth-resource.
     """
 
     auth_tokens: Path | None = None
