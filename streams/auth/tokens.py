@@ -46,7 +46,7 @@ class TokensUnusable(StreamsError):
 class Token(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What the file keeps of a token. Times are seconds since 1970."""
+    """A token as the file keeps it. Times are seconds since 1970."""
 
     name: str
     sha256: str

@@ -1,4 +1,4 @@
-"""What the engine needs from storage: the interface `Journal`, which every storage implements.
+"""The interface `Journal`, which every storage implements.
 
 A journal keeps records and lines of streams (`streams.journal.records`), and sessions over HTTP
 (`streams.journal.sessions`). All writing is one method, `commit`: many changes in one durable step.
@@ -32,7 +32,7 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What a journal holds, in numbers."""
+    """Counts of a journal's contents."""
 
     evicted: int  # streams
     last_number: int  # the highest number of a record; 0 if there are no records
@@ -96,7 +96,7 @@ class Journal(Lookups, Protocol):
 
     @property
     def shortage(self) -> Shortage | None:
-        """What the journal is short of; None while there is enough room."""
+        """The lack of room in the journal; None while there is enough."""
 
     @property
     def anonymous_shortage(self) -> Shortage | None:
@@ -123,7 +123,7 @@ class Journal(Lookups, Protocol):
         """
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
-        """The durable lines after `after`, as runs without gaps; empty if there are none.
+        """The durable lines after `after`, as runs without gaps; empty if no lines follow.
 
         Returns at most `bytes_max` bytes, or one line that is longer. It may be less than would
         fit, to avoid cutting a stored run. Short runs are joined, up to `STORED_BYTES_MAX`. `after`

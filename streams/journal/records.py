@@ -1,7 +1,7 @@
-"""What a journal keeps of each stream, and what a change does to it.
+"""Records of streams, and the rules for changing them.
 
-A journal keeps a `Record` for each stream, and its lines as `Run`s. What a change does to a record
-is decided in `apply`, so that no backend repeats it. Applying a change a second time changes
+A journal keeps a `Record` for each stream, and its lines as `Run`s. `apply` decides how a change
+affects a record, so that no backend repeats the rules. Applying a change a second time changes
 nothing, so a commit whose outcome is unknown may be repeated.
 
 Only the process that holds a stream's lease (its record's `fence`) may change it.

@@ -1,4 +1,4 @@
-"""What a journal keeps of sessions over HTTP, which outlive connections and the server.
+"""Records and grants of sessions over HTTP, which outlive connections and the server.
 
 Each session has a `SessionRecord`, and a `Grant` for each delivery that it may continue.
 `apply_to_sessions` decides what a change does, so that no backend repeats it.

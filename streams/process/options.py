@@ -108,7 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, path: kind(path))
 
     def hello(self) -> dict[str, object]:
-        """What a relay and its owner must agree on."""
+        """The app and version, on which a relay and its owner must agree."""
         place, _, name = self.app.rpartition(":")
         if place.endswith(".py"):
             place = str(Path(place).resolve())

@@ -41,9 +41,9 @@ def run(options: Options) -> None:
             raise CannotServe(str(refused)) from refused
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
-        except NoOwner as nobody:
+        except NoOwner as missing:
             if time.monotonic() > give_up_at:
-                raise CannotServe(f"{nobody}: see {log_path(options.journal)}.") from nobody
+                raise CannotServe(f"{missing}: see {log_path(options.journal)}.") from missing
         else:
             return
         _ensure_owner(options, starter)

@@ -303,7 +303,7 @@ class Tails:
 
         The commit adds `added` bytes and `entries` entries to the log. The tails have at most about
         twice these bytes, so that no commit takes long; `everything` chooses all tails. Returns the
-        id below which rows of the log are no longer needed; 0 if there are none.
+        id below which rows of the log are no longer needed; 0 if all are needed.
         """
         first = self._choose_due(added, entries, chosen, everything=everything)
         return first if self._rows and self._rows[0][0] < first else 0

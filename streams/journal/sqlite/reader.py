@@ -231,9 +231,9 @@ class Contents:
             return None
         record = record_of(rows[0])
         fields = msgspec.structs.asdict(record)
-        msgspec.convert(fields, Record)  # SQLite would store anything anywhere
+        msgspec.convert(fields, Record)  # SQLite does not enforce types
         if not all(math.isfinite(v) and v >= 0 for v in fields.values() if isinstance(v, float)):
-            raise ValueError("a time in it is none")
+            raise ValueError("one of its times is invalid")
         return record
 
     def _indexed_places(self, number: int) -> list[tuple[int, int, int]]:

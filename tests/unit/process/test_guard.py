@@ -102,7 +102,7 @@ def test_what_a_relay_tells_the_owner_is_understood(file: Path) -> None:
 
 
 async def asked(guard: Guard, path: str, host: str = "localhost:8080") -> Answer:
-    """What the endpoint answers to somebody without a token."""
+    """The answer of the endpoint to a request without a token."""
     head = Head("GET", path, {"host": host})
     assert guard.admit_http is not None
     assert await guard.admit_http(head) is None
@@ -195,7 +195,7 @@ async def test_nothing_else_is_open(file: Path) -> None:
     assert (await denied(guard, path=WELL_KNOWN)).status == 401, "POST"
     own = guard_for(options({"auth_tokens": file}))
     assert (await denied(own, path=WELL_KNOWN)).status == 401
-    assert own.metadata is None, "there is nobody to get tokens from"
+    assert own.metadata is None, "no authorization server is known"
 
 
 # -- keys over HTTP

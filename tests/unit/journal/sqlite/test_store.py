@@ -459,7 +459,7 @@ def test_the_file_says_what_it_is(made: Path) -> None:
 
 
 def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path: Path) -> None:
-    """The count is beside the commit: an error in it is none of the journal's."""
+    """The count is not part of the commit, so its error does not fail the commit."""
     with closing(SQLiteStore(path, anonymous_bytes_max=64 * 1024)) as opened:
         made = replace(record(), principal="session(x)")
         long = append(1, 1, line=b'"%s"' % (b"x" * 60_000))
