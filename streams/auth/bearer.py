@@ -1,11 +1,8 @@
-"""Who may come in: whoever shows a bearer token that the server takes.
+"""Authenticates requests by their bearer tokens, and refuses those without a valid one.
 
-An `Authenticator` looks at the head of a request, before it reads more, and says whose it is:
-`bearer(issuer, subject)`, over every transport and from one connection to the next. What is wrong
-with a token goes to the log; its bearer gets the one answer.
-
-Two kinds of token are known, each in a module that is imported only where it is used: those that
-this server has made (`streams.auth.tokens`), and JWTs that another has signed (`streams.auth.jwt`).
+An `Authenticator` looks at the head of a request before the rest is read, and returns its caller.
+The principal is `bearer(issuer, subject)`, the same over every transport and every connection. The
+log says why a token was refused; all clients get the same answer.
 """
 
 import re
@@ -18,19 +15,19 @@ from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Caller, Head, HttpError
 from streams.logs import log
 
-TOKEN_BYTES_MAX: Final = 8 * 1024  # those of some companies have several kilobytes
+TOKEN_BYTES_MAX: Final = 8 * 1024  # some issuers make tokens of several kilobytes
 SUBJECT_LETTERS_MAX: Final = 255  # OpenID Connect, section 2, has the same
 
-# For how long it is taken for granted that a token holds, however late it expires: after that a
-# connection that it has opened is looked at again, and a token that was revoked has closed it.
+# A connection checks its token again after this time at the latest, so that a revoked token closes
+# the connection.
 RECHECK_S: Final = 30.0
 
-# What whoever comes while tokens cannot be checked is told to wait.
+# `Retry-After` of the answer while tokens cannot be checked.
 RETRY_AFTER_S: Final = 15
 
 LOG_EVERY_S: Final = 1.0
 
-# One answer whatever is wrong with it: see the head of this module.
+# The same answer for every invalid token, so that it tells nothing about other tokens.
 _INVALID: Final = "The token is unknown, expired or revoked, or is not meant for this server."
 
 # RFC 6750, 2.1, and RFC 9110, 11.1: the name of a scheme has no case.
@@ -38,32 +35,31 @@ _BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | r
 
 
 class InvalidToken(Exception):
-    """A token that does not hold; why is for the log."""
+    """The token is missing or not valid. The text is for the log."""
 
 
 class CannotVerify(Exception):
-    """Whether a token holds cannot be told now; why is for the log."""
+    """The token cannot be checked now. The text is for the log."""
 
 
 class Verifier(Protocol):
-    """Knows one kind of token."""
+    """Verifies one kind of bearer token."""
 
     def recognizes(self, token: str) -> bool:
-        """Whether the token looks like one that may be known here."""
+        """Whether the token has the form of this kind."""
 
     async def verify(self, token: str) -> Caller:
-        """Whose token it is. Raises `InvalidToken`, or `CannotVerify`."""
+        """The caller that the token belongs to. Raises `InvalidToken` or `CannotVerify`."""
 
     async def reload(self) -> None:
-        """Read again what tokens are checked by; the log tells where that cannot be used."""
+        """Read the tokens or keys again. If they cannot be used, the log says so."""
 
 
 class Authenticator:
-    """An `Admit` of a listener.
+    """Authenticates the requests of a listener: `admit` is its `streams.exchange.Admit`.
 
-    `is_public` are requests that anybody may make; `metadata_url` is where whoever is turned away
-    reads how to get a token, None where there is no such place. `scopes` are those that the tools
-    need.
+    Requests that `is_public` need no token. `metadata_url` gives the URL at which a refused client
+    reads how to get a token, or None. `scopes` are those that the tools need.
     """
 
     def __init__(
@@ -82,7 +78,7 @@ class Authenticator:
         self._scopes = scopes
 
     async def admit(self, head: Head) -> Caller | None:
-        """Whose request it is; None for one that anybody may make. Raises `HttpError`."""
+        """The caller of the request; None if the request is public. Raises `HttpError`."""
         if self._is_open_to(head):
             return None
         given = head.headers.get("authorization", "")
@@ -92,16 +88,16 @@ class Authenticator:
             self._log_refusal(head, str(error))
             raise self._denied(head, has_token=given[:7].lower() == "bearer ") from None
         except CannotVerify as error:
-            log.warning("nobody can be let in now", why=str(error))
+            log.warning("tokens cannot be checked now", why=str(error))
             busy = Refusal(INTERNAL_ERROR, "Tokens cannot be checked now: try again later.")
             raise HttpError(503, busy, (("retry-after", f"{RETRY_AFTER_S}"),)) from None
 
     def _log_refusal(self, head: Head, why: str) -> None:
-        """Strangers may come by the thousand: the log is not theirs to fill."""
+        """Log at most once in `LOG_EVERY_S`, so that strangers cannot fill the log."""
         now = trio.current_time()
         self._unlogged += 1
         if now - self._logged_at >= LOG_EVERY_S:
-            log.info("turned away", why=why, path=head.path[:200], times=self._unlogged)
+            log.info("request refused", why=why, path=head.path[:200], times=self._unlogged)
             self._logged_at, self._unlogged = now, 0
 
     async def _verify(self, given: str) -> Caller:
@@ -109,15 +105,15 @@ class Authenticator:
             raise InvalidToken("no token")
         match = _BEARER.fullmatch(given)
         if match is None or len(match[1]) > TOKEN_BYTES_MAX:
-            raise InvalidToken("no bearer token, or too long for one")
+            raise InvalidToken("not a bearer token, or too long")
         token = match[1]
         for verifier in self._verifiers:
             if verifier.recognizes(token):
                 return await verifier.verify(token)
-        raise InvalidToken("no token of a kind that is taken here")
+        raise InvalidToken("no verifier knows this kind of token")
 
     def _denied(self, head: Head, *, has_token: bool) -> HttpError:
-        """RFC 6750, 3: who has sent no token is not told of an error."""
+        """RFC 6750, 3: a request without a token gets a challenge without an error."""
         error, why = ("invalid_token", _INVALID) if has_token else (None, None)
         url = self._metadata_url(head)
         header = challenge(error, why, scopes=self._scopes(), metadata_url=url)
@@ -131,9 +127,9 @@ def challenge(
     scopes: Sequence[str],
     metadata_url: str | None,
 ) -> tuple[str, str]:
-    """The header that says which token is wanted: RFC 6750, 3, and RFC 9728, 5.1.
+    """The header that says which token is required: RFC 6750, 3, and RFC 9728, 5.1.
 
-    Without quotes and backslashes in any of them, which need no escaping then.
+    The arguments must contain no quotes and no backslashes, since nothing is escaped.
     """
     told = {
         "error": error,
@@ -146,7 +142,7 @@ def challenge(
 
 
 def principal_of(issuer: str, subject: str) -> str:
-    """Who a bearer is to everybody else. Raises `InvalidToken` for what cannot be a name."""
+    """The principal of a token's subject. Raises `InvalidToken` if the subject is not usable."""
     if not (0 < len(subject) <= SUBJECT_LETTERS_MAX and subject.isprintable()):
         raise InvalidToken("the subject is empty, too long, or cannot be printed")
     return f"bearer({issuer}, {subject})"

@@ -1,9 +1,9 @@
-"""The keys of an issuer (a JWK Set, RFC 7517), as they are now.
+"""The current keys of an issuer (a JWK Set, RFC 7517).
 
-They are read again every few minutes, and for a token whose key is not among them, but no more than
-once in a while however many such tokens come. Where they cannot be read, the former ones stay: an
-issuer that cannot be reached for an hour turns no caller away. They are read in a thread, one at a
-time, which ends in time whatever the issuer does.
+The key set is read again every few minutes. A token with an unknown key makes it read sooner, but
+not more often than every `RETRY_S`, however many such tokens come. If the keys cannot be read, the
+former ones stay, so that callers are served while the issuer cannot be reached. One thread at a
+time reads them, with a deadline that no issuer can extend.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ import trio
 from streams.logs import log
 from streams.permissions import check_file, open_safe, real_path
 
-REFRESH_S: Final = 300.0  # so late a key may still be taken that was withdrawn
-RETRY_S: Final = 15.0  # no sooner than that after the last time, whatever anybody asks for
-FETCH_S: Final = 10.0  # for the whole of it: from the first connection to the last byte
+REFRESH_S: Final = 300.0  # a withdrawn key may be accepted for this long
+RETRY_S: Final = 15.0  # the shortest time between two reads
+FETCH_S: Final = 10.0  # from the first connection to the last byte
 KEYS_BYTES_MAX: Final = 256 * 1024
 KEYS_MAX: Final = 100
 
@@ -38,7 +38,7 @@ class _KeySet(msgspec.Struct):
 
 
 class KeySet:
-    """`run` it in a task of its own, which reads it for the first time."""
+    """The keys, which `run` reads in a task of its own."""
 
     def __init__(self, fetch: Callable[[], bytes]) -> None:
         """`fetch` gives the JSON text, within `FETCH_S`. Raises `OSError`."""
@@ -47,7 +47,7 @@ class KeySet:
         self._asked_at = -float("inf")
         self._reload_wanted = trio.Event()
         self._fetching = trio.Lock()
-        # A name that takes long to resolve keeps its thread for so long: the next one waits for it.
+        # A host name that takes long to resolve keeps its thread: the next read waits for that.
         self._threads = trio.CapacityLimiter(1)
 
     def __contains__(self, key: Key) -> bool:
@@ -55,11 +55,11 @@ class KeySet:
 
     @property
     def is_known(self) -> bool:
-        """Whether the keys could be read at all, so far."""
+        """Whether the keys have been read at least once."""
         return bool(self._keys)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Read the keys, and again for ever."""
+        """Read the keys, and keep them up to date until cancelled."""
         await self._refresh()
         task_status.started()
         while True:
@@ -70,7 +70,7 @@ class KeySet:
             await self._refresh()
 
     async def find(self, kid: str, is_fit: Callable[[Key], bool]) -> Key | None:
-        """The key of this name that is fit; of no name, the only one that is."""
+        """The key with this id that `is_fit`; without an id, the only key that is; else None."""
         key = self._look(kid, is_fit)
         if key is None and self._is_due:
             await self._refresh()
@@ -86,16 +86,16 @@ class KeySet:
         return trio.current_time() - self._asked_at >= RETRY_S
 
     def reload(self) -> None:
-        """Have `run` read the keys now, whenever they were read last.
+        """Make `run` read the keys now, even if they were read just before.
 
-        While they are being read they are read once more after that, however often this is called.
+        If a read is under way, one more follows it, however often this is called.
         """
         self._reload_wanted.set()
 
     async def _refresh(self) -> None:
         async with self._fetching:
             if not self._is_due:
-                return  # somebody else was faster
+                return  # another task has read them meanwhile
             try:
                 with trio.fail_after(FETCH_S):
                     text = await trio.to_thread.run_sync(
@@ -125,7 +125,7 @@ def _parse(text: bytes) -> list[Key]:
 
 
 def fetcher(where: str) -> Callable[[], bytes]:
-    """A function that reads the keys at a URL, or in a file. Raises `UnsafeFile`."""
+    """A function that reads the keys from a URL or a file. Raises `UnsafeFile`."""
     if "://" in where:
         return partial(_download, where)
     check_file(real_path(Path(where)))
@@ -138,7 +138,7 @@ def _read(path: Path) -> bytes:
 
 
 class _StayThere(urllib.request.HTTPRedirectHandler):
-    """Who may sign is not for another host to say: a redirection is an error."""
+    """Makes a redirection an error: another host must not say which keys are valid."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -153,17 +153,17 @@ def _download(url: str) -> bytes:
         ):
             found: bytes = answer.read(KEYS_BYTES_MAX + 1)
     except urllib.error.HTTPError as error:
-        error.close()  # it is the response as well
+        error.close()  # the error is the response as well
         raise ConnectionError(f"{url}: HTTP {error.code}") from None
     return found
 
 
 @contextlib.contextmanager
 def _deadline(seconds: float) -> "Iterator[_Connections]":
-    """Connections of urllib's that are shut down after `seconds`. Raises `TimeoutError` then.
+    """Connections for urllib that are shut down after `seconds`. Raises `TimeoutError` then.
 
-    The timeout of a socket starts anew with each byte, so that alone an issuer that drips is waited
-    for without end.
+    The timeout of a socket starts anew with each byte, so it cannot limit an issuer that sends one
+    byte now and then.
     """
     connections = _Connections()
     timer = threading.Timer(seconds, connections.shut_down)
@@ -178,14 +178,12 @@ def _deadline(seconds: float) -> "Iterator[_Connections]":
     finally:
         timer.cancel()
         connections.close()
-    if connections.are_late:  # what ended may be the half of a body
+    if connections.are_late:  # the body may be incomplete
         raise TimeoutError(f"no answer within {seconds:g} s")
 
 
 class _Connections:
-    """The connections that one request takes, with a second descriptor of each: TLS takes the first
-    one over.
-    """
+    """The connections of one request, each with a second descriptor: TLS takes over the first."""
 
     def __init__(self) -> None:
         self.are_late = False
@@ -196,7 +194,7 @@ class _Connections:
         return urllib.request.build_opener(_StayThere, _Http(self), _Https(self))
 
     def connect(self, *where: Any, **settings: Any) -> socket.socket:
-        """As `socket.create_connection`."""
+        """Connect as `socket.create_connection` does."""
         connection = socket.create_connection(*where, **settings)
         with self._lock:
             self._twins.append(connection.dup())
@@ -205,11 +203,11 @@ class _Connections:
         return connection
 
     def shut_down(self) -> None:
-        """End the connections: the thread that reads or writes gets an error."""
+        """Shut down the connections: the thread that reads or writes gets an error."""
         self.are_late = True
         with self._lock:
             for twin in self._twins:
-                with contextlib.suppress(OSError):  # the issuer was faster
+                with contextlib.suppress(OSError):  # the issuer has closed it
                     twin.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:

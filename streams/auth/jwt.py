@@ -1,7 +1,7 @@
-"""JSON Web Tokens (RFC 7519) that another has signed, for this server and nobody else.
+"""Verifies JSON Web Tokens (RFC 7519) that an issuer has signed for this server.
 
-PyJWT knows signatures and claims. Decided here is which key may have made which signature (RFC
-8725: never what a token says of itself), and when a token holds, by the same clock as all else.
+PyJWT checks signatures and claims. This module decides which key may sign with which algorithm,
+because a token must not decide that itself (RFC 8725), and checks the times with our own clock.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +16,12 @@ from streams.auth.jwks import KeySet
 from streams.clock import wall
 from streams.exchange import Caller
 
-# How far the clocks of two machines may be apart.
+# The clocks of two machines may differ by this.
 LEEWAY_S: Final = 30.0
 KID_LETTERS_MAX: Final = 256
 
-# Which key signs by which algorithm, all of them asymmetric: what a signature is checked with is no
-# secret, so with any other anybody could sign. RFC 7518, 3.1; RFC 8037, 3.1.
+# Which kind of key belongs to which algorithm. All are asymmetric: the keys are public, and with a
+# symmetric algorithm anyone could sign with them. RFC 7518, 3.1; RFC 8037, 3.1.
 ALGORITHMS: Final[Mapping[str, Mapping[str, str]]] = {
     **{f"{family}{bits}": {"kty": "RSA"} for family in ("RS", "PS") for bits in (256, 384, 512)},
     "ES256": {"kty": "EC", "crv": "P-256"},
@@ -29,11 +29,11 @@ ALGORITHMS: Final[Mapping[str, Mapping[str, str]]] = {
     "ES512": {"kty": "EC", "crv": "P-521"},
     "EdDSA": {"kty": "OKP", "crv": "Ed25519"},
 }
-# What of a key is public; a key set that has more than that is not to be used for more.
+# The public parts of a key; others, if a key set has them, are not used.
 _PUBLIC: Final = ("kty", "crv", "n", "e", "x", "y")
 _RSA_BITS_MIN: Final = 2048  # RFC 7518, 3.3
 
-# Times are checked here, by a clock that tests may move.
+# Times are checked in this module, by a clock that tests may move.
 _OPTIONS: Final[Any] = {
     "require": ["exp", "iss", "aud", "sub"],
     "verify_exp": False,
@@ -55,11 +55,11 @@ class _Claims(msgspec.Struct):
     exp: float
     nbf: float = 0.0
     scope: Any = None  # RFC 9068, 2.2.3: words in one string
-    scp: Any = None  # what some issuers call it, some of them as a list
+    scp: Any = None  # the name that some issuers use, some of them with a list
 
     @property
     def scopes(self) -> frozenset[str]:
-        """Those that the issuer has granted, by either name; other values are left out."""
+        """The granted scopes, by either name; values of other types are ignored."""
         given = [self.scope, self.scp]
         lists = [each.split() if isinstance(each, str) else each for each in given]
         words = [word for each in lists if isinstance(each, list) for word in each]
@@ -78,9 +78,9 @@ class JwtVerifier:
         algorithms: Sequence[str],
         clock: Callable[[], float] = wall,
     ) -> None:
-        """Raises `ValueError` for an algorithm that is none of `ALGORITHMS`."""
+        """Raises `ValueError` for an algorithm that is not in `ALGORITHMS`."""
         if unknown := [name for name in algorithms if name not in ALGORITHMS]:
-            raise ValueError(f"{unknown[0]!r} is none of {', '.join(ALGORITHMS)}")
+            raise ValueError(f"{unknown[0]!r} is not one of {', '.join(ALGORITHMS)}")
         self._keys = keys
         self._issuer = issuer
         self._audience = audience
@@ -91,7 +91,7 @@ class JwtVerifier:
         return token.count(".") == 2
 
     async def reload(self) -> None:
-        self._keys.reload()  # an issuer may take seconds, for which nothing else waits
+        self._keys.reload()  # without waiting: an issuer may take seconds
 
     async def verify(self, token: str) -> Caller:
         try:
@@ -99,7 +99,7 @@ class JwtVerifier:
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise InvalidToken(f"the token's header: {type(error).__name__}") from None
         if header.alg not in self._algorithms:
-            raise InvalidToken("an algorithm that is not taken here")
+            raise InvalidToken("the token's algorithm is not allowed")
         if len(header.kid) > KID_LETTERS_MAX:
             raise InvalidToken("the name of the token's key is too long")
         key = await self._keys.find(header.kid, partial(_may_sign, algorithm=header.alg))
@@ -128,19 +128,19 @@ class JwtVerifier:
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise InvalidToken(f"the token: {type(error).__name__}") from None
         now = self._clock()
-        if not claims.nbf - LEEWAY_S <= now < claims.exp + LEEWAY_S:  # NaN is no time either
+        if not claims.nbf - LEEWAY_S <= now < claims.exp + LEEWAY_S:  # False for NaN
             raise InvalidToken("the token has expired, or is not valid yet")
         return claims
 
     def _holds_for_s(self, key: Mapping[str, Any], expires_at: float) -> float:
-        """A key that was withdrawn takes with it what it has signed."""
+        """How long the token stays valid; 0 once its key was withdrawn."""
         if key not in self._keys:
             return 0.0
         return min(expires_at + LEEWAY_S - self._clock(), RECHECK_S)
 
 
 def _may_sign(key: Mapping[str, Any], *, algorithm: str) -> bool:
-    """Whether a key of a key set is there to sign so: RFC 7517, 4.1 to 4.4."""
+    """Whether a key of a key set may sign with `algorithm`: RFC 7517, 4.1 to 4.4."""
     operations = key.get("key_ops", ["verify"])
     return (
         all(key.get(name) == value for name, value in ALGORITHMS[algorithm].items())

@@ -1,8 +1,8 @@
-"""Where a client learns who gives out tokens for this server: RFC 9728, as MCP asks for it.
+"""Tells clients which authorization servers issue tokens for this server: RFC 9728.
 
-"MCP servers MUST implement OAuth 2.0 Protected Resource Metadata." The document is at the path that
-the endpoint's own is put behind, and at the root of the host, where a client looks that was sent to
-neither.
+"MCP servers MUST implement OAuth 2.0 Protected Resource Metadata." The document is at the
+well-known path followed by that of the endpoint, and at the well-known path alone, where a client
+looks that was not told its URL.
 """
 
 import re
@@ -17,15 +17,15 @@ from streams.exchange import Endpoint, Head, Request, Responder, Screen
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 CACHED_S: Final = 300
 
-_AUTHORITY: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")  # fit to stand between quotes
+_AUTHORITY: Final = re.compile(r"[A-Za-z0-9.:\[\]_-]{1,255}")  # safe between quotes
 
 
 class Metadata:
     """The document of one endpoint.
 
-    `resource` is the URL that clients know the endpoint by; without it the one that a request was
-    sent to, which only its own sender is told. `servers` are the authorization servers' URLs,
-    `scopes` what the tools need.
+    `resource` is the URL by which clients know the endpoint. Without it, each client is told the
+    URL of its own request. `servers` are the URLs of the authorization servers, and `scopes` those
+    that the tools need.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Metadata:
         self._paths = (WELL_KNOWN, WELL_KNOWN + path)
 
     def covers(self, head: Head) -> bool:
-        """Whether the request is for the document, which anybody may read."""
+        """Whether the request is for the document, which is public."""
         return head.method == "GET" and head.path in self._paths
 
     def url(self, head: Head) -> str | None:
-        """Where the document is, for whoever has sent this request."""
+        """The URL of the document, for the sender of this request."""
         resource = self._resource_for(head)
         return None if resource is None else _well_known(resource)
 
     @property
     def known_url(self) -> str | None:
-        """Where it is, without a request to tell."""
+        """The URL of the document if no request is needed to tell it, else None."""
         return None if self._resource is None else _well_known(self._resource)
 
     def _resource_for(self, head: Head) -> str | None:
@@ -64,7 +64,7 @@ class Metadata:
         return f"{self._scheme}://{authority}{self._path}"
 
     def with_document(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint, with the document beside it."""
+        """An endpoint that serves the document, and passes other requests to `endpoint`."""
 
         async def answer(request: Request, responder: Responder) -> None:
             resource = self._resource_for(request)
@@ -81,19 +81,19 @@ class Metadata:
             headers = (
                 ("content-type", "application/json"),
                 ("cache-control", f"max-age={CACHED_S}"),
-                ("access-control-allow-origin", "*"),  # it is no secret, and tells of nobody
+                ("access-control-allow-origin", "*"),  # it holds no secrets
             )
             await responder.respond(200, headers, msgspec.json.encode(document))
 
         return answer
 
     def screening(self, screen: Screen) -> Screen:
-        """The endpoint's screen. A request for the document has no body."""
+        """A screen that lets requests for the document have no body, and else asks `screen`."""
         return lambda request: 0 if self.covers(request) else screen(request)
 
 
 def _well_known(resource: str) -> str:
-    """RFC 9728, 3.1: what is well known stands between the host and the path."""
+    """RFC 9728, 3.1: the well-known path is inserted between the host and the path."""
     parts = urlsplit(resource)
     path = "" if parts.path == "/" else parts.path
     return urlunsplit((parts.scheme, parts.netloc, WELL_KNOWN + path, parts.query, ""))

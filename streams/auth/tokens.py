@@ -1,12 +1,12 @@
-"""Tokens that this server has made, in a file that holds their hashes.
+"""Bearer tokens that this server has made, in a file of their hashes.
 
-The file has a JSON object a line: a name, the SHA-256 of a token, and when it was made and expires,
-in seconds since 1970. A token has 256 random bits, so its plain hash tells nobody what it is, and
-to look it up by that takes no time that says anything of another. A name may have several tokens,
-so that a new one can be handed out before the old one is revoked; all of them are one subject.
+Each line of the file is a JSON object: a name, the SHA-256 of a token, and when it was made and
+expires, in seconds since 1970. A token has 256 random bits, so that a plain hash keeps it secret,
+and the time of a lookup by the hash leaks nothing. A name may have several tokens, so that a new
+one can be handed out before the old one is revoked; all of them have the same subject.
 
-The server looks at the file whenever it is shown a token: what was added or revoked counts at once.
-A file that cannot be used lets nobody in.
+The server checks for changes of the file at each request, so that added and revoked tokens take
+effect at once. If the file cannot be used, no token of it is valid.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ from streams.keys import BEARER_PREFIX, hashed, new_bearer
 from streams.logs import log
 from streams.permissions import check_folder, open_safe, real_path
 
-ISSUER: Final = "tokens"  # that of a JWT is a URL
-FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # 25,000 tokens; whatever is longer is something else
+ISSUER: Final = "tokens"  # never the issuer of a JWT, which is a URL
+FILE_BYTES_MAX: Final = 4 * 1024 * 1024  # 25,000 tokens; a longer file is not one of tokens
 ID_LETTERS: Final = 8
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}", re.ASCII)
@@ -40,13 +40,13 @@ _Seen = tuple[int, int, int, int]
 
 
 class TokensUnusable(StreamsError):
-    """The file cannot be used; the message says why and what to do."""
+    """The file cannot be used. The message says why, and what to do."""
 
 
 class Token(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What is kept of a token. Times are seconds since 1970."""
+    """A token as the file keeps it. Times are seconds since 1970."""
 
     name: str
     sha256: str
@@ -56,18 +56,18 @@ class Token(
 
     @property
     def id(self) -> str:
-        """What tells it from others of the same name."""
+        """Identifies the token among others of the same name."""
         return self.sha256[:ID_LETTERS]
 
     def left_s(self, now: float) -> float:
-        """For how long it holds yet."""
+        """The seconds until it expires; negative after that."""
         return float("inf") if self.expires_at is None else self.expires_at - now
 
 
 _DECODER: Final = msgspec.json.Decoder(Token)
 
 
-# -- for the server
+# For the server
 
 
 class TokenFile:
@@ -77,7 +77,7 @@ class TokenFile:
         """Raises `TokensUnusable`."""
         self._path = path
         self._clock = clock
-        self._seen: _Seen | None = None  # what the file was when it was read
+        self._seen: _Seen | None = None  # identifies the file's content when it was read
         self._tokens: dict[str, Token] = {}  # by their hashes
         self._problem = ""
         if problem := self._reload_if_changed():
@@ -104,8 +104,9 @@ class TokenFile:
         return Caller(principal_of(ISSUER, found.name), holds_for_s, frozenset(found.scopes))
 
     def _left_s(self, key: str, scopes: tuple[str, ...] | None = None) -> float:
-        """For how long the token of this hash holds yet, with these scopes where any are named; 0
-        where there is none.
+        """The seconds for which the token with this hash is still valid; 0 if it is unknown.
+
+        If `scopes` are given, it is 0 as well once the token has other scopes.
         """
         self._refresh()
         token = self._tokens.get(key)
@@ -114,14 +115,14 @@ class TokenFile:
         return token.left_s(self._clock())
 
     def _refresh(self) -> None:
-        """Read the file again where it has changed; the log tells once what is wrong with it."""
+        """Read the file again if it has changed; a problem is logged once."""
         problem = self._reload_if_changed()
         if problem and problem != self._problem:
-            log.error("no token is taken", why=problem)
+            log.error("the file of tokens cannot be used; all its tokens are refused", why=problem)
         self._problem = problem
 
     def _reload_if_changed(self) -> str:
-        """Returns why the file cannot be used, so that no token is taken; empty where it can."""
+        """Returns why the file cannot be used; an empty text if it can."""
         try:
             status = self._path.stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
@@ -138,14 +139,14 @@ class TokenFile:
 
 
 def read(path: Path) -> Sequence[Token]:
-    """What is kept in a file. Raises `TokensUnusable`, or `OSError`."""
+    """The tokens in a file. Raises `TokensUnusable` or `OSError`."""
     with _opened(path, os.O_RDONLY) as (_, descriptor):
         return _parse(path, os.pread(descriptor, FILE_BYTES_MAX + 1, 0))
 
 
 @contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[tuple[Path, int]]:
-    """The file behind links, and its descriptor, if it and its folder are safe to use."""
+    """The real path of the file and its descriptor, if the file and its folder are safe to use."""
     try:
         path = real_path(path)
         check_folder(path.parent)
@@ -161,13 +162,13 @@ def _opened(path: Path, flags: int) -> Iterator[tuple[Path, int]]:
 def _parse(path: Path, content: bytes) -> Sequence[Token]:
     try:
         tokens = _DECODER.decode_lines(content)
-    except ValueError as error:  # msgspec's are, too
+    except ValueError as error:  # includes msgspec's errors
         why = str(error)
     else:
         wrong = [token.name for token in tokens if not _is_sound(token)]
         if not wrong and len(content) <= FILE_BYTES_MAX:
             return tokens
-        why = f"the name or the hash of {wrong[0][:64]!r} is none" if wrong else "it is too long"
+        why = f"the name or the hash of {wrong[0][:64]!r} is invalid" if wrong else "it is too long"
     raise TokensUnusable(
         f"{path} does not hold tokens, one JSON object a line ({why}): restore it, or make a new "
         "one with mcp-streams token new."
@@ -178,15 +179,15 @@ def _is_sound(token: Token) -> bool:
     return bool(_NAME.fullmatch(token.name) and _HASH.fullmatch(token.sha256))
 
 
-# -- for who hands them out
+# For the commands that make and revoke tokens
 
 
 def add(
     path: Path, name: str, lifetime_s: float | None = None, scopes: Iterable[str] = ()
 ) -> tuple[str, Token]:
-    """Make a token; the secret is returned once and kept nowhere. The file is made if need be.
+    """Make a token, and the file if it does not exist. The returned secret is stored nowhere.
 
-    Raises `ValueError` for what is no name or no scope, `TokensUnusable`, or `OSError`.
+    Raises `ValueError` for an invalid name or scope, `TokensUnusable`, or `OSError`.
     """
     secret, token = _made(name, lifetime_s, scopes)
     _keep(path, token)
@@ -196,7 +197,7 @@ def add(
 def _made(name: str, lifetime_s: float | None, scopes: Iterable[str]) -> tuple[str, Token]:
     if not _NAME.fullmatch(name) or _ID.fullmatch(name):
         raise ValueError(
-            f"{name[:80]!r} is no name for a token: use up to 64 letters, digits and ._@+-, and "
+            f"{name[:80]!r} is not a name for a token: use up to 64 letters, digits and ._@+-, and "
             f"not just {ID_LETTERS} hexadecimal digits"
         )
     secret, now = new_bearer(), wall()
@@ -222,15 +223,16 @@ def add_to(
     lifetime_s: float | None = None,
     scopes: Iterable[str] = (),
 ) -> Token:
-    """The same, with the secret written to a new file of mode 0600: all of it, or there is no file.
+    """Make a token as `add` does, and write the secret to a new file of mode 0600.
 
-    Raises as `add` does, and `TokensUnusable` where the new file cannot be made; then no token is.
+    Raises as `add` does, and `TokensUnusable` if the new file cannot be written; then neither the
+    token nor the file exists.
     """
     secret, token = _made(name, lifetime_s, scopes)
     if os.path.realpath(to) == os.path.realpath(path):
-        raise TokensUnusable(f"{to} is the file of the hashes: name another one for the token.")
+        raise TokensUnusable(f"{to} is the file of hashes: name another file for the token.")
     try:
-        write_whole(to, f"{secret}\n".encode(), os.link)  # which takes no other file's place
+        write_whole(to, f"{secret}\n".encode(), os.link)  # never replaces a file
     except FileExistsError:
         what = "is a directory" if os.path.isdir(to) else "exists already"
         raise TokensUnusable(f"{to} {what}: name a new file.") from None
@@ -247,9 +249,9 @@ def add_to(
 
 
 def revoke(path: Path, what: str) -> Sequence[Token]:
-    """Take away the tokens of a name, or the one of an id; those that were there.
+    """Revoke the tokens with this name, or the token with this id, and return them.
 
-    Raises `TokensUnusable`, or `OSError`.
+    Raises `TokensUnusable` or `OSError`.
     """
     with _locked(path, is_made=False) as (file, tokens):
         gone = [token for token in tokens if what in (token.name, token.id)]
@@ -260,7 +262,7 @@ def revoke(path: Path, what: str) -> Sequence[Token]:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, is_made: bool = True) -> Iterator[tuple[Path, Sequence[Token]]]:
-    """The file behind links and its tokens, which no other process changes meanwhile."""
+    """The real path of the file and its tokens, locked against changes by other processes."""
     flags = os.O_RDWR | (os.O_CREAT if is_made else 0)
     while True:
         with _opened(path, flags) as (file, descriptor):

@@ -1,7 +1,7 @@
-"""A journal in memory: for tests, and for a server that is told no file.
+"""A journal in memory: for tests, and for a server without a journal file.
 
-It is bounded by what the engine lets go of, and by nothing else. All is durable as soon as it is
-written, for as long as the process lives.
+It has no limit of its own: the engine's limits bound it. A commit is durable at once, for as long
+as the process lives.
 """
 
 import heapq
@@ -36,7 +36,7 @@ _number = attrgetter("number")
 class MemoryJournal:
     """`streams.journal.contract.Journal`, in memory."""
 
-    shortage: Shortage | None = None  # of what is no more than memory nobody is told
+    shortage: Shortage | None = None  # memory is not measured
     anonymous_shortage: Shortage | None = None
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class MemoryJournal:
         return sorted(resident, key=_number)
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
-        await trio.lowlevel.checkpoint()  # first: who is cancelled here has written nothing
+        await trio.lowlevel.checkpoint()  # first: a cancelled commit has written nothing
         return [self._commit_one(change) for change in changes]
 
     async def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
@@ -107,7 +107,7 @@ class MemoryJournal:
         return [self._records[stream] for stream in self._evicted.due(limit, only_unwanted)]
 
     async def aclose(self) -> None:
-        """Nothing to let go of: another engine may take the same journal over, as if restarted."""
+        """Nothing to close. Another engine may take over the same journal, as after a restart."""
         await trio.lowlevel.checkpoint()
 
     def _commit_one(self, change: Change) -> JournalError | None:
@@ -156,7 +156,7 @@ class MemoryJournal:
 
 
 class _Evicted:
-    """Which streams are at rest, in the orders in which they are asked for."""
+    """The evicted streams, in the orders in which lookups return them."""
 
     def __init__(self) -> None:
         self._due: dict[bool, list[tuple[float, int, str]]] = {True: [], False: []}  # by is_wanted
@@ -166,7 +166,7 @@ class _Evicted:
         return sum(map(len, self._due.values()))
 
     def add(self, record: Record) -> None:
-        """Add a stream, if it is at rest."""
+        """Add a stream, if it is evicted."""
         if record.due_at is not None:
             insort(self._due[record.is_wanted], (record.due_at, record.number, record.stream))
             if record.is_wanted:
@@ -174,7 +174,7 @@ class _Evicted:
                 insort(wanted, (record.number, record.stream))
 
     def remove(self, record: Record) -> None:
-        """Remove a stream, if it is at rest, as it was added."""
+        """Remove a stream, if it is evicted; `record` must be the one that was added."""
         if record.due_at is not None:
             due = self._due[record.is_wanted]
             del due[bisect_left(due, (record.due_at, record.number, record.stream))]
@@ -185,12 +185,12 @@ class _Evicted:
                     del self._wanted[record.principal]
 
     def wanted(self, principal: str, after: int) -> list[str]:
-        """A principal's streams above a number, that are still wanted."""
+        """A principal's streams that are still wanted, with numbers above `after`."""
         wanted = self._wanted.get(principal, [])
         return [stream for _, stream in wanted[bisect_left(wanted, (after + 1, "")) :]]
 
     def due(self, limit: int, only_unwanted: bool) -> list[str]:
-        """So many streams, those first that are due first."""
+        """Up to `limit` streams, those that are due first."""
         kinds = [self._due[False]] if only_unwanted else self._due.values()
         return [stream for _, _, stream in islice(heapq.merge(*kinds), limit)]
 
@@ -199,12 +199,12 @@ _At = tuple[str, str]  # a session's key and a delivery
 
 
 class _Rows:
-    """`streams.journal.sessions.SessionRows`; whoever was put last is last."""
+    """`streams.journal.sessions.SessionRows`, in the order in which rows were last put."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, SessionRecord] = {}
         self.grants: dict[_At, Grant] = {}
-        # Streams are forgotten often, and must not look through the grants of all the others.
+        # Streams are forgotten often, which must not search the grants of all other streams.
         self._of_session: dict[str, set[_At]] = {}
         self._of_stream: dict[str, set[_At]] = {}
 

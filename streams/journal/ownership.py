@@ -1,18 +1,18 @@
-"""Who owns a journal: at most one process, and nobody once that process is dead.
+"""Ownership of a journal: at most one process owns it, until that process ends.
 
-A journal's side files stand beside it, beside the file that a symbolic link leads to:
+A journal has side files. If the journal is a symbolic link, they lie beside the file it leads to:
 
-    <journal>.lock   byte 0 locked: this process owns the journal; byte 1: it is starting an owner
+    <journal>.lock   byte 0 locked: a process owns the journal; byte 1: one is starting an owner
     <journal>.sock   where the owner listens for its relays
-    <journal>.log    what the owner has to say
-    <journal>.key    the keys of its tokens (`streams.keys`)
+    <journal>.log    the log of an owner without a terminal
+    <journal>.key    the keys of its resume tokens (`streams.keys`)
 
-The locks are `fcntl.lockf`'s. The kernel drops them when the process ends, however it ends, and a
-forked child does not inherit them (with `flock` a tool's child would keep the journal owned). They
-have two traps, which `_LockFile` is for: they do not hold off the process that has them, and
-closing *any* descriptor of the file drops all that the process holds on it. Hence one descriptor a
-file and process, shared by whoever holds a byte of it. The file is never deleted: who locks a
-deleted file owns nothing.
+The locks are those of `fcntl.lockf`. The kernel drops them when the process ends, however it ends.
+A forked child does not inherit them; with `flock`, a child process of a tool would keep the journal
+owned. These locks have two traps. They do not exclude the process that holds them, and closing
+*any* descriptor of the file drops all locks of the process on it. So `_LockFile` keeps one
+descriptor for each file, and shares it. The file is never deleted, because a lock on a deleted file
+excludes no other process.
 """
 
 import contextlib
@@ -42,42 +42,42 @@ _FLOCK: Final = "hhqqi0q"  # Linux's struct flock: type, whence, start, length, 
 
 
 def lock_path(journal: Path) -> Path:
-    """Where the locks of `journal` are."""
+    """The lock file of `journal`."""
     return _beside(journal, ".lock")
 
 
 def socket_path(journal: Path) -> Path:
-    """Where the owner of `journal` listens."""
+    """The socket at which the owner of `journal` listens."""
     return _beside(journal, ".sock")
 
 
 def log_path(journal: Path) -> Path:
-    """Where an owner of `journal` that has no terminal writes its log."""
+    """The log file of an owner of `journal` that has no terminal."""
     return _beside(journal, ".log")
 
 
 def key_path(journal: Path) -> Path:
-    """Where the keys of `journal`'s tokens are."""
+    """The file with the keys of `journal`'s resume tokens."""
     return _beside(journal, ".key")
 
 
 def _beside(journal: Path, suffix: str) -> Path:
-    real = Path(os.path.realpath(journal))  # a loop of links is found when it is opened
+    real = Path(os.path.realpath(journal))  # opening the file will report a loop of links
     return real.parent / f"{real.name}{suffix}"
 
 
 def check_files(journal: Path) -> None:
-    """Look whether another user owns the journal, its side files or its folder, or may change them.
+    """Check that no other user owns or may change the journal, its side files or its folder.
 
-    The files are looked at by their names, since to close a descriptor of the journal would drop
-    SQLite's locks on it; in a folder that passes, other users cannot replace what passes. The files
-    that SQLite writes have one name each: another would stay in use when the journal is replaced,
-    and with another name SQLite finds no WAL. Raises `JournalUnusable`.
+    The files are checked by name, because closing a descriptor of the journal would drop SQLite's
+    locks on it. In a folder that passes, other users cannot replace a file after its check. The
+    files that SQLite writes must have no second name (a hard link): that one would stay in use when
+    the journal is replaced, and SQLite would not find the WAL by it. Raises `JournalUnusable`.
     """
     try:
         real = real_path(journal)
         if os.path.isdir(real):
-            raise JournalUnusable(f"{journal} is no file but a directory: name a file in it.")
+            raise JournalUnusable(f"{journal} is a directory: name a file in it.")
         check_folder(real.parent)
         for suffix in _SQLITES:
             check_file(_beside(real, suffix), has_one_name=True)
@@ -89,11 +89,11 @@ def check_files(journal: Path) -> None:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise JournalUnusable(f"{journal} cannot be used: {error}.") from error
-        # No folder, or none that may be searched: what is opened there next says so.
+        # A folder that is missing or may not be searched: opening the journal will report it.
 
 
 class _Held(Exception):
-    """The byte is locked already; the text says by whom."""
+    """The byte is locked already; the text names the process."""
 
 
 class _LockFile:
@@ -111,8 +111,8 @@ class _LockFile:
     def take(cls, path: Path, byte: int) -> "_LockFile":
         """Lock a byte of the file at `path`, without waiting.
 
-        Raises `_Held` where it is locked already, here or elsewhere, and `OSError` where the file
-        cannot be opened, or cannot be locked at all.
+        Raises `_Held` if it is locked already, by this or another process, and `OSError` if the
+        file cannot be opened, or cannot be locked at all.
         """
         with cls._guard:
             file = cls._open.get(path) or cls(path)
@@ -134,8 +134,8 @@ class _LockFile:
             self._keep_if_held()
 
     def sign(self) -> None:
-        """Leave our process id in the file, for the message that `_lock` gives to others."""
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, only the name is missing
+        """Write our process id into the file, for the error message in other processes."""
+        with contextlib.suppress(OSError):  # on a full disk the lock still holds, without the id
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
 
@@ -144,7 +144,7 @@ class _LockFile:
             raise _Held("this process")
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except (BlockingIOError, PermissionError):  # POSIX lets a system choose between them
+        except (BlockingIOError, PermissionError):  # POSIX allows either
             signed = os.pread(self._descriptor, _PID_BYTES_MAX, 0).strip()
             name = f"pid {signed.decode()}" if signed.isdigit() else "pid unknown"
             raise _Held(f"another process ({name})") from None
@@ -158,7 +158,7 @@ class _LockFile:
             os.close(self._descriptor)
 
 
-# A forked child holds none of the locks: there the descriptors are as good as closed.
+# A forked child holds none of the locks, so it must not believe that it does.
 in_child(_LockFile.forget_all)
 
 
@@ -170,30 +170,30 @@ class OwnerLock:
         self._file: _LockFile | None = None
 
     def acquire(self) -> None:
-        """Own the journal. Raises `JournalUnusable` where somebody else does, or nobody can."""
+        """Own the journal. Raises `JournalUnusable` if it is owned already or cannot be locked."""
         try:
             self._file = _LockFile.take(lock_path(self._journal), _OWNER_BYTE)
         except _Held as held:
             raise JournalUnusable(
                 f"{self._journal} is already owned by {held}: "
-                "stop that one, or use another journal."
+                "stop that process, or use another journal."
             ) from None
         except OSError as error:
             raise _cannot_lock(self._journal, error) from error
         self._file.sign()
 
     def release(self) -> None:
-        """Let go of it; without having it, nothing happens."""
+        """Release the lock, if it is held."""
         if self._file is not None:
             self._file.give_back(_OWNER_BYTE)
             self._file = None
 
 
 def owner_of(journal: Path) -> int | None:
-    """The id of the process that owns `journal`; None where nobody does.
+    """The id of the process that owns `journal`; None if no process does.
 
-    Nothing is locked to find it out, so whoever is about to own it is not disturbed. Not for
-    processes that hold locks on it themselves: see the head of this module.
+    It locks nothing, so it does not disturb a process that is about to own the journal. It must not
+    be called by a process that holds locks on the journal: see the head of this module.
     """
     try:
         descriptor = open_own(lock_path(journal), os.O_RDWR)
@@ -216,9 +216,9 @@ class StarterLock:
         self._file: _LockFile | None = None
 
     def acquire(self) -> bool:
-        """Try to have it, without waiting; False where this or another process has it.
+        """Lock it without waiting; False if this or another process holds it.
 
-        Raises `JournalUnusable` where the lock file cannot be used at all.
+        Raises `JournalUnusable` if the lock file cannot be used at all.
         """
         try:
             self._file = _LockFile.take(lock_path(self._journal), _STARTER_BYTE)
@@ -229,7 +229,7 @@ class StarterLock:
         return True
 
     def release(self) -> None:
-        """Let go of it; without having it, nothing happens."""
+        """Release the lock, if it is held."""
         if self._file is not None:
             self._file.give_back(_STARTER_BYTE)
             self._file = None

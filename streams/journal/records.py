@@ -1,7 +1,7 @@
-"""What a journal keeps of each stream, and what a change does to it.
+"""Records of streams, and the rules for changing them.
 
-A journal keeps a `Record` for each stream, and its lines as `Run`s. What a change does to a record
-is decided in `apply`, so that no backend repeats it. Applying a change a second time changes
+A journal keeps a `Record` for each stream, and its lines as `Run`s. `apply` decides how a change
+affects a record, so that no backend repeats the rules. Applying a change a second time changes
 nothing, so a commit whose outcome is unknown may be repeated.
 
 Only the process that holds a stream's lease (its record's `fence`) may change it.
@@ -40,65 +40,67 @@ _LIVE: Final = Outcome.LIVE
 
 
 class Restart(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
-    """What a call goes on from that is run again when its server has died.
+    """Where a call restarts from after its server has died.
 
-    `seq` and `state` are of its last checkpoint: 0 and None before the first. `answers` are those
-    to its requests since then, by the seqs of the requests.
+    `seq` and `state` are those of its last checkpoint: 0 and None before the first. `answers` are
+    the client's answers since then, by the seqs of the requests.
     """
 
     seq: int = 0
     state: bytes | None = None  # JSON
     answers: dict[int, bytes] = {}
-    attempts: int = 0  # how often it was run again without getting any further
-    reached: int = 0  # the stream's `last` when that was counted
+    attempts: int = 0  # restarts since the call last made progress
+    reached: int = 0  # the stream's `last` when `attempts` was counted
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
-    """What is known of one stream, its lines apart.
+    """All that a journal keeps of one stream, apart from its lines.
 
     Times are wall-clock seconds since 1970. The lines above `trimmed` are kept; `last` is 0 before
-    the first.
+    the first line.
     """
 
     stream: str
     principal: str
-    origin: bytes  # the originating request, as it came or as `extension.marked`
+    origin: bytes  # the originating request, as received or as `extension.marked` made it
     min_s: float
     max_s: float
     created_at: float
     fence: int
-    is_announced: bool  # whether the client was told how to come back
+    is_announced: bool  # whether the client was told how to resume it
     outcome: Outcome = Outcome.LIVE
     last: int = 0
     acked: int = 0
     last_request: int = 0  # seq of the last request to the client
     last_error: int = 0  # seq of a final response that is an error or says isError
     ended_at: float = 0.0
-    # Of a stream whose tool gives pages: the seqs of those that are kept, the final response apart.
+    # The seqs of the pages that are kept, without the final response; None unless the tool gives
+    # pages.
     pages: tuple[int, ...] | None = None
-    number: int = 0  # in the order of creation, above that of every stream before it
-    # Of a stream at rest, as `Rest` says.
+    number: int = 0  # streams are numbered in the order of creation
+    # Of an evicted stream, see `Evict`; None and False before its first eviction.
     due_at: float | None = None
     is_read: bool = False
-    restart: Restart | None = None  # None where the call is not run again, or has ended
+    restart: Restart | None = None  # None if the call cannot restart, or has ended
 
     @property
     def trimmed(self) -> int:
-        """The lines up to this one are kept no more.
+        """The seq of the last line that is no longer kept.
 
-        What was sent since a checkpoint is held against what is sent by who begins there again.
+        Lines after a checkpoint are kept even when they are acked: the restarted call sends them
+        a second time, and they are compared.
         """
         return self.acked if self.restart is None else min(self.acked, self.restart.seq)
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it runs, or its client is not known to have all of it."""
+        """Whether the call still runs, or its client may lack some of its lines."""
         is_drained = self.outcome.is_end and self.acked == self.last
         return not (self.outcome.is_tombstone or is_drained)
 
 
 class Create(msgspec.Struct, frozen=True):
-    """A new stream, under a number of its own. A repeat changes nothing."""
+    """A new stream, with a number of its own. If it exists, nothing changes."""
 
     record: Record
 
@@ -108,8 +110,10 @@ class Create(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """More lines. Where the final response is among them, `outcome` says how the stream has ended,
-    and `ended_at` when, in wall time. `pages` are the seqs of those that are pages.
+    """More lines.
+
+    If the final response is among them, `outcome` and `ended_at` say how and when (in wall time)
+    the stream has ended. `pages` are the seqs of the lines that are pages.
     """
 
     stream: str
@@ -123,8 +127,9 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The client has everything up to `acked`: what lies below may be deleted, unless the call may
-    be run again from before that.
+    """The client has every line up to `acked`.
+
+    These lines may be deleted, unless the call may restart from a line before that.
     """
 
     stream: str
@@ -133,8 +138,9 @@ class Ack(msgspec.Struct, frozen=True, gc=False):
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """Who runs the call again begins behind the line `seq`, with this state. That line may come
-    later in the same commit.
+    """A restart of the call continues after the line `seq`, with this state.
+
+    The line may come later in the same commit.
     """
 
     stream: str
@@ -144,7 +150,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """The client's answer to the request at `seq`, for a call that may be run again."""
+    """The client's answer to the request at `seq`, for a call that may restart."""
 
     stream: str
     fence: int
@@ -153,9 +159,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Restarted(msgspec.Struct, frozen=True):
-    """The call is about to be run again, the `attempts`th time since it got any further, which was
-    to the line `reached`.
-    """
+    """The call is about to restart, for the `attempts`th time since its last line was `reached`."""
 
     stream: str
     fence: int
@@ -164,7 +168,7 @@ class Restarted(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Abandoned or cancelled: the lines go, a tombstone stays."""
+    """The stream is abandoned or cancelled. Its lines are deleted; its record is a tombstone."""
 
     stream: str
     fence: int
@@ -173,19 +177,18 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """Nothing of the stream is kept, no tombstone either."""
+    """Everything of the stream is deleted, its record included."""
 
     stream: str
     fence: int
 
 
 class Evict(msgspec.Struct, frozen=True):
-    """The stream has ended and leaves memory: from now on it is found by `Lookups`
-    alone.
+    """The stream has ended and leaves memory: from now on `Lookups` finds it.
 
-    It is to be looked at when `due_at` is past, in wall time. `is_read` tells that all of it was
-    written to a client that confirms nothing. It may be asked for by its `names`, 16 bytes each. A
-    later one takes the place of this one, but for the names: those that were given stay.
+    The engine looks at it again once `due_at`, in wall time, is past. `is_read` tells that all of
+    it was written to a client that confirms nothing. `names`, of 16 bytes each, find it as well. A
+    later `Evict` replaces `due_at` and `is_read`, and adds its names to those that were given.
     """
 
     stream: str
@@ -201,10 +204,10 @@ Change = StreamChange | SessionChange
 
 
 def apply(record: Record | None, change: StreamChange) -> Record | None:
-    """What `change` makes of `record`; None where nothing is left. A repeated change changes
-    nothing.
+    """Return `record` as it is after `change`; None if it is deleted.
 
-    Raises `Gone`, `Fenced`, `Ended` or `Conflict` where the record does not allow it.
+    A change that was applied before returns the record as it is. Raises `Gone`, `Fenced`, `Ended`
+    or `Conflict` if the record does not allow the change.
     """
     if isinstance(change, Append):  # first, since almost all are
         return _appended(_owned(record, change), change)
@@ -231,7 +234,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
             )
         case Evict():
             if record.outcome is Outcome.LIVE or record.pages is not None:
-                raise Conflict(f"stream {record.stream[:8]}… must be looked after")
+                raise Conflict(f"stream {record.stream[:8]}… runs or gives pages: not evicted")
             return msgspec.structs.replace(record, due_at=change.due_at, is_read=change.is_read)
         case Forget():
             return None
@@ -242,7 +245,7 @@ def apply(record: Record | None, change: StreamChange) -> Record | None:
 def _restarting(record: Record, change: OfRestart) -> Record:
     restart = record.restart
     if restart is None:
-        return record  # it has ended since
+        return record  # the stream has ended since
     match change:
         case Checkpoint():
             if change.seq < restart.seq:

@@ -1,4 +1,4 @@
-"""What `Journal.read` makes of stored runs, whatever they are stored in."""
+"""How `Journal.read` joins stored runs, the same for every backend."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,9 +8,10 @@ from streams.messages import Run
 
 
 def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
-    """What `Journal.read` returns, from the runs that reach beyond `after`, in order.
+    """The runs that `Journal.read` returns, from the stored ones that reach beyond `after`.
 
-    Raises `Missing` where one is missing ahead of another: a gap is never handed on.
+    `stored` is in order. Raises `Missing` if lines are missing between two runs: a gap is never
+    returned.
     """
     runs = iter(stored)
     first = next(runs, None)
@@ -30,7 +31,7 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
         bytes_left -= size
         if bytes_left < 0:
             break
-        if size > room or 2 * room < STORED_BYTES_MAX:  # what is long enough is not copied
+        if size > room or 2 * room < STORED_BYTES_MAX:  # a run that is long enough is not copied
             groups.append([])
             room = STORED_BYTES_MAX
         groups[-1].append(run)

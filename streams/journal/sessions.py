@@ -1,7 +1,7 @@
-"""What a journal keeps of sessions over HTTP, which outlive connections and the server.
+"""Records and grants of sessions over HTTP, which outlive connections and the server.
 
-Each has a `SessionRecord`, and `Grant`s of what it may continue. What a change does is decided in
-`apply_to_sessions`, so that no backend repeats it.
+Each session has a `SessionRecord`, and a `Grant` for each delivery that it may continue.
+`apply_to_sessions` decides what a change does, so that no backend repeats it.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from streams.messages import RequestId
 
 
 class SessionRecord(msgspec.Struct, frozen=True):
-    """What is known of one session over HTTP."""
+    """One session over HTTP."""
 
     key: str  # a hash of the session's id, which is a secret and never stored
     principal: str
@@ -24,10 +24,10 @@ class SessionRecord(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """That a session may continue a delivery of a stream, by the event ids of that delivery.
+    """Allows a session to continue a delivery of a stream, by the event ids of that delivery.
 
-    `delivery` tells it from the others of its session. It is the response to the resume whose id is
-    `reply_id`, and keeps that id's JSON type: `"1"` is not `1`. It began behind `start`.
+    `delivery` identifies it within its session. The delivery is the response to the resume with the
+    id `reply_id`, which keeps its JSON type: `"1"` is not `1`. The delivery began after `start`.
     """
 
     session: str  # the key of the session's record
@@ -39,37 +39,38 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class _OfSession(msgspec.Struct, frozen=True):
-    """What tells changes of sessions from those of streams, at the cost of one look: `isinstance`
-    would slow down every append.
+    """A change of a session: its `stream` is None.
+
+    One attribute tells it from a change of a stream; `isinstance` would slow down every append.
     """
 
     stream: ClassVar[None] = None
 
 
 class SaveSession(_OfSession, frozen=True):
-    """A new session, or the record that takes the place of its former one; its grants stay."""
+    """A new session, or a new record of a known one, whose grants stay."""
 
     record: SessionRecord
 
 
 class DropSession(_OfSession, frozen=True):
-    """Nothing of the session is kept, nor are its grants."""
+    """The session and its grants are deleted."""
 
     key: str
 
 
 class SaveGrant(_OfSession, frozen=True):
-    """A new grant, or what takes the place of the session's former grant of that delivery.
+    """A new grant, or a new version of the session's grant of that delivery.
 
-    Nothing is kept where the session or the stream is not there: nobody could use it, and nothing
-    would ever drop it. A tombstone is there: who comes for its delivery is told how it ended.
+    It is not kept if the session or the stream is unknown: it would be of no use, and never
+    deleted. A tombstone counts as known, so that the client can be told how the stream ended.
     """
 
     grant: Grant
 
 
 class DropGrant(_OfSession, frozen=True):
-    """The session has no such delivery to continue any more."""
+    """The session may no longer continue this delivery."""
 
     session: str
     delivery: str
@@ -79,19 +80,21 @@ SessionChange = SaveSession | DropSession | SaveGrant | DropGrant
 
 
 class SessionRows(Protocol):
-    """Where a backend keeps sessions and grants. It has no rules: they are `apply_to_sessions` and,
-    for a forgotten stream, `drop_grants_of_stream`.
+    """Where a backend keeps sessions and grants.
+
+    The rules are in `apply_to_sessions`. A backend itself calls only `drop_grants_of_stream`, for a
+    forgotten stream.
     """
 
     def has_session(self, key: str) -> bool: ...
 
     def put_session(self, record: SessionRecord) -> None:
-        """Put it last; the one of the same key goes."""
+        """Replace the record with the same key, if any; the new one is last in order."""
 
     def drop_session(self, key: str) -> None: ...
 
     def put_grant(self, grant: Grant) -> None:
-        """Put it last; the one of the same session and delivery goes."""
+        """Replace the grant of the same delivery, if any; the new one is last in order."""
 
     def drop_grant(self, session: str, delivery: str) -> None: ...
 
@@ -103,9 +106,9 @@ class SessionRows(Protocol):
 def apply_to_sessions(
     rows: SessionRows, change: SessionChange, has_stream: Callable[[str], bool]
 ) -> None:
-    """Do to `rows` what `change` says. To drop what is not there changes nothing.
+    """Apply `change` to `rows`. Deleting an unknown row changes nothing.
 
-    `has_stream` tells whether there is a record of a stream, at this point of the commit.
+    `has_stream` tells whether a stream has a record, at this point of the commit.
     """
     match change:
         case SaveSession():

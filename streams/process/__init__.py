@@ -1,1 +1,1 @@
-"""How it runs as a process: options, the processes that serve and relay, and their end."""
+"""Processes: their options, the processes that serve, own a journal and relay, and their end."""

@@ -1,12 +1,12 @@
-"""The end of the process: at its deadline at the latest, whatever a tool does.
+"""Ends the process at its deadline at the latest, whatever a tool does.
 
-A shutdown waits for tools, and a tool may never end: it may be shielded from cancellation, compute
-without a pause on the thread that everything runs on, or have started a thread that Python waits
-for. So a thread of its own ends the process when the deadline has passed, as SIGKILL would; the
-journal is made for that, and the calls that ran are `interrupted` after a restart.
+A shutdown waits for tools, and a tool may never end: it may be shielded from cancellation, block
+the thread of the event loop, or have started a thread that Python waits for. So a separate thread
+ends the process once the deadline has passed, as SIGKILL would. The journal is made for that, and
+the calls that ran are `interrupted` after the next start.
 
-Not even this helps against code in C that holds Python's global lock and never gives it back: then
-neither this thread nor the handler of the signal runs.
+C code that holds Python's global lock for ever defeats even this: then neither the thread nor the
+handler of the signal runs.
 """
 
 import os
@@ -25,36 +25,38 @@ from streams.logs import log
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
 DEADLINE_S: Final = 4.0  # from the signal or the failure; the design page promises it
-FINAL_LOG_S: Final = 0.2  # of them, for the log: standard error may be a pipe without a reader
+FINAL_LOG_S: Final = 0.2  # of these, to write the log: standard error may be a full pipe
 
 END_OF_SIGNAL: Final = 0
 END_OF_FAILURE: Final = 2
 
 
 class Exit:
-    """Made before the server is, and told by `begin` that the process is about to end.
+    """The deadline of the process, which starts with `begin`. Make it before the server.
 
-    `tools` gives the names of those that have not ended, `failure` what has failed, if anything.
+    `tools` returns the names of the tools that have not ended, `failure` the error that ended the
+    server, if any.
     """
 
     def __init__(self) -> None:
         self.tools: Callable[[], Sequence[str]] = list
         self.failure: Callable[[], BaseException | None] = lambda: None
-        # Unlike those of an event, its `put` may interrupt itself: a signal handler calls it.
+        # A signal handler calls `put`, which may interrupt itself; `Event.set` may not.
         self._begun: queue.SimpleQueue[tuple[int, float]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="mcp-streams exit", daemon=True).start()
 
     def begin(self, code: int) -> None:
-        """From now on the process has `DEADLINE_S` seconds; `code` is the exit code if it takes
-        longer. Only the first call counts. May be called from a signal handler.
+        """Start the deadline of `DEADLINE_S` seconds; `code` is the exit code once it has passed.
+
+        Only the first call counts. It may be called from a signal handler.
         """
         self._begun.put((code, steady()))
 
     @contextmanager
     def with_signals(self) -> Iterator[None]:
-        """In this block each of `END_SIGNALS` calls `begin`, and then the handler it had before.
+        """In this block each of `END_SIGNALS` calls `begin`, then its former handler.
 
-        Install those handlers first: these take their place.
+        Install the former handlers before.
         """
         handlers = {number: signal.getsignal(number) for number in END_SIGNALS}
 
@@ -78,7 +80,7 @@ class Exit:
 
     def _tell(self, code: int) -> None:
         told: dict[str, object] = {"tools": ", ".join(self.tools()) or "none", "code": code}
-        log.warning("the process ends at its deadline, before all in it has ended", **told)
+        log.warning("the process ends at its deadline; some tools have not ended", **told)
         failure = self.failure()
         if code == END_OF_FAILURE and failure is not None:
             with suppress(OSError):
@@ -86,10 +88,10 @@ class Exit:
 
 
 def let_children_end() -> None:
-    """Let forked children end for a signal: the handlers of this process are the server's.
+    """Give forked children the default signal handlers, so that signals end them.
 
-    Signals are blocked from before the fork until the child has the system's own handling: one
-    that came in between would be lost.
+    Signals are blocked from before the fork until the child has its handlers; a signal in between
+    would be lost.
     """
     was = threading.local()
 

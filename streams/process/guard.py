@@ -1,4 +1,4 @@
-"""What stands before the listeners: TLS, who may come in, and where they may listen at all."""
+"""The security of the listeners: TLS, authentication, and the addresses they may listen at."""
 
 import os
 import re
@@ -24,11 +24,11 @@ from transports.net.origins import names_loopback
 if TYPE_CHECKING:
     from streams.auth.jwks import KeySet
 
-_URL: Final = re.compile(r"https?://[!#-~]+")  # fit to stand between quotes
+_URL: Final = re.compile(r"https?://[!#-~]+")  # safe between quotes
 
 
 class Guard(msgspec.Struct, frozen=True):
-    """What every connection has to pass. `run` it before the first one comes."""
+    """TLS and authentication of all connections. Start `run` before the listeners."""
 
     tls: "Certificate | None" = None
     admit_http: Admit | None = None
@@ -39,31 +39,32 @@ class Guard(msgspec.Struct, frozen=True):
 
     @property
     def s(self) -> str:
-        """What is behind the scheme of a URL that is spoken over TLS."""
+        """The suffix of the scheme of URLs: "s" with TLS."""
         return "" if self.tls is None else "s"
 
     def metadata_url(self, head: Head) -> str | None:
-        """The URL at which the client that sent this request reads how to get a token."""
+        """The URL at which the sender of this request reads how to get a token."""
         return None if self.metadata is None else self.metadata.url(head)
 
     def with_metadata(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint, with what there is to read for who may not come in."""
+        """The endpoint, together with the metadata document for clients without a token."""
         return endpoint if self.metadata is None else self.metadata.with_document(endpoint)
 
     def screening(self, screen: Screen) -> Screen:
-        """The endpoint's screen, and that of what there is to read beside it."""
+        """The screen of `with_metadata`'s endpoint."""
         return screen if self.metadata is None else self.metadata.screening(screen)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Know the issuer's keys, for ever."""
+        """Keep the issuer's keys up to date until cancelled."""
         if self.keys is None:
             task_status.started()
         else:
             await self.keys.run(task_status=task_status)
 
     async def reload(self) -> None:
-        """Read certificate and tokens again, and have the keys read beside; the log tells which of
-        them cannot be used.
+        """Read the certificate, the tokens and the keys again.
+
+        If one of them cannot be used, the log says so.
         """
         if self.tls is not None:
             try:
@@ -77,9 +78,10 @@ class Guard(msgspec.Struct, frozen=True):
 
 
 def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> Guard:
-    """The guard that the options ask for. Raises `CannotServe` where it is impossible or unsafe.
+    """Make the guard that the options ask for.
 
-    `scopes` are those that the server's tools need, once they are known.
+    `scopes` returns those that the server's tools need; it is called after the server is loaded.
+    Raises `CannotServe` if the options are impossible or unsafe.
     """
     auth = options.auth
     tls = None if options.tls_cert is None else Certificate(options.tls_cert, options.tls_key)
@@ -98,7 +100,7 @@ def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> 
     at_http = Authenticator(
         verifiers, is_public=metadata.covers, metadata_url=metadata.url, scopes=scopes
     )
-    # --http alone has the document.
+    # Only --http serves the document.
     at_ws = Authenticator(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
     return Guard(tls, at_http.admit, at_ws.admit, metadata, keys, verifiers)
 
@@ -118,28 +120,28 @@ def _check_address(address: str, options: Options, *, is_tls: bool) -> None:
     if not options.auth.is_required:
         if not options.insecure_anonymous:
             raise CannotServe(
-                f"{address} can be reached from elsewhere and nobody is asked who they are: bind "
-                "to 127.0.0.1, ask with --auth-tokens or --auth-jwks, or say --insecure-anonymous."
+                f"{address} can be reached from other machines and callers are not authenticated: "
+                "bind to 127.0.0.1, or add --auth-tokens, --auth-jwks or --insecure-anonymous."
             )
     elif not (is_tls or options.auth.behind_proxy):
         raise CannotServe(
-            f"{address} can be reached from elsewhere and tokens would be sent there in the clear: "
-            "serve with --tls-cert, or say --behind-proxy where a proxy ends TLS."
+            f"{address} can be reached from other machines and tokens would be sent unencrypted: "
+            "serve with --tls-cert, or with --behind-proxy if a proxy ends TLS."
         )
 
 
 def _check_settings(options: Options) -> None:
     auth = options.auth
     if auth.is_required and options.insecure_anonymous:
-        raise CannotServe("--insecure-anonymous: everybody is asked who they are; leave it out.")
+        raise CannotServe("--insecure-anonymous: all callers are authenticated; leave it out.")
     if auth.is_required and not options.is_listening:
-        raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: say one of them.")
+        raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: add one of them.")
     if auth.auth_jwks is None and (auth.auth_issuer or auth.auth_audience):
-        raise CannotServe("--auth-issuer and --auth-audience: say where the keys are: --auth-jwks.")
+        raise CannotServe("--auth-issuer and --auth-audience need --auth-jwks: the issuer's keys.")
     if auth.behind_proxy and auth.auth_resource is None:
         raise CannotServe(
-            "--behind-proxy: clients know the server by the proxy's name: write the URL that they "
-            "use, with --auth-resource."
+            "--behind-proxy: clients know the server by the proxy's name: add --auth-resource with "
+            "the URL that they use."
         )
     urls = (auth.auth_resource, *auth.auth_server)
     if wrong := [url for url in urls if url is not None and not _URL.fullmatch(url)]:
@@ -147,8 +149,9 @@ def _check_settings(options: Options) -> None:
 
 
 class Certificate:
-    """The certificate of the listeners with its key: called, it gives the context of the next
-    handshake. Connections that exist keep theirs.
+    """The certificate of the listeners, with its key.
+
+    A call returns the TLS context for the next handshake. Existing connections keep theirs.
     """
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
@@ -161,7 +164,7 @@ class Certificate:
         return self._context
 
     def reload(self) -> None:
-        """Take what is in the files now. Raises `CannotServe` and keeps what it has."""
+        """Read the files again. If it raises `CannotServe`, the former certificate stays."""
         self._context = self._load(_no_passphrase)
 
     def _load(self, passphrase: Callable[[], str] | None) -> ssl.SSLContext:
@@ -180,19 +183,22 @@ class Certificate:
 
 
 def _opened(opened: ExitStack, path: Path, *, is_secret: bool) -> str:
-    """A path to a checked file, which cannot be replaced any more, until `opened` is closed."""
+    """A path to the checked file itself, valid until `opened` is closed.
+
+    It leads to the descriptor, so replacing the file after the check has no effect.
+    """
     descriptor = open_safe(real_path(path), is_secret=is_secret)
     opened.callback(os.close, descriptor)
     return f"/dev/fd/{descriptor}"
 
 
 def _no_passphrase() -> str:
-    """To ask for it on a terminal would hold up the server."""
-    raise ValueError("a key with a passphrase is read at the start alone")
+    """Refuse to ask for a passphrase on the terminal, which would block the server."""
+    raise ValueError("a key with a passphrase can be read only at the start")
 
 
-# Each kind of token is imported where it is asked for (PLC0415): libraries for signatures, and for
-# asking for keys, take as long to load as all the rest.
+# Each kind of token is imported only if it is used (PLC0415): the libraries for signatures and for
+# fetching keys take as long to load as everything else.
 
 
 def _verifiers(auth: Auth, keys: "KeySet | None") -> Sequence[Verifier]:
@@ -210,8 +216,8 @@ def _verifiers(auth: Auth, keys: "KeySet | None") -> Sequence[Verifier]:
         issuer, audience = auth.auth_issuer, auth.auth_audience or auth.auth_resource
         if not issuer or not audience:
             raise CannotServe(
-                "--auth-jwks: say whose keys they are, with --auth-issuer, and what tokens must be "
-                "made for, with --auth-audience."
+                "--auth-jwks needs --auth-issuer, whose keys these are, and --auth-audience, which "
+                "tokens must be made for."
             )
         if not issuer.isprintable() or " " in issuer:
             raise CannotServe("--auth-issuer: write it as the tokens do, without blanks.")
@@ -233,7 +239,7 @@ def _keys(auth: Auth) -> "KeySet | None":
     parts = urlsplit(auth.auth_jwks)
     is_near = parts.scheme == "http" and names_loopback(parts.hostname or "")
     if "://" in auth.auth_jwks and parts.scheme != "https" and not is_near:
-        raise CannotServe(f"--auth-jwks: {auth.auth_jwks} could be anybody's: use https.")
+        raise CannotServe(f"--auth-jwks: {auth.auth_jwks} is not authenticated: use https.")
     try:
         return KeySet(fetcher(auth.auth_jwks))
     except UnsafeFile as error:
@@ -243,7 +249,7 @@ def _keys(auth: Auth) -> "KeySet | None":
 def _metadata(
     options: Options, scopes: Callable[[], Sequence[str]], *, is_tls: bool
 ) -> Metadata | None:
-    """None where there is nobody to get tokens from but who runs the server."""
+    """The metadata document; None if there is no authorization server to name."""
     auth = options.auth
     issuers = [auth.auth_issuer] if auth.auth_issuer and _URL.fullmatch(auth.auth_issuer) else []
     servers = list(auth.auth_server) or issuers

@@ -1,6 +1,6 @@
-"""How a server process is to run, and which server that is.
+"""The options of a server process.
 
-Quick to load: a relay needs nothing else.
+It is quick to load, because a relay loads it.
 """
 
 from dataclasses import dataclass
@@ -14,37 +14,37 @@ from streams.limits import Durability
 
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
 
-READY: Final = "ready\n"  # what an owner tells the relay that started it, once it listens
+READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
 
 
 class CannotServe(Exception):
-    """The server cannot start; the message says what to do."""
+    """The server cannot start. The message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auth:
-    """Who may come in by --ws and --http.
+    """Authentication of callers over --ws and --http.
 
     Parameters
     ----------
     auth_tokens
-        Take the tokens in this file, which "mcp-streams token" makes and revokes.
+        Accept the bearer tokens in this file, which "mcp-streams token" makes and revokes.
     auth_jwks
-        Take JWTs signed with a key of this key set: its https URL, or a file.
+        Accept JWTs signed with a key of this key set: its https URL, or a file.
     auth_issuer
-        The issuer of those JWTs, as they name it.
+        The issuer of these JWTs, as their "iss" claim names it.
     auth_audience
-        The audience that they must be made for; by default --auth-resource.
+        The audience that these JWTs must have; by default --auth-resource.
     auth_algorithms
-        How they may be signed, separated by commas.
+        The allowed signature algorithms of these JWTs, separated by commas.
     auth_server
-        The URL of an authorization server that clients get tokens from; by default the issuer.
+        The URL of an authorization server that issues tokens to clients; by default the issuer.
     auth_resource
-        The URL that clients know --http by; by default what each of them has called.
+        The URL by which clients know --http; by default the URL that each of them calls.
     behind_proxy
-        Let --ws and --http take tokens in the clear: a proxy before them ends TLS. --auth-resource
-        says then by which URL clients know it.
+        Accept unencrypted tokens over --ws and --http: a proxy in front ends TLS. It needs
+        --auth-resource.
     """
 
     auth_tokens: Path | None = None
@@ -58,7 +58,7 @@ class Auth:
 
     @property
     def is_required(self) -> bool:
-        """Whether anybody is asked who they are."""
+        """Whether callers are authenticated."""
         return self.auth_tokens is not None or self.auth_jwks is not None
 
 
@@ -87,17 +87,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_relay(self) -> bool:
-        """Whether this process only brings a client to the journal's owner."""
+        """Whether this process only connects a client to the journal's owner."""
         is_server = self.foreground or self.is_listening
         return self.stdio and self.journal is not None and not is_server
 
     @property
     def is_listening(self) -> bool:
-        """Whether clients reach this process by the network."""
+        """Whether clients reach this process over the network."""
         return self.ws is not None or self.http is not None
 
     def for_owner(self) -> str:
-        """The options of the owner that a relay with these starts, as text."""
+        """The options for the owner that a relay with these options starts, as text."""
         return msgspec.json.encode(
             msgspec.structs.replace(self, stdio=False, foreground=True), enc_hook=str
         ).decode()
@@ -108,7 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, path: kind(path))
 
     def hello(self) -> dict[str, object]:
-        """What a relay and its owner must agree on."""
+        """The app and version, on which a relay and its owner must agree."""
         place, _, name = self.app.rpartition(":")
         if place.endswith(".py"):
             place = str(Path(place).resolve())

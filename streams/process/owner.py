@@ -1,4 +1,4 @@
-"""`python -m streams.process.owner OPTIONS`: what a relay starts, with its options as JSON."""
+"""The owner that a relay starts: `python -m streams.process.owner OPTIONS`, with JSON options."""
 
 import sys
 from contextlib import suppress
@@ -9,7 +9,7 @@ from streams.process.options import CannotServe, Options
 
 
 def main() -> int:
-    """Own the journal until there has been nothing to do for a while."""
+    """Own the journal, and serve until the server has been idle for a while."""
     options = Options.parse(sys.argv[1])
     logs.log_to_stderr(as_json=options.json_log)
     try:

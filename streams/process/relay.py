@@ -1,8 +1,8 @@
-"""The relay: what a client spawns with `--stdio --journal FILE`.
+"""The relay: the process that a client spawns with `--stdio --journal FILE`.
 
-It finds the journal's owner, or starts it in a session of its own, and hands over its standard
-streams. So the work outlives the client's host, and the next process that a client spawns reaches
-it. A client waits for this process to start, so nothing is imported here that takes time to load.
+It finds the journal's owner, or starts it in a session of its own, and hands its standard streams
+over to it. So calls outlive the client's host, and the next process that a client spawns reaches
+them. A client waits for this process to start, so it imports nothing that takes time to load.
 """
 
 import os
@@ -20,13 +20,13 @@ from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Option
 from transports.relay.handover import AnotherUser, NoOwner, RelayRefused, relay
 from transports.relay.standard import claim_standard_streams
 
-# How long a relay looks for an owner, or waits for the one that somebody is starting.
+# How long a relay looks for an owner, or waits for one that another relay is starting.
 OWNER_WAIT_S: Final = 30.0
 OWNER_RETRY_S: Final = 0.05
 
 
 def run(options: Options) -> None:
-    """Bring the client to the journal's owner, and wait for their end. Raises `CannotServe`."""
+    """Connect the client to the journal's owner until they end. Raises `CannotServe`."""
     assert options.journal is not None
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _go_on)
@@ -41,17 +41,18 @@ def run(options: Options) -> None:
             raise CannotServe(str(refused)) from refused
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
-        except NoOwner as nobody:
+        except NoOwner as missing:
             if time.monotonic() > give_up_at:
-                raise CannotServe(f"{nobody}: see {log_path(options.journal)}.") from nobody
+                raise CannotServe(f"{missing}: see {log_path(options.journal)}.") from missing
         else:
             return
         _ensure_owner(options, starter)
 
 
 def _go_on(*_: object) -> None:
-    """A hangup of the terminal ends the client, and then the owner lets the relay go; to reload is
-    the owner's business. A handler, since what ignores a signal passes that on to its children.
+    """Handle SIGHUP by doing nothing: the owner reloads, and a relay ends with its client.
+
+    It is a handler, because children inherit an ignored signal.
     """
 
 
@@ -63,7 +64,7 @@ def _check_files(journal: Path) -> None:
 
 
 def _ensure_owner(options: Options, starter: StarterLock) -> None:
-    """Start an owner, or wait a little for the one that somebody else is starting."""
+    """Start an owner, or wait a little for one that another relay is starting."""
     try:
         is_ours_to_start = starter.acquire()
     except JournalUnusable as error:
@@ -80,7 +81,7 @@ def _ensure_owner(options: Options, starter: StarterLock) -> None:
 def _start_owner(options: Options) -> None:
     """Start an owner and wait until it listens, or has failed.
 
-    It is given a session of its own: stock hosts send SIGTERM to the whole process group two
+    It gets a session of its own, because common hosts send SIGTERM to the whole process group two
     seconds after they have closed stdin.
     """
     assert options.journal is not None
@@ -108,7 +109,7 @@ def _start_owner(options: Options) -> None:
         if told == READY:
             return
         why = told or _last_line(log_stream.fileno(), began_at)
-    if "already owned" not in why:  # else somebody was faster, and is found soon
+    if "already owned" not in why:  # else another process was faster, and will be found
         raise CannotServe(f"The journal's owner did not start: {why} See {log_file}.")
 
 

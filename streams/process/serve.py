@@ -35,24 +35,25 @@ from streams.server.server import RunningServer, Server
 from transports import http, stdio, websocket
 from transports.relay import owner
 
-# Threads of the journal and of tools come and go in less than the interpreter's 5 ms, for which
-# everybody else would wait.
+# Threads of the journal and of tools often run for less than the interpreter's default of 5 ms, for
+# which all other threads would wait.
 SWITCH_S: Final = 0.0005
-# A server that holds much makes little garbage in cycles: older objects are looked through a tenth
-# as often. The newest 2,000 take up to 3 ms while connections come and go, 10,000 take 10.
+# A large server makes little garbage in cycles, so older generations are collected a tenth as
+# often. Collecting the newest 2,000 objects takes up to 3 ms while connections come and go; 10,000
+# take 10 ms.
 GARBAGE_MAX: Final = (2_000, 100, 20)
 
-# For all that is no connection. Over HTTP and over WebSocket there may be `connections_max` each.
+# Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
-# Else an owner could end before the relay that has started it gets through.
+# An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
 
 
 def load(app: str) -> Server:
-    """The server that `file.py:name` or `package.module:name` stands for. Raises `CannotServe`.
+    """Load the server named by `file.py:name` or `package.module:name`.
 
-    Whatever goes wrong inside is the author's, who is told where.
+    Raises `CannotServe`, which names the line if the author's code has failed.
     """
     place, _, name = app.rpartition(":")
     if not place or not name:
@@ -71,7 +72,7 @@ def load(app: str) -> Server:
 
 
 def _described(error: Exception) -> str:
-    if isinstance(error, SyntaxError):  # says itself where it is
+    if isinstance(error, SyntaxError):  # its text names the line
         return f"{type(error).__name__}: {error}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
@@ -95,7 +96,7 @@ def _import(place: str) -> Any:
 
 
 def run(options: Options) -> None:
-    """Serve until there is nothing left to do, or a signal says so. Raises `CannotServe`."""
+    """Serve until the server is idle, or a signal ends it. Raises `CannotServe`."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _go_on)
     guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
@@ -113,19 +114,19 @@ def run(options: Options) -> None:
     except* (CannotServe, JournalError, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
-        # While it runs a full disk ends nothing: this one was full when it started.
+        # A full disk does not end a running server, so this one was full at the start.
         advice = " Make room, or name another journal." if isinstance(failure, Full) else ""
         raise CannotServe(f"{failure}{advice}") from failure
 
 
 def _go_on(*_: object) -> None:
-    """Ignore a SIGHUP while the server starts: all that it would read again was read just now."""
+    """Ignore SIGHUP while the server starts: it has just read all that a reload would read."""
 
 
 def _tune() -> None:
-    """Settings for a process that is a server and nothing else."""
+    """Tune the interpreter for a process that is only a server."""
     sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported modules are not collected
     gc.set_threshold(*GARBAGE_MAX)
 
 
@@ -140,7 +141,7 @@ def _raise_descriptors(connections_max: int) -> None:
             log.debug("fewer file descriptors than connections_max needs", limit=raised)
 
 
-# The process that does the work
+# The serving process
 
 
 async def _serve_watched(server: Server, options: Options, *how: Any) -> None:
@@ -186,7 +187,7 @@ async def _serve(
 
 
 def _linger_s(options: Options) -> float:
-    """For how long nothing to do is no reason to end; a client's own process ends with it."""
+    """How long an idle server waits for clients before it ends; over stdio it ends at once."""
     return 0.0 if options.stdio else max(options.linger_s, LINGER_MIN_S)
 
 
@@ -207,7 +208,7 @@ async def _open_journal(options: Options, limits: Limits) -> AsyncIterator[tuple
 
 
 def _warn_of_limit(journal: Journal) -> None:
-    """Say so where the journal that was there has its limit: no client could say it as well."""
+    """Warn if the journal has reached its limit at the start: clients are told less about it."""
     shortage = journal.shortage
     if shortage is not None and shortage.limit is not None:
         log.warning(
@@ -220,7 +221,7 @@ def _warn_of_limit(journal: Journal) -> None:
 
 @asynccontextmanager
 async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
-    """A block that, once it fails or is cancelled, leaves the process no more than its deadline."""
+    """When this block fails or is cancelled, start the deadline of the process."""
     exit.tools = lambda: running.running_tools
     exit.failure = lambda: running.engine.failure
     try:
@@ -252,8 +253,9 @@ async def _reload_on_hangup(
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
-    """Read certificate, tokens and keys again at each SIGHUP; but end where the terminal is gone,
-    whose end sends a SIGHUP as well.
+    """Read certificate, tokens and keys again at each SIGHUP.
+
+    If the terminal is gone, shut down instead: closing a terminal sends SIGHUP too.
     """
     had_terminal = _has_terminal()
     shown = [fd for fd in (0, 1, 2) if os.isatty(fd)]
@@ -270,7 +272,7 @@ async def _reload_on_hangup(
 
 
 def _leave_terminal(fds: Sequence[int]) -> None:
-    """Lead these to /dev/null: to write to a terminal that is gone fails, for the log as well."""
+    """Redirect these to /dev/null: writing to a closed terminal fails, even for the log."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in fds:
         os.dup2(nowhere, fd)
@@ -278,7 +280,7 @@ def _leave_terminal(fds: Sequence[int]) -> None:
 
 
 def _has_terminal() -> bool:
-    """Whether there is a terminal whose end sends a SIGHUP to this process."""
+    """Whether this process has a controlling terminal, which sends SIGHUP when it closes."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -338,7 +340,7 @@ async def _listen(
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(f"{address} cannot be listened at: {error}.") from error
+            raise CannotServe(f"{address}: cannot listen there: {error}.") from error
         shown = f"[{host}]" if ":" in host else host
         log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
         task_status.started()
@@ -371,14 +373,14 @@ async def _serve_relays(
         try:
             await nursery.start(serve)
         except OSError as error:
-            raise CannotServe(f"{path} cannot be listened at: {error}.") from error
+            raise CannotServe(f"{path}: cannot listen there: {error}.") from error
         task_status.started()
 
 
 def tell_starter(what: str) -> None:
-    """Tell the relay that started this owner, if one did, that it listens, or why it does not."""
+    """Tell the relay that started this owner, if any, that it listens, or why it failed."""
     fd = os.environ.pop(STARTER_VARIABLE, None)
     if fd is not None:
-        # That relay may have been killed; others wait for this owner as well.
+        # The relay may have been killed; other relays may still wait for this owner.
         with suppress(BrokenPipeError), open(int(fd), "w", errors="backslashreplace") as starter:
             starter.write(what)

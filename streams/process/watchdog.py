@@ -1,8 +1,8 @@
-"""Notices a handler that keeps everybody else waiting.
+"""The watchdog reports a handler that blocks the event loop.
 
-All handlers take turns on one thread: one that computes for long, or waits without `await`, holds
-up all connections. A thread of its own asks for a turn now and then, and looks where the other one
-stands when it is not given one.
+All handlers take turns on one thread: one that computes for long, or waits without `await`, blocks
+all connections. The watchdog, on another thread, asks for a turn now and then. If it gets none, it
+logs what the blocked thread is running.
 """
 
 import os
@@ -21,10 +21,10 @@ import streams
 from streams.clock import steady
 from streams.logs import log
 
-LOOKS: Final = 4  # for a turn, in the time that one may take
-GRACE_S: Final = 0.05  # a process that was stopped and goes on is not to blame
+LOOKS: Final = 4  # turns asked for, in the time that a turn may take
+GRACE_S: Final = 0.05  # a process that was stopped and continued gets this before a report
 
-# Where nobody looks for the reason: in our own code, and in what it and everybody's runs on.
+# Code that is never reported as the cause: our own, trio's, and the standard library.
 _OURS: Final = tuple(
     f"{folder}{os.sep}"
     for folder in (
@@ -39,10 +39,10 @@ _PACKAGES: Final = ("site-packages", "dist-packages")
 
 @contextmanager
 def watched(patience_s: float, name_of: Callable[[FrameType], str | None]) -> Iterator[None]:
-    """Watch the trio program that this block is in: what takes longer than `patience_s` is logged,
-    and again when it is over. 0 watches nothing.
+    """Watch the trio program around this block.
 
-    `name_of` knows which tool a frame belongs to, if it is one that tells.
+    A turn that takes longer than `patience_s` is logged, and logged again when it is over; 0 turns
+    the watchdog off. `name_of` returns the name of the tool that a frame belongs to, if any.
     """
     if not patience_s:
         yield
@@ -76,15 +76,15 @@ class _Watchdog:
 
     def _report(self, turn: threading.Event, asked_at: float) -> None:
         found = self._found()
-        log.warning("a handler holds up everybody else", **found, for_s=self._patience_s)
+        log.warning("a handler blocks all connections", **found, for_s=self._patience_s)
         while not turn.wait(self._patience_s):
             if self.is_over.is_set():
                 return
         took_s = round(steady() - asked_at, 1)
-        log.warning("nobody is held up any more", **found, took_s=took_s)
+        log.warning("the handler has ended its turn", **found, took_s=took_s)
 
     def _found(self) -> dict[str, str]:
-        """Which tool it is, where that can be told, and where it stands."""
+        """The tool, if known, and the place in its code."""
         frame = sys._current_frames().get(self._watched)
         frames = []
         while frame is not None:

@@ -176,7 +176,7 @@ def test_what_cannot_be_a_journal_is_refused_in_one_line(
     done = run(*(word.replace("{}", place) for word in words), cwd=folder)
     assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1), done.stderr
     if len(place) < 3:
-        assert f"{place or '.'} is no file but a directory: name a file in it." in done.stderr
+        assert f"{place or '.'} is a directory: name a file in it." in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -236,13 +236,13 @@ def damage(path: Path, *statements: str) -> None:
         ("UPDATE progress SET last = 'ten' WHERE id = 9", "stream 9: its record cannot be"),
         ("UPDATE streams SET origin = 'x' WHERE id = 9", "stream 9: its record cannot be"),
         ("UPDATE streams SET origin = X'7B' WHERE id = 9", "stream 9 .* request cannot be read"),
-        ("DELETE FROM progress WHERE id = 9", "stream 9: there is no record of it"),
-        ("DELETE FROM streams WHERE id = 9", "1 streams are awake that are not there"),
-        ("DELETE FROM awake WHERE id = 9", "1 streams are neither awake nor at rest"),
-        ("INSERT INTO awake (id) VALUES (5)", "1 streams are both awake and at rest"),
-        ("DELETE FROM sessions", "1 grants are of no session"),
+        ("DELETE FROM progress WHERE id = 9", "stream 9: its record is missing"),
+        ("DELETE FROM streams WHERE id = 9", "1 rows in `awake` belong to no stream"),
+        ("DELETE FROM awake WHERE id = 9", "1 streams are in neither `awake` nor `rests`"),
+        ("INSERT INTO awake (id) VALUES (5)", "1 streams are in both `awake` and `rests`"),
+        ("DELETE FROM sessions", "1 grants belong to no session"),
         ("UPDATE log SET body = substr(body, 2)", "row .* of the log cannot be read"),
-        ("DELETE FROM log WHERE id = (SELECT min(id) FROM log)", "the log does not go on from"),
+        ("DELETE FROM log WHERE id = (SELECT min(id) FROM log)", "the log does not fit the tables"),
     ],
 )
 def test_what_breaks_our_own_rules_is_found(copy: Path, statement: str, said: str) -> None:
@@ -297,7 +297,7 @@ def test_a_journal_of_an_older_release_is_left_to_that_release(
     assert "schema 4 is an older one: its streams were not looked at" in done.stdout
     refused = command("export", old)
     assert refused.returncode == 2
-    assert "export it with that one" in refused.stderr
+    assert "export it with that release" in refused.stderr
 
 
 @pytest.mark.parametrize("verb", ["verify", "export", "backup"])
@@ -337,7 +337,7 @@ def test_a_copy_takes_no_other_files_place(command: Command, copy: Path, tmp_pat
     other.write_text("mine")
     done = command("backup", copy, other)
     assert done.returncode == 2
-    assert "is there already: name a new file" in done.stderr
+    assert "exists already: name a new file" in done.stderr
     assert other.read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.db", "other"]
 
@@ -355,7 +355,7 @@ def test_a_copy_is_one_private_file_and_its_keys_are_asked_for(
     assert made == dict.fromkeys(["to.db", "to.db.key"] if with_keys else ["to.db"], 0o600)
     assert Keyring.load(key_path(to)).is_token_of("stream-1", token) is with_keys
     with closing(SQLiteStore(to)) as opened:
-        assert len(opened.claim()) == STREAMS - 1  # one is at rest
+        assert len(opened.claim()) == STREAMS - 1  # one is evicted
         assert opened.read("stream-1", 60, bytes_max=PLENTY)[0].last == 70
 
 

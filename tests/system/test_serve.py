@@ -89,7 +89,7 @@ def test_a_port_in_use_is_refused() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run("serve", APP, f"--ws={address}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{address} cannot be listened at" in done.shown[-1]
+    assert f"{address}: cannot listen there" in done.shown[-1]
 
 
 def test_a_journal_has_one_owner(tmp_path: Path) -> None:

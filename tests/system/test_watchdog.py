@@ -13,7 +13,7 @@ from tests.wire.process import Gate, ServerProcess, gate_in
 from tests.wire.verbs import POSITIONS
 
 APP = HERE / "blocking_server.py"
-BLOCKED, OVER = "a handler holds up everybody else", "nobody is held up any more"
+BLOCKED, OVER = "a handler blocks all connections", "the handler has ended its turn"
 PATIENCE_S = 0.3
 
 

@@ -348,7 +348,7 @@ def test_a_token_is_never_written_over_another_file(tmp_path: Path) -> None:
     assert f"{tmp_path} is a directory: name a new file" in refused(*new, tmp_path)
     assert ". is a directory: name a new file" in refused(*new[:-1], "--to=")
     assert "cannot be written" in refused(*new, tmp_path / "missing" / "ada.token")
-    assert f"{tokens} is the file of the hashes" in refused(*new, tokens)
+    assert f"{tokens} is the file of hashes" in refused(*new, tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ada.token", "link"], "and no token"
 
 
@@ -358,5 +358,5 @@ def test_a_token_that_cannot_be_kept_is_not_left_in_a_file(tmp_path: Path) -> No
     tokens.write_text("no tokens")
     new = ("token", "new", "ada", "--file", tokens, "--to", tmp_path / "ada.token")
     assert "does not hold tokens" in refused(*new)
-    assert "is no name for a token" in refused("token", "new", "a b", *new[3:])
+    assert "is not a name for a token" in refused("token", "new", "a b", *new[3:])
     assert [path.name for path in tmp_path.iterdir()] == [tokens.name]

@@ -68,7 +68,7 @@ def test_storage_that_fails_ends_the_server_and_takes_nothing_back(
     with peer, injected(fresh.pid, calls, "error=EIO:when=3+", tmp_path) as noted:
         said = until_it_ends(fresh, peer, gate, reader)
         assert "EIO" in noted.read_text()
-    assert "the storage fails: see the system's log, check the disk, then restart" in said
+    assert "the disk fails: see the system's log, check the disk, then restart" in said
     is_there_again(fresh, kind, started, max(reader.seqs(started.stream)))
 
 

@@ -1,41 +1,40 @@
 """The journal in a SQLite file: the only package that speaks SQL.
 
-`SQLiteStore` is the whole of it, and synchronous. `SQLiteJournal` is its shell: what writes runs on
-one thread of its own, so that an fsync holds up nobody; `read` and the lookups run inline over a
-connection of their own, since in WAL mode readers wait for nobody, and a thread would cost more
-than the read. So it would for a short commit that waits for no fsync: that runs inline as well.
+`SQLiteStore` does the work, synchronously. `SQLiteJournal` calls it from trio. Commits run on one
+thread, so that an fsync does not block trio. `read` and the lookups run inline, over connections of
+their own: in WAL mode readers wait for no writer, and a thread would cost more than the read. A
+short commit without an fsync runs inline for the same reason.
 
 Rules of the file:
 
-- It is owned (`streams.journal.ownership`) from before it is opened until after it is closed.
-- What never changes of a record is in `streams`, what does is in `progress`: a stream's arguments
-  may be long, and an update rewrites its whole row. The id of a row is the record's number.
-- What finds streams that are at rest is in tables of its own (`streams.journal.sqlite.tables`).
-- Lines are in two tiers, for with a thousand streams writing a commit would touch a thousand
-  places. What a commit adds to streams is one row of `log`, and stays in memory as the tail of each
-  stream (`streams.journal.sqlite.log`). A tail that is long enough, or whose row of the log is
-  among the oldest and must go, becomes a segment: a row of `runs`, many lines under the seq of the
-  last of them. Of the streams that have a tail the tables know an older record, and the log the
-  rest. Whoever opens the file reads the log back; closing empties it.
-- What is made, closed, put to rest or forgotten is in the tables at once, and lines that are as
-  long as a segment are never logged.
-- Acks delete whole segments, and what is acked before it became one is never written as one.
-- Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
-  seldom, and each is a row of text that is found by its keys.
-- `commit` is one transaction, whatever the number of changes. It is not acknowledged before it was
-  looked whether the files are still there (`streams.journal.sqlite.disk`), and the last of the
-  room for them is kept for what ends (`streams.journal.sqlite.disk`).
-- Who only looks (`streams.journal.sqlite.reader`) has a read transaction, and takes damage as it
-  comes.
-- Readers leave no transaction open behind them, else the WAL could never start over. A thread and
-  the commits themselves keep it within 64 MiB (`streams.journal.sqlite.checkpoints`); closing
-  empties it.
-- The file does not shrink. Pages of deleted lines are used again, and `secure_delete` decides
-  whether they are overwritten with zeros before that. It is off: trimming is then 4.8 times
-  cheaper, and the file is readable by its owner alone. Acked lines may be in the log until it is
-  full, or closed.
-- `durability="power"`: what was committed outlives a power failure (an fsync a commit).
-  `"process"`: it outlives the death of the process, but a power failure may take the last commits.
+- A process owns it (`streams.journal.ownership`) from before it is opened until after it is closed.
+- The fields of a record that never change are in `streams`, the others in `progress`: a stream's
+  arguments may be long, and an update rewrites its whole row. The id of a row is the record's
+  number.
+- Evicted streams have rows in `rests`, the others in `awake` (`streams.journal.sqlite.tables`).
+- Lines are stored in two tiers, because a commit for a thousand streams would otherwise write to a
+  thousand places. First, all lines of a commit are one row of `log`, and stay in memory as the tail
+  of each stream (`streams.journal.sqlite.log`). Later a tail becomes a segment: a row of `runs`,
+  with many lines under the seq of the last one. This happens when the tail is long enough, or when
+  its row is among the oldest of a full log. Until then the tables have an older record of the
+  stream, and the log the changes since. Opening the file reads the log back; closing empties it.
+- Streams that are created, closed, evicted or forgotten are written to the tables at once. Lines
+  that are as long as a segment are never logged.
+- Acks delete whole segments. Lines that are acked while they are in a tail never become a segment.
+- Sessions and their grants are in `sessions` and `grants`. They are few and change seldom, so each
+  is a plain row.
+- `commit` is one transaction, whatever the number of changes. Before it is acknowledged, it is
+  checked that the files are still there. The last free space is kept for calls to end
+  (`streams.journal.sqlite.disk`).
+- A process that does not own the file reads it in one read transaction, and tolerates damage
+  (`streams.journal.sqlite.reader`).
+- Readers leave no transaction open, because the WAL could then never start over. A thread and the
+  commits keep the WAL within 64 MiB (`streams.journal.sqlite.checkpoints`); closing empties it.
+- The file does not shrink. Pages of deleted lines are used again; `secure_delete` overwrites them
+  with zeros first. It is off by default: trimming is then 4.8 times cheaper, and only the file's
+  owner can read it. Acked lines may stay in the log until it is full or closed.
+- With `durability="power"` a commit survives a power failure, at the cost of an fsync. With
+  `"process"` it survives the death of the process, but a power failure may lose the last commits.
 """
 
 import threading
@@ -65,28 +64,28 @@ __all__ = [
     "open_sqlite_journal",
 ]
 
-RUNS_AT_ONCE: Final = 8  # are read in less than a millisecond
+RUNS_AT_ONCE: Final = 8  # these are read in less than a millisecond
 
 
 _T = TypeVar("_T")
 
 
 class JobThread:
-    """One thread that does one job after the other for a trio program."""
+    """One thread that runs jobs for a trio program, one after the other."""
 
     def __init__(self, name: str) -> None:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._given = self._done = 0  # jobs; each is counted by one thread alone
-        # A daemon: a disk that hangs for ever must not keep the process from ending.
+        # A daemon thread: a disk that hangs must not keep the process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has done all that it was given."""
+        """Whether it has finished all its jobs."""
         return self._done == self._given
 
     async def run(self, job: Callable[[], _T]) -> _T:
-        """Do `job` and return what it returns. Cancelled half-way, it is done all the same."""
+        """Run `job` and return its result. If cancelled meanwhile, the job still finishes."""
         done = trio.Event()
         token = trio.lowlevel.current_trio_token()
         answers: list[_T] = []
@@ -95,10 +94,10 @@ class JobThread:
         def work() -> None:
             try:
                 answers.append(job())
-            except BaseException as error:  # whatever it is, it belongs to who waits
+            except BaseException as error:  # raised where `run` was called
                 errors.append(error)
             self._done += 1
-            with suppress(trio.RunFinishedError):  # nobody waits any more
+            with suppress(trio.RunFinishedError):  # the program has ended meanwhile
                 token.run_sync_soon(done.set)
 
         self._given += 1
@@ -109,7 +108,7 @@ class JobThread:
         return answers.pop()
 
     def close(self) -> None:
-        """End the thread when it has done what it was given."""
+        """End the thread once it has finished its jobs."""
         self._jobs.put(None)
 
     def _work(self) -> None:
@@ -118,7 +117,7 @@ class JobThread:
 
 
 class SQLiteJournal:
-    """`streams.journal.contract.Journal`, in a file: made by `open_sqlite_journal`."""
+    """`streams.journal.contract.Journal` in a file; `open_sqlite_journal` makes it."""
 
     def __init__(self, store: SQLiteStore, thread: JobThread) -> None:
         self._store = store
@@ -139,7 +138,7 @@ class SQLiteJournal:
         return await self._thread.run(self._store.claim)
 
     async def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
-        """See `Journal.commit`. Cancelled in flight, it is finished all the same: repeat it."""
+        """See `Journal.commit`. If cancelled meanwhile, it may still be made: repeat it."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
         if self._thread.is_idle:
@@ -154,7 +153,11 @@ class SQLiteJournal:
         return await self._thread.run(self._store.sessions)
 
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
-        """See `Journal.read`. It lets others run now and then: each time would double its price."""
+        """See `Journal.read`.
+
+        It lets other tasks run only after every `RUNS_AT_ONCE` runs: a checkpoint costs as much as
+        a read.
+        """
         if self._runs_read < RUNS_AT_ONCE:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
@@ -205,7 +208,7 @@ class SQLiteJournal:
             await trio.lowlevel.checkpoint()
             return
         self._is_closed = True
-        with trio.CancelScope(shield=True):  # it takes one checkpoint of the WAL
+        with trio.CancelScope(shield=True):  # closing takes as long as one checkpoint of the WAL
             await self._thread.run(self._store.close)
 
     def _check_open(self) -> None:
@@ -223,7 +226,7 @@ async def open_sqlite_journal(
     anonymous_bytes_max: int | None = None,
     file_bytes_max: int | None = None,
 ) -> AsyncIterator[SQLiteJournal]:
-    """Open the journal at `path` and own it until the block is left; see `SQLiteStore`."""
+    """Open the journal at `path`, and own it until the end of the block; see `SQLiteStore`."""
 
     def open_store() -> SQLiteStore:
         return SQLiteStore(
@@ -236,7 +239,7 @@ async def open_sqlite_journal(
         )
 
     with closing(JobThread("mcp-streams journal")) as thread:
-        with trio.CancelScope(shield=True):  # cancelled, it would be opened for nobody
+        with trio.CancelScope(shield=True):  # else a cancelled task would leave it open
             store = await thread.run(open_store)
         journal = SQLiteJournal(store, thread)
         try:

@@ -1,4 +1,4 @@
-"""A copy of a journal that is in use, and what is readable of one that is damaged."""
+"""Copies a journal that is in use, and exports the readable part of a damaged one."""
 
 import os
 import sqlite3
@@ -17,17 +17,17 @@ from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened
 from streams.keys import hashed
 from streams.messages import Run, parse
 
-PAGES_AT_ONCE: Final = 256  # then the progress is told: 4 MiB of a new file
+PAGES_AT_ONCE: Final = 256  # copied between two reports of progress: 4 MiB with our page size
 
-Progress = Callable[[int, int], None]  # how much is done, and of how much
+Progress = Callable[[int, int], None]  # given what is done, and the total
 
 
 class Exported(msgspec.Struct):
-    """What came of an export."""
+    """The result of an export."""
 
     streams: int = 0
     messages: int = 0
-    missing: int = 0  # messages that are known to be lost; of unknown records none are known
+    missing: int = 0  # messages known to be lost; not counted if the record is lost
     damages: dict[str, None] = msgspec.field(default_factory=dict)
 
     @property
@@ -36,20 +36,20 @@ class Exported(msgspec.Struct):
 
 
 def back_up(path: Path, to: Path, on_progress: Progress) -> None:
-    """Copy a journal as it is at this moment to a new file; its owner waits for nothing.
+    """Copy a snapshot of a journal to a new file, without blocking the journal's owner.
 
-    All that was acknowledged before is in it. Raises `JournalUnusable` where the file is no
-    journal, cannot be read, or the copy cannot be made; then there is none.
+    It contains all commits that were acknowledged before. Raises `JournalUnusable` if the file is
+    not a journal, cannot be read, or cannot be copied; then no file is left.
     """
     try:
         with (
-            whole(to, os.link) as file,  # which takes no other's place
+            whole(to, os.link) as file,  # never replaces an existing file
             opened_to_read(path) as (source, _),
             translated(file),
         ):
             _copy(source, file, on_progress)
     except FileExistsError:
-        raise JournalUnusable(f"{to} is there already: name a new file.") from None
+        raise JournalUnusable(f"{to} exists already: name a new file.") from None
     except UnsafeFile as error:
         raise JournalUnusable(f"{error}.") from error
     except OSError as error:
@@ -63,25 +63,25 @@ def _copy(source: sqlite3.Connection, to: Path, on_progress: Progress) -> None:
             pages=PAGES_AT_ONCE,
             progress=lambda _, left, pages: on_progress(pages - left, pages),
         )
-        # As one file: whoever copies it on need not know of any others.
+        # One file without a WAL, so that it can be copied on as it is.
         copy.execute("PRAGMA journal_mode = DELETE")
 
 
 def export_streams(
     path: Path, on_stream: Callable[[int], Callable[[bytes], object]], on_progress: Progress
 ) -> Exported:
-    """Hand on what is readable, stream by stream, as lines of JSON: a header, then the messages
-    that are not confirmed, as they were sent, and a line in the place of those that are lost.
+    """Export what is readable, stream by stream, as lines of JSON.
 
-    `on_stream` is given a stream's number and returns what takes its lines. Raises
-    `JournalUnusable` where nothing can be read.
+    A stream has a header, then its messages that are not acked, as they were sent, with one line in
+    place of lost ones. `on_stream` is given a stream's number and returns a function that takes its
+    lines. Raises `JournalUnusable` if nothing can be read.
     """
     exported = Exported()
     with opened_to_read(path) as (connection, schema):
         if not is_current(schema):
             raise JournalUnusable(
-                f"{path} is of an older release (schema {schema}): export it with that one, or "
-                "serve a copy of it once, which brings that up to date."
+                f"{path} was written by an older release (schema {schema}): export it with that "
+                "release, or serve a copy of it once, which updates the copy."
             )
         contents = Contents(connection, lambda number, what: _note(exported, number, what))
         numbers = contents.numbers()
@@ -101,7 +101,7 @@ def _export_stream(
 ) -> None:
     record = contents.record(number)
     if record is None:
-        _note(exported, number, "there is no record of it")
+        _note(exported, number, "its record is missing")
     exported.streams += 1
     put(_encoded(_header(number, record, contents.request(number))))
     after = 0 if record is None else record.trimmed
@@ -116,7 +116,7 @@ def _export_stream(
 
 
 def _header(number: int, record: Record | None, request: bytes | None) -> dict[str, Any]:
-    """What is known of a stream. Its id may be all that it takes to resume it, hence the hash."""
+    """The header of a stream. It has a hash of the id, which may be enough to resume the stream."""
     header: dict[str, Any] = {"stream": number, "request": _readable(request)}
     if record is not None:
         header |= {
@@ -139,7 +139,7 @@ def _readable(request: bytes | None) -> msgspec.Raw | None:
 
 
 def _pieces(runs: Iterator[Run], after: int, last: int | None) -> Iterator[tuple[int, int, bytes]]:
-    """First seq, last seq and lines, without gaps; empty where they are lost."""
+    """First seq, last seq and lines of each piece, without gaps; the lines are empty if lost."""
     position = after
     for run in runs:
         if run.last <= position:
@@ -157,7 +157,7 @@ def _readable_lines(run: Run, after: int) -> Iterator[tuple[int, int, bytes]]:
         run = run.after(after)
         yield run.seq, run.last, run.body
     elif len(run.lines) != run.count:
-        yield after + 1, run.last, b""  # nobody knows which is which
+        yield after + 1, run.last, b""  # the lines cannot be numbered
     else:
         for seq, line in enumerate(run.lines, run.seq):
             if seq > after:

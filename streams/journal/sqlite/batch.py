@@ -1,7 +1,7 @@
-"""One commit: its changes are worked out in memory, then written at once.
+"""One commit: its changes are applied in memory, then written together.
 
-What is added to streams goes to the log, as one row. What makes a stream, closes it, lets it rest
-or forgets it goes to the tables, and so do lines that are a segment by themselves.
+Changes of existing streams go to the log, as one row. Streams that are created, closed, evicted or
+forgotten are written to the tables, and so are lines that are long enough for a segment.
 """
 
 import sqlite3
@@ -52,13 +52,13 @@ class Batch:
     def __init__(
         self, connection: sqlite3.Connection, tails: Tails, *, is_without_log: bool
     ) -> None:
-        """`is_without_log`: all goes to the tables, also what the log had before."""
+        """With `is_without_log` all is written to the tables, and the log is emptied."""
         self._connection = connection
         self._tails = tails
         self._is_without_log = is_without_log
         self._direct_bytes = 0 if is_without_log else tails.budget.direct_bytes
         self._touched: list[Tail] = []
-        self._added: dict[str, Tail] = {}  # those that were not in memory, or are no more
+        self._added: dict[str, Tail] = {}  # not in memory before, or forgotten now
         self._created: dict[Tail, Record] = {}
         self._forgotten: list[Tail] = []
         self._names: list[tuple[Tail, bytes]] = []
@@ -74,13 +74,13 @@ class Batch:
         }
 
     def write(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
-        """Apply the changes and write what they make; for `commit`'s answers see `Journal`."""
+        """Apply and write the changes. Returns the answers of `Journal.commit`."""
         answers = [self._apply(change) for change in changes]
         self._write()
         return answers
 
     def _apply(self, change: Change) -> JournalError | None:
-        """Apply one change in memory; the error is the answer to a change that is not allowed."""
+        """Apply one change in memory. Returns its error, if it is not allowed."""
         if change.stream is None:
             apply_to_sessions(SessionTables(self._connection), change, self._has_stream)
             return None
@@ -98,7 +98,7 @@ class Batch:
             if isinstance(change, Append):
                 self._append(tail, change)
                 if before is not None and before.restart is not None:
-                    self._trim(tail)  # the last line lets go of what was kept for a restart
+                    self._trim(tail)  # an ended call keeps nothing for a restart
             elif isinstance(change, OfRestart):
                 self._restart(tail, change)
             else:
@@ -119,7 +119,7 @@ class Batch:
     def _ack(self, tail: Tail) -> None:
         assert tail.now is not None
         if tail.now.due_at is not None or self._is_without_log:
-            self._chosen[tail] = None  # what finds those at rest is in tables
+            self._chosen[tail] = None  # lookups of evicted streams read the tables
         else:
             self._logged.append(LoggedAck(tail.id, tail.now.acked))
         self._trim(tail)
@@ -155,7 +155,7 @@ class Batch:
         SessionTables(self._connection).drop_grants_of_stream(stream)
 
     def _settle(self, tail: Tail) -> None:
-        """Closed, or at rest."""
+        """The stream was closed or evicted."""
         self._chosen[tail] = None
         self._trimmed[tail] = None
 
@@ -173,8 +173,10 @@ class Batch:
         return tail
 
     def _write(self) -> None:
-        """Write what has changed. What goes is first, to make room for what comes; and forgotten
-        streams, since their names and numbers may have come again.
+        """Write all changes, deletions first.
+
+        Deletions free space for the rest, and the names and numbers of forgotten streams may be in
+        use again in this commit.
         """
         row = encode(self._logged) if self._logged else b""
         self._row_bytes = len(row)
@@ -207,9 +209,7 @@ class Batch:
             self._connection.execute("DELETE FROM log WHERE id < ?", (self._first_row,))
 
     def _write_chosen(self) -> None:
-        """Records and lines that leave the log. Of the other streams that were created now, the log
-        has what came after.
-        """
+        """Write the records and lines that leave the log."""
         changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
         update_streams(self._connection, changed)
         self._connection.executemany(
@@ -222,11 +222,11 @@ class Batch:
         )
 
     def publish(self) -> None:
-        """All is durable: readers may see it."""
+        """The commit is durable: readers may see it."""
         tails = self._tails
         for tail, record in self._created.items():
             if tail.now is record:
-                self._chosen[tail] = None  # the tables have all of it
+                self._chosen[tail] = None  # the tables have all of this stream
             assert tail.now is not None
             tail.now = replace(tail.now, origin=b"")
         for tail in self._forgotten:
@@ -242,6 +242,6 @@ class Batch:
         )
 
     def undo(self) -> None:
-        """Nothing has been written."""
+        """The transaction was rolled back: forget the changes."""
         for tail in self._touched:
             tail.undo()

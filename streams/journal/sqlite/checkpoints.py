@@ -1,14 +1,13 @@
-"""The WAL is kept short while a server writes without a pause.
+"""Checkpoints, which keep the WAL short while a server writes without a pause.
 
-SQLite starts the WAL over when a commit begins and all of it has been copied into the file. Its own
-automatic checkpoints make a commit wait for that, and while there are commits all the time it is
-never all. So a thread copies what is there, a little at a time: small fsyncs hold up the commits
-least. Once the WAL is half as long as it may be, the next commit that finds little left to copy
-does that itself; it takes about as long as a commit does. Only where the disk is slower than who
-writes does one wait.
+SQLite starts the WAL over when a commit begins and the whole WAL has been copied into the file. Its
+own automatic checkpoints make a commit wait, and with commits all the time they never copy all of
+it. So a thread copies the WAL in small pieces, because small fsyncs delay commits least. Once the
+WAL has half of its maximum length, the next commit that finds little left to copy copies that
+itself, which takes about as long as a commit. A commit waits longer only if the disk is too slow.
 
-While another program reads in one long transaction nothing can be copied beyond what it sees, and
-the WAL grows until it is done.
+While another program reads in a long transaction, later pages than it sees cannot be copied, and
+the WAL grows until that transaction ends.
 """
 
 import mmap
@@ -20,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_PASSES: Final = 64  # what is copied at a time is this part of what the WAL may hold, at least
-_RESTS: Final = 32  # and what a commit may copy itself
+_PASSES: Final = 64  # the thread copies at least this part of the WAL's maximum at a time
+_RESTS: Final = 32  # a commit itself copies at most this part
 _HEADER_BYTES: Final = 32
 _FRAME_HEADER_BYTES: Final = 24
 # The WAL-index header in the -shm file, https://www.sqlite.org/walformat.html: szPage, mxFrame,
@@ -34,13 +33,13 @@ _INDEX_BYTES: Final = 100
 
 
 class WalIndex:
-    """How long the WAL is, how much of it is in the file already, and how large the database is.
+    """The length of the WAL, how much of it has been copied, and the size of the database.
 
-    The index is mapped into memory, as SQLite does it. A system call would let go of the
-    interpreter's lock, and while another thread commits, to get it back takes 20 µs.
+    The index is mapped into memory, as SQLite does it. A system call would release the
+    interpreter's lock, and getting it back takes 20 µs while another thread commits.
 
-    To be closed after the connections of this process: POSIX drops all locks of a process on a
-    file when it closes any descriptor of it.
+    Close it after the connections of this process: POSIX drops all locks of a process on a file
+    when the process closes any descriptor of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,26 +48,26 @@ class WalIndex:
         self._header: mmap.mmap | None = None
 
     def open(self) -> None:
-        """To be called once a connection has read in WAL mode, which makes the file."""
+        """Call it after a connection has read in WAL mode, which creates the file."""
         self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         self._header = mmap.mmap(self._fd, _INDEX_BYTES, prot=mmap.PROT_READ)
 
     def frames(self) -> tuple[int, int]:
-        """How many pages the WAL has, and how many of them the file has."""
+        """The number of pages in the WAL, and how many of them have been copied to the file."""
         assert self._header is not None
         [written] = struct.unpack_from("=I", self._header, _MX_FRAME_AT)
         [copied] = struct.unpack_from("=I", self._header, _BACKFILL_AT)
         return written, copied
 
     def database_bytes(self) -> int:
-        """The size of the database as of the last commit, be it in the file or in the WAL.
+        """The size of the database after the last commit, whether in the file or in the WAL.
 
-        0 while there was no commit since the WAL was made: only the file has its size then.
+        0 before the first commit since the WAL was created; then only the file tells its size.
         """
         assert self._header is not None
         [coded] = struct.unpack_from("=H", self._header, _SZ_PAGE_AT)
         [pages] = struct.unpack_from("=I", self._header, _N_PAGE_AT)
-        page_bytes = 65_536 if coded == 1 else coded  # which two bytes cannot hold
+        page_bytes = 65_536 if coded == 1 else coded  # 65,536 does not fit in two bytes
         return int(pages * page_bytes)
 
     def close(self) -> None:
@@ -109,10 +108,10 @@ class Checkpoints:
         return self._is_past_half(written)
 
     def make_room(self, needed: int) -> None:
-        """Before a commit, on the writer's thread; it adds `needed` bytes at most."""
+        """Call it before a commit of at most `needed` bytes, on the writer's thread."""
         written, copied = self._index.frames()
         if written == copied:
-            return  # it starts over by itself
+            return  # SQLite starts the WAL over
         size = _HEADER_BYTES + written * self._frame_bytes
         rest = (written - copied) * self._frame_bytes
         is_half = self._is_past_half(written)
@@ -129,20 +128,20 @@ class Checkpoints:
         return written * self._frame_bytes > self._bytes_max // 2
 
     def committed(self) -> None:
-        """After a commit, on the writer's thread."""
+        """Call it after a commit, on the writer's thread."""
         if self._has_enough():
             self._wanted.set()
 
     def empty(self) -> None:
-        """Give what the WAL takes of the disk back, as far as that can be had now."""
+        """Free the disk space of the WAL, as far as possible now."""
         with (
             self._copying,
             suppress(sqlite3.Error),
-        ):  # a commit will find what is wrong, if it lasts
+        ):  # if the error lasts, the next commit reports it
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def close(self) -> None:
-        """Wait for what is being copied, and copy no more."""
+        """Stop copying, after the copy that is under way."""
         self._is_closed = True
         self._wanted.set()
         self._thread.join()
@@ -157,8 +156,8 @@ class Checkpoints:
             self._wanted.clear()
             if self._is_closed:
                 return
-            # A disk that is full or fails is found by a commit as well: at the latest by the one
-            # that must copy before it can go on.
+            # A commit reports a disk that is full or fails: at the latest the one that must itself
+            # copy before it can be made.
             with self._copying, suppress(sqlite3.Error):
                 self._copy(self._copier)
             if self._has_enough() and not self._is_held:

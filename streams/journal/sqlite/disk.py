@@ -1,10 +1,7 @@
-"""How much room there is for a journal. The last of it is for ending what was begun: final
-responses, and acks, which make room.
+"""Free space for a journal, and whether its files are still in place.
 
-That the files of a journal are still the ones that were opened.
-
-A file that is removed, or that another one takes the place of, goes on to take what is written,
-and nobody will ever find it there.
+The last of the space is kept for final responses, so that calls can end, and for acks, which free
+space.
 """
 
 import math
@@ -24,31 +21,35 @@ from streams.journal.sqlite.checkpoints import WalIndex
 from streams.limits import MIB
 from streams.logs import log
 
-# A folder that was changed just now may be changed again within the same tick of its time.
+# A folder may change twice within one tick of its modification time.
 _TICK_NS: Final = 50_000_000
 
 
 class Presence:
-    """Looks at the file, its WAL and its lock, when something was made or removed beside them."""
+    """Checks that the journal's files are still the ones that were opened.
+
+    A file that was removed or replaced still takes writes, which are then lost. The file, its WAL
+    and its lock are looked at only when their folder has changed.
+    """
 
     def __init__(self, path: Path) -> None:
-        """To be called once a connection has written in WAL mode, which makes the WAL."""
+        """Call it after a connection has written in WAL mode, which creates the WAL."""
         wal = path.with_name(f"{path.name}-wal")
         self._folder = os.fspath(path.parent)
         self._opened = {os.fspath(each): _identity(each) for each in (path, wal, lock_path(path))}
-        self._changed_ns = -1  # when the folder was, and nothing of ours
+        self._changed_ns = -1  # the folder's modification time when all files were in place
 
     def check(self) -> None:
-        """Raise `JournalUnusable` where one of them is gone, or another one."""
+        """Raise `JournalUnusable` if a file was removed or replaced."""
         changed_ns = _changed_ns(self._folder)
         if changed_ns == self._changed_ns:
             return
         for path, opened in self._opened.items():
             if _identity(path) != opened:
                 raise JournalUnusable(
-                    f"{path} was removed or replaced while this server used it: put back what "
-                    "belongs there or restore a backup, see that no other server has it, then "
-                    "start again."
+                    f"{path} was removed or replaced while this server used it: put the file back "
+                    "or restore a backup, make sure that no other server uses it, then start "
+                    "again."
                 )
         if wall() * 1e9 - changed_ns > _TICK_NS:
             self._changed_ns = changed_ns
@@ -58,7 +59,7 @@ def _changed_ns(folder: str) -> int:
     try:
         return os.stat(folder).st_mtime_ns
     except OSError:
-        return 0  # never seen: what was in it is looked for
+        return 0  # no folder has this time, so the files are looked at
 
 
 def _identity(path: str | Path) -> tuple[int, int] | None:
@@ -69,19 +70,19 @@ def _identity(path: str | Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-# What is kept for that: a commit may need it twice, in the WAL and in the file. Of a small disk a
-# part.
+# The space that is kept; a commit may need its size twice, in the WAL and in the file. On a small
+# disk it is the eighth part.
 RESERVE_BYTES: Final = 64 * MIB
 RESERVE_PART: Final = 8
-# A disk of less than this is a small one, whose reserve may be less than a commit needs. There the
-# file may take three quarters at most. The rest is for the WAL: once that takes the last byte, it
-# cannot be copied into the file, and the journal makes no room any more.
+# The reserve of a disk smaller than this may be less than a commit needs. There the file may take
+# three quarters at most, and the rest is for the WAL: if the WAL took the last byte, it could not
+# be copied into the file, and the journal could free no space.
 SMALL_DISK_BYTES: Final = RESERVE_BYTES * RESERVE_PART
 WAL_PART: Final = 4
-# Streams commit up to 1 MiB each at a time. A quarter of this takes that and what the tables need.
+# A stream commits up to 1 MiB at a time. A quarter of this disk holds that and its rows in tables.
 DISK_BYTES_MIN: Final = 8 * MIB
 
-# How often the rows of anonymous callers are counted, where they have almost all that they may.
+# How often the rows of anonymous callers are counted at most, once they near their limit.
 COUNT_S: Final = 1.0
 _COUNT: Final = """
 WITH theirs AS (
@@ -94,13 +95,13 @@ SELECT (SELECT coalesce(sum(size), 0) FROM theirs)
 
 
 def small_disk(path: Path) -> int | None:
-    """The bytes of the whole disk that `path` is on, where it is a small one.
+    """The size of the disk that `path` is on, if it is a small one; else None.
 
-    Raises `JournalUnusable` where it is too small for a journal.
+    Raises `JournalUnusable` if it is too small for a journal.
     """
     disk = os.statvfs(path.parent)
     whole = disk.f_blocks * disk.f_frsize
-    if 0 < whole < DISK_BYTES_MIN:  # 0: the file system does not tell
+    if 0 < whole < DISK_BYTES_MIN:  # 0: the file system does not say
         raise JournalUnusable(
             f"{path}: its disk has {whole / MIB:.3g} MiB in all, and a journal needs at least "
             f"{DISK_BYTES_MIN // MIB} MiB: name a file on a larger disk."
@@ -109,12 +110,12 @@ def small_disk(path: Path) -> int | None:
 
 
 def file_part(disk_bytes: int) -> int:
-    """How much of a small disk the file may take."""
+    """The largest file on a small disk."""
     return disk_bytes - disk_bytes // WAL_PART
 
 
 class Room:
-    """Of a file, and on its disk."""
+    """The free space within the file's limit and on its disk."""
 
     def __init__(
         self,
@@ -124,8 +125,8 @@ class Room:
         limit: int | None,
         disk_bytes: int | None,
     ) -> None:
-        """`limit` is the setting that `file_bytes_max` comes of; on a small disk of `disk_bytes`
-        the file may take less.
+        """`file_bytes_max` follows from the setting `limit`; on a small disk, whose size is
+        `disk_bytes`, the file may take less.
         """
         self._folder = path.parent
         self._index = index
@@ -138,10 +139,10 @@ class Room:
         self._is_short = False
 
     def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
-        """See `Journal.shortage`; 5 µs while there is room.
+        """See `Journal.shortage`. It takes 5 µs while there is room.
 
-        Then it runs no SQL: that takes three times as long, and longer still on trio's thread
-        while another thread commits.
+        It runs no SQL then: that takes three times as long, and longer still while another thread
+        commits.
         """
         shortage = self._on_disk(reader) or self._in_file(reader)
         self._is_short = shortage is not None
@@ -168,37 +169,37 @@ class Room:
         return msgspec.structs.replace(found, used=whole - free)
 
     def _unused(self, reader: sqlite3.Connection) -> int:
-        """Bytes within the file that are used before it grows."""
+        """Bytes of free pages within the file."""
         return _pages(reader, "freelist_count")
 
 
 class Share:
     """The bytes of all anonymous callers' streams in the journal: messages and requests.
 
-    Additions are counted as they come, deletions are not, so the count is never too low. Once
-    little room is left by that count, the rows are counted, at most once in `COUNT_S`. For the
-    writer's thread, apart from `shortage`.
+    The count grows with each commit, but not back with deletions, so it is never too low. Once it
+    nears the limit, the rows are counted, at most once in `COUNT_S`. Only the writer's thread may
+    use it, except for `shortage`.
     """
 
     def __init__(self, bytes_max: int, writer: sqlite3.Connection) -> None:
         self._bytes_max = bytes_max
         self._writer = writer
         used = _pages(writer, "page_count") - _pages(writer, "freelist_count")
-        self._bytes = used  # at most, until they are counted
+        self._bytes = used  # an upper bound until the rows are counted
         self._counted_at = -math.inf
         self.shortage: Shortage | None = None  # see `Journal.anonymous_shortage`
-        self._is_near = self._judge() is not None  # whether little room is left, by the count
+        self._is_near = self._judge() is not None  # whether the count nears the limit
 
     @property
     def is_due(self) -> bool:
-        """Whether the next commit counts, which takes a while."""
+        """Whether the next commit will count the rows, which takes a while."""
         return self._is_near and steady() - self._counted_at >= COUNT_S
 
     def recount(self, unwritten: Callable[[], int]) -> None:
-        """Before a commit: count the rows if that is due; `unwritten` gives the bytes in no row.
+        """Before a commit: count the rows if that is due. `unwritten` gives the bytes in no row.
 
-        Where they cannot be counted the former count, which is not too low, stands: what is wrong
-        with the file is for the commit to find.
+        If the rows cannot be counted, the former count stays, which is not too low. The commit that
+        follows will report what is wrong with the file.
         """
         if not self.is_due:
             return
@@ -206,13 +207,13 @@ class Share:
         try:
             [rows] = self._writer.execute(_COUNT).fetchone()
         except sqlite3.Error as error:
-            log.warning("the share of anonymous callers cannot be counted", why=str(error))
+            log.warning("the bytes of anonymous callers cannot be counted", why=str(error))
         else:
             self._bytes = rows + unwritten()
             self._is_near = self._judge() is not None
 
     def add(self, added: int) -> None:
-        """After a commit: count the bytes that it has added."""
+        """After a commit: add the bytes that it has added."""
         self._bytes += added
         self.shortage = self._judge()
         self._is_near = self.shortage is not None
@@ -234,7 +235,7 @@ def shortage_of(
 
 
 def _reserve(whole: int, *, was_short: bool) -> int:
-    """The bytes to keep free; a quarter more after a shortage, so that it does not flap."""
+    """The bytes to keep free; a quarter more after a shortage, so that its state does not flap."""
     reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
     return reserve + reserve // 4 if was_short else reserve
 

@@ -1,4 +1,4 @@
-"""The file under a journal: made, recognised, migrated, configured, and what its errors mean."""
+"""The file of a journal: created, recognized, migrated and configured; and SQLite's errors."""
 
 import os
 import sqlite3
@@ -15,29 +15,31 @@ from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.limits import Durability
 
 APPLICATION_ID: Final = 0x6D637073  # "mcps", in the header of every journal
-_ROOM_BYTES_MIN: Final = 1024 * 1024  # a disk with less room than this counts as full
-# A full disk comes as one of these as well. Never a failed fsync: what it took with it is unknown.
+_ROOM_BYTES_MIN: Final = 1024 * 1024  # a disk with less free space than this counts as full
+# A full disk can be reported as one of these too. A failed fsync never counts as a full disk: which
+# pages it has lost is unknown.
 _OUT_OF_ROOM: Final = (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
-# Of new files; SQLite's own is 4 KiB. Rows of the log and segments are long: with it they are read
-# at twice the speed and written with a quarter of the calls, and a short commit takes 5 % longer.
+# The page size of new files; SQLite's default is 4 KiB. Rows of the log and segments are long: with
+# larger pages they are read at twice the speed and written with a quarter of the calls, and a short
+# commit takes 5 % longer.
 _PAGE_BYTES: Final = 16 * 1024
-_WAL_BYTES_KEPT: Final = 64 * 1024 * 1024  # one huge commit must not leave a huge file for ever
+_WAL_BYTES_KEPT: Final = 64 * 1024 * 1024  # a WAL that one huge commit made longer is cut to this
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"power": "FULL", "process": "NORMAL"}
 
-# Python's errors tell of text in the file that is not valid.
+# The last two are raised for invalid text in the file.
 SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError, msgspec.DecodeError)
 
 DAMAGED: Final = (
     "it is damaged: restore it from a backup, or save what `mcp-streams export` can read of it and "
-    "move it away"
+    "move the file away"
 )
 _ADVICE: Final = {
-    sqlite3.SQLITE_NOTADB: "it is no SQLite file: name another file, or move this one away",
+    sqlite3.SQLITE_NOTADB: "it is not a SQLite file: name another file, or move this one away",
     sqlite3.SQLITE_CORRUPT: DAMAGED,
     sqlite3.SQLITE_READONLY: "it is read-only: allow writing to the file and to its directory",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened: allow reading and writing to it and its side "
     "files (-wal, -shm)",
-    sqlite3.SQLITE_IOERR: "the storage fails: see the system's log, check the disk, then restart",
+    sqlite3.SQLITE_IOERR: "the disk fails: see the system's log, check the disk, then restart",
 }
 
 migrations: Final = Migrations("mcp-streams")
@@ -93,7 +95,7 @@ def sessions(db: Database) -> None:
 
 @migrations()
 def pages(db: Database) -> None:
-    """Schema 3. What there is has no pages, and its resumes have replies of their own."""
+    """Schema 3. Existing streams have no pages, and existing grants take nothing over."""
     db.table("progress").add_column("pages", str)
     db.table("grants").add_column("takes_over", int, not_null_default=0)
     db.table("grants").add_column("start", int, not_null_default=0)
@@ -101,7 +103,7 @@ def pages(db: Database) -> None:
 
 @migrations()
 def lookups(db: Database) -> None:
-    """Schema 4. All that there is, is awake."""
+    """Schema 4. No existing stream is evicted."""
     db.table("ownership").create({"claims": int}, not_null={"claims"})
     db.execute("INSERT INTO ownership (claims) VALUES (0)")
     db.table("awake").create({"id": int}, pk="id")
@@ -121,13 +123,13 @@ def lookups(db: Database) -> None:
 
 @migrations()
 def log(db: Database) -> None:
-    """Schema 5. Nothing is in the log yet."""
+    """Schema 5. The log is empty at first."""
     db.table("log").create({"id": int, "body": bytes}, pk="id", not_null={"body"})
 
 
 @migrations()
 def restart(db: Database) -> None:
-    """Schema 6. Of what there is, nothing is run again."""
+    """Schema 6. Existing calls do not restart."""
     db.table("progress").add_column("restart", bytes)
 
 
@@ -143,7 +145,7 @@ def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
 
 
 def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A connection that writes nothing, and needs no further descriptor whatever it reads."""
+    """A read-only connection, which has opened all the file descriptors that it will need."""
     connection = connect(path, BUSY_READ_MS)
     try:
         connection.execute("PRAGMA query_only = ON")
@@ -155,17 +157,17 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def create_file(path: Path) -> None:
-    """Make an empty file, for SQLite would let others read it."""
+    """Create an empty file that only this user may read; SQLite would let others read it."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        return  # `streams.journal.ownership.check_files` has looked at it
+        return  # `streams.journal.ownership.check_files` has checked it
     except OSError as error:
-        raise JournalUnusable(f"{path} cannot be made: {error}.") from error
+        raise JournalUnusable(f"{path} cannot be created: {error}.") from error
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make sure that the file is a journal of our schema, and make it one where it is empty."""
+    """Make sure that the file is a journal with the newest schema; set it up if it is empty."""
     is_new, version = recognized(connection, path)
     _keep_private(path)
     if is_new:
@@ -175,15 +177,15 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def recognized(connection: sqlite3.Connection, path: Path) -> tuple[bool, int]:
-    """Whether the file is empty, and the schema of the journal that it is; 0 for none yet.
+    """Whether the file is empty, and the version of its schema (0 if it has none yet).
 
-    Raises `JournalUnusable` where it is another program's, or a newer one's.
+    Raises `JournalUnusable` if it belongs to another program or to a newer release.
     """
     application = _pragma(connection, "application_id")
     version: int = _pragma(connection, "user_version")
     is_new = not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if application != APPLICATION_ID and not (is_new and application == version == 0):
-        raise JournalUnusable(f"{path} is another program's SQLite file: name another file.")
+        raise JournalUnusable(f"{path} is a SQLite file of another program: name another file.")
     if version > SCHEMA_VERSION:
         raise JournalUnusable(
             f"{path} was written by a newer mcp-streams (schema {version}, this one knows "
@@ -193,7 +195,7 @@ def recognized(connection: sqlite3.Connection, path: Path) -> tuple[bool, int]:
 
 
 def _migrate(connection: sqlite3.Connection) -> None:
-    """All in one transaction: a crash leaves the file as it was."""
+    """Run all missing migrations in one transaction: a crash leaves the file as it was."""
     with Database(connection, recursive_triggers=False, execute_plugins=False).atomic() as db:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         migrations.apply(db)
@@ -208,10 +210,10 @@ def _keep_private(path: Path) -> None:
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 side.chmod(mode & stat.S_IRWXU)
         except FileNotFoundError:
-            pass  # a side file that will be made with the mode of the journal
+            pass  # SQLite will create it with the mode of the journal
         except OSError as error:
             raise JournalUnusable(
-                f"{side} may be read by others and that cannot be changed ({error}): "
+                f"{side} can be read by other users and that cannot be changed ({error}): "
                 "give it to this user, or name another file."
             ) from error
 
@@ -232,7 +234,7 @@ def configure(
     if file_bytes_max is not None:
         pages = file_bytes_max // _pragma(connection, "page_size")
         connection.execute(f"PRAGMA max_page_count = {pages}")
-    # Writing fails where the file is read-only; to begin does not, not even IMMEDIATE.
+    # A write shows whether the file is read-only; BEGIN IMMEDIATE alone does not.
     connection.execute("BEGIN IMMEDIATE")
     try:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -241,9 +243,9 @@ def configure(
 
 
 def configure_copier(connection: sqlite3.Connection, durability: Durability) -> None:
-    """For one that does nothing but copy the WAL into the file."""
+    """Configure a connection that only copies the WAL into the file."""
     _synchronize(connection, durability)
-    _pragma(connection, "schema_version")  # until it has read, it does not know that there is a WAL
+    _pragma(connection, "schema_version")  # a connection finds the WAL at its first read
 
 
 def _synchronize(connection: sqlite3.Connection, durability: Durability) -> None:
@@ -259,7 +261,7 @@ def _pragma(connection: sqlite3.Connection, text: str) -> Any:
 def translated(path: Path) -> Iterator[None]:
     """Raise `journal_error` in place of `SQLITE_ERRORS`.
 
-    Where each microsecond counts, the caller catches the errors itself.
+    Commits catch these errors themselves, which is faster than a context manager.
     """
     try:
         yield
@@ -268,13 +270,11 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def journal_error(path: Path, error: Exception) -> JournalError:
-    """What an error of SQLite means to who uses a journal; one of Python's tells of text that is
-    none.
-    """
+    """Translate one of `SQLITE_ERRORS` into an error of the journal."""
     code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    kind = code & 0xFF  # the rest tells variants apart
+    kind = code & 0xFF  # the upper bits tell variants apart
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Unavailable(f"{path} is held by another program.")
+        return Unavailable(f"{path} is locked by another program.")
     if kind == sqlite3.SQLITE_FULL or (code in _OUT_OF_ROOM and not _has_room(path)):
         return Full(f"There is no room for {path}.")
     advice = _ADVICE.get(kind, "move it away, and report this")
@@ -285,5 +285,5 @@ def _has_room(path: Path) -> bool:
     try:
         disk = os.statvfs(path.parent)
     except OSError:
-        return True  # then room is not what is missing
+        return True  # unknown: report the error itself
     return disk.f_bavail * disk.f_frsize >= _ROOM_BYTES_MIN

@@ -1,12 +1,11 @@
-"""What the log says: one row a commit, with what that commit did to streams that were there.
+"""The log, and the tails of streams in memory: what the tables do not have yet.
 
-Tables would have to be touched in a place for each stream; a row is written in one. It is read only
-by who opens the file after a crash, and names streams by the ids of their rows.
+A commit writes one row of the log, with its changes to existing streams. One row is written in one
+place; tables would take a write for each stream. Rows are read only when the file is opened after a
+crash. They name streams by the ids of their rows.
 
-The end of each stream in memory: what the log has and the tables have not.
-
-A commit writes one row of the log, and what it added is kept here. When there is enough of a stream
-to make a segment, or the log would grow beyond its budget, the stream is written to the tables.
+The same lines stay in memory as the tail of each stream. When a tail is long enough for a segment,
+or the log would grow beyond its budget, the stream is written to the tables.
 """
 
 from bisect import bisect_right
@@ -38,7 +37,7 @@ from streams.messages import Run
 
 
 class LoggedAppend(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False):
-    """Lines of a stream that goes on."""
+    """Lines of a stream that has not ended."""
 
     id: int
     seq: int
@@ -53,7 +52,7 @@ class LoggedAppend(msgspec.Struct, frozen=True, array_like=True, tag=0, gc=False
 
 
 class LoggedMarks(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Lines with pages or with the final response among them."""
+    """Lines, with pages or the final response among them."""
 
     id: int
     seq: int
@@ -87,7 +86,7 @@ class LoggedAck(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
 
 
 class LoggedForget(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
-    """What the log says of this id up to here was of a stream of which nothing is kept."""
+    """All entries with this id up to here are of a stream that was forgotten."""
 
     id: int
 
@@ -129,7 +128,7 @@ decode: Final = msgspec.msgpack.Decoder(list[Logged]).decode
 
 
 def logged_append(id: int, change: Append) -> LoggedAppend | LoggedMarks:
-    """What a row says of lines added to the stream with this id."""
+    """The log entry for lines added to the stream with this id."""
     run = change.run
     if change.outcome is _LIVE and not change.pages and not change.ended_at:
         return LoggedAppend(
@@ -149,7 +148,7 @@ def logged_append(id: int, change: Append) -> LoggedAppend | LoggedMarks:
 
 
 def logged_restart(id: int, change: OfRestart) -> LoggedOfRestart:
-    """What a row says of a call that may be run again."""
+    """The log entry for a change of a call that may restart."""
     match change:
         case Checkpoint():
             return LoggedCheckpoint(id, change.seq, change.state)
@@ -161,8 +160,8 @@ def logged_restart(id: int, change: OfRestart) -> LoggedOfRestart:
 
 UNKNOWN: Final = 0
 NO_SEGMENT: Final = 2**63
-# What a tail costs besides its lines, and an entry of the log at most, so that what writes tails
-# keeps up with what adds to the log.
+# The cost of writing a tail besides its lines, and the highest cost of a log entry, in bytes of
+# lines. With them, tails are written as fast as the log grows.
 _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
 
@@ -172,21 +171,21 @@ _last = attrgetter("last")
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What the memory tier, the log and the WAL may hold. Tests give it little."""
+    """The sizes of the tails, the log and the WAL. Tests make them small."""
 
-    # More makes larger segments where many streams write, and costs memory and a slower start
-    # after a crash. 16 MiB of 1,000 streams that write in turn make segments of 16 KiB.
+    # A larger log makes larger segments when many streams write, and costs memory and a slower
+    # start after a crash. With 16 MiB, 1,000 streams that write in turn make segments of 16 KiB.
     log_bytes: int = 16 * MIB
     segment_bytes: int = 64 * 1024  # a tail of this size becomes a segment
     direct_bytes: int = 16 * 1024  # lines of this size become one at once, and are never logged
-    # Streams that change now: looking one up is a third of what an append would cost. Some 600
-    # bytes each. Half of them may be ahead of the tables.
+    # Streams in memory, of some 600 bytes each: reading one from the tables would add a third to
+    # the cost of an append. Half of them may be ahead of the tables.
     streams_max: int = 20_000
-    # One commit of more, or a long transaction of another program that reads, makes it longer.
+    # One commit, or a long read transaction of another program, may exceed it.
     wal_bytes: int = 64 * MIB
 
     def within(self, bytes_max: int) -> "Budget":
-        """The budget of a journal of so many bytes: a small journal has a smaller one."""
+        """The budget of a journal of at most `bytes_max` bytes, smaller for a small journal."""
         part = bytes_max // _WAL_PART
         return replace(
             self, wal_bytes=min(self.wal_bytes, part), log_bytes=min(self.log_bytes, part // 2)
@@ -194,8 +193,9 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 class Tail:
-    """One stream as the writer knows it. `now` and `staged` are of the commit that is under way,
-    and make no difference to a reader before it is durable.
+    """One stream as the writer knows it.
+
+    `now` and `staged` belong to the commit that is under way; readers do not use them.
     """
 
     __slots__ = (
@@ -214,7 +214,7 @@ class Tail:
     def __init__(self, id: int, record: Record | None) -> None:
         self.id = id  # the record's number
         self.is_anonymous = record is not None and not authenticated(record.principal)
-        self.record = record  # without its origin; None where there is no such stream
+        self.record = record  # without its origin; None if the stream does not exist
         self.now = record
         self.runs: list[Run] = []  # in no segment yet; only ever added to, or replaced
         self.staged: list[Run] = []
@@ -225,7 +225,7 @@ class Tail:
 
     @classmethod
     def of(cls, record: Record) -> "Tail":
-        """That of a stream as the tables have it."""
+        """The tail of a stream that is fully in the tables."""
         return cls(record.number, replace(record, origin=b""))
 
     def beyond(self, after: int) -> Sequence[Run]:
@@ -234,7 +234,7 @@ class Tail:
         return runs[bisect_right(runs, after, key=_last) :]
 
     def segments(self) -> Iterator[Run]:
-        """All lines that are kept, those of this commit included."""
+        """All lines that are kept, including those of this commit, as rows of `runs`."""
         assert self.now is not None
         runs = [*self.runs, *self.staged]
         runs = runs[bisect_right(runs, self.now.trimmed, key=_last) :]
@@ -248,7 +248,7 @@ class Tail:
             yield from as_one(runs[start:]).split(STORED_BYTES_MAX)
 
     def publish(self) -> None:
-        """What was staged is durable."""
+        """The staged changes are durable: readers may see them."""
         before, now = self.record, self.now
         assert now is not None
         self.record = now
@@ -261,7 +261,7 @@ class Tail:
             self._drop(now.trimmed)
 
     def written(self) -> None:
-        """What there is, is in the tables."""
+        """The tables have all of the stream."""
         self.runs = []
         self.size = self.since = 0
         self.oldest = UNKNOWN
@@ -279,31 +279,31 @@ class Tail:
 
 
 class Tails:
-    """The tails of all streams that change now, and how much of the log stands for them.
+    """The tails of all streams that change now, and the rows of the log.
 
-    The writer's alone, except that a reader may look up a stream in `known`.
+    Only the writer may use it, except that a reader may look up a stream in `known`.
     """
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.known: dict[str, Tail] = {}
         self.next_row = 1
-        self._ahead: dict[Tail, None] = {}  # of the tables; by `since`
-        self._ripe: dict[Tail, None] = {}  # enough for a segment
-        self._rows: deque[tuple[int, int]] = deque()  # of the log: ids, and bytes
+        self._ahead: dict[Tail, None] = {}  # of the tables, in the order of `since`
+        self._ripe: dict[Tail, None] = {}  # long enough for a segment
+        self._rows: deque[tuple[int, int]] = deque()  # of the log: id and bytes of each
         self._log_bytes = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether the tables have all there is, and the log nothing."""
+        """Whether the log is empty: the tables have everything."""
         return not self._rows
 
     def due(self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool) -> int:
-        """Choose the tails to be written in a commit that adds so many bytes and entries to the
-        log, besides those chosen before. Returns the id below which rows of the log may be deleted
-        then; 0 where no row may.
+        """Choose further tails to write to the tables, and put them into `chosen`.
 
-        Chosen are at most twice the bytes that the commit adds, so that no commit takes long.
+        The commit adds `added` bytes and `entries` entries to the log. The tails have at most about
+        twice these bytes, so that no commit takes long; `everything` chooses all tails. Returns the
+        id below which rows of the log are no longer needed; 0 if all are needed.
         """
         first = self._choose_due(added, entries, chosen, everything=everything)
         return first if self._rows and self._rows[0][0] < first else 0
@@ -338,7 +338,7 @@ class Tails:
         return tail.size + tail.staged_size + _TAIL_COST
 
     def _logged(self, size: int, first: int) -> None:
-        """A row of `size` bytes has been added, those before `first` have been deleted."""
+        """A row of `size` bytes was added, and those before `first` were deleted."""
         while self._rows and self._rows[0][0] < first:
             self._log_bytes -= self._rows.popleft()[1]
         if size:
@@ -355,10 +355,10 @@ class Tails:
         row_bytes: int,
         first_row: int,
     ) -> None:
-        """What was staged is durable: in the log, and of the chosen tails in the tables.
+        """The commit is durable: readers may see what it has staged.
 
-        The commit has added a row of `row_bytes` bytes, and deleted those before `first_row`. `met`
-        are tails that were not in memory before.
+        It added a row of `row_bytes` bytes to the log and deleted those before `first_row`. The
+        `chosen` tails were written to the tables. Those in `met` were not in memory before.
         """
         row = self.next_row
         self._logged(row_bytes, first_row)
@@ -386,14 +386,14 @@ class Tails:
                 self._ripe[tail] = None
 
     def forget(self, tail: Tail) -> None:
-        """Nothing of it is kept."""
+        """The stream was forgotten."""
         assert tail.record is not None
         self.known.pop(tail.record.stream, None)
         self._ahead.pop(tail, None)
         self._ripe.pop(tail, None)
 
     def claim(self) -> None:
-        """Every record has its next fence, and the tables have those of which they know all."""
+        """The fence of every record was raised by one; drop the tails that the tables have."""
         for tail in self._ahead:
             assert tail.record is not None
             tail.now = tail.record = replace(tail.record, fence=tail.record.fence + 1)
@@ -405,10 +405,10 @@ class Tails:
         load: Callable[[int], Tail | None],
         on_misfit: Callable[[Tail, JournalError], None] | None = None,
     ) -> None:
-        """Take up what the log says, oldest row first. `load` has a stream as the tables know it.
+        """Replay the log, oldest row first. `load` gives the tail of a stream from the tables.
 
-        Raises a `JournalError` where the log does not go on from the tables, unless there is a
-        `on_misfit` to hear of it.
+        If an entry does not fit the tables, it raises a `JournalError`, or calls `on_misfit` if
+        that is given.
         """
         entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
         forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
@@ -430,7 +430,7 @@ class Tails:
         self._forget_written()
 
     def _forget_written(self) -> None:
-        # A new one, for a reader may be looking at the old one.
+        # A new dict, since a reader may be using the old one.
         self.known = {tail.record.stream: tail for tail in self._ahead if tail.record}
 
     def _taken(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
@@ -444,7 +444,7 @@ class Tails:
         change = entry.change(tail.record.stream, tail.record.fence)
         if isinstance(change, Append):
             if change.run.last <= tail.record.last:
-                return  # it was written to the tables later
+                return  # the tables were written later than this entry
             tail.staged.append(change.run)
             tail.staged_size += len(change.run.body)
         tail.now = apply(tail.record, change)

@@ -1,7 +1,7 @@
-"""A journal that is only looked at: its owner may be at work meanwhile, and parts of it damaged.
+"""Reading a journal that another process may own and use, and that may be damaged.
 
-What is seen is the journal at one moment. Nothing is written, and the owner waits for nobody; but
-its WAL grows for as long as somebody looks.
+It reads a snapshot, and writes nothing. The owner does not wait for it, but the owner's WAL grows
+until the read ends.
 """
 
 import heapq
@@ -23,12 +23,12 @@ from streams.journal.sqlite.log import Budget, LoggedAppend, LoggedMarks, Tail, 
 from streams.journal.sqlite.tables import RECORD, record_of
 from streams.messages import Run, look_at_lines
 
-BUSY_S: Final = 5.0  # while the owner begins or ends
-# Of ids that cannot be read each is tried; far from where the damage began only each so many.
+BUSY_S: Final = 5.0  # how long to wait while the owner opens or closes the file
+# To get past damage, ids are tried in steps that grow with the distance, by this part of it.
 _PROBES: Final = 1_000
-_ID_MAX: Final = 2**48  # where it cannot be read either
+_ID_MAX: Final = 2**48  # used if the highest id cannot be read either
 
-# What a damaged row may do to who reads it: SQLite, the types of its columns, what is in them.
+# The errors that a damaged row may raise: from SQLite, wrong types of columns, wrong contents.
 _DAMAGES: Final = (sqlite3.Error, ValueError, TypeError, KeyError, OverflowError)
 
 _last = attrgetter("last")
@@ -36,7 +36,10 @@ _last = attrgetter("last")
 
 @contextmanager
 def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
-    """A journal at this moment, and its schema. Raises `JournalUnusable` where it is none."""
+    """A connection to a snapshot of the journal, and its schema's version.
+
+    Raises `JournalUnusable` if the file is not a journal.
+    """
     try:
         path.stat()
     except FileNotFoundError:
@@ -47,9 +50,10 @@ def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     with translated(path), closing(_connect(path)) as connection:
         _, version = recognized(connection, path)
         if version == 0:
-            raise JournalUnusable(f"{path} is empty: it is no journal yet.")
+            raise JournalUnusable(f"{path} is empty: it is not a journal yet.")
         connection.execute("BEGIN")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on
+        # The snapshot begins with the first read.
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         yield connection, version
 
 
@@ -59,12 +63,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def is_current(version: int) -> bool:
-    """Whether this release can read more of it than SQLite can."""
+    """Whether this release can read the tables of this schema."""
     return version == SCHEMA_VERSION
 
 
 def is_sound(run: Run) -> bool:
-    """Whether it has as many messages as it says, and nothing else."""
+    """Whether the run has as many valid messages as its `count`, and nothing else."""
     body = run.body
     if body.count(b"\n") != run.count or not body.endswith(b"\n"):
         return False
@@ -76,8 +80,9 @@ def is_sound(run: Run) -> bool:
 
 
 class Contents:
-    """What a journal has, as far as it can be read; what cannot is told to `on_damage`, in words,
-    with the number of the stream where it is one's.
+    """The contents of a journal, as far as they can be read.
+
+    `on_damage` is called for the rest, with the number of the stream, if known, and a text.
     """
 
     def __init__(
@@ -87,12 +92,12 @@ class Contents:
         self._on_damage = on_damage
         self._places: dict[int, list[tuple[int, int, int]]] | None = None
         self._tails: dict[int, Tail] = {}
-        self._unfit: set[int] = set()  # streams whose record does not say what the log has of them
+        self._unfit: set[int] = set()  # streams whose record does not fit their entries in the log
         self._logged: dict[int, list[Run]] | None = None
         self._recover()
 
     def numbers(self) -> list[int]:
-        """The numbers of all streams that are mentioned anywhere."""
+        """The numbers of all streams that are in any table or in the log."""
         found = set(self._tails)
         for table in ("streams", "progress"):
             found.update(row[0] for row in self.scanned(table))
@@ -103,7 +108,7 @@ class Contents:
         return sorted(number for number in found if isinstance(number, int))
 
     def record(self, number: int) -> Record | None:
-        """What is known of a stream; None where that cannot be read, or is not there."""
+        """The record of a stream; None if it is missing or cannot be read."""
         tail = self._tails.get(number)
         try:
             found = self._loaded(number)
@@ -115,7 +120,7 @@ class Contents:
         return msgspec.structs.replace(tail.record, origin=found.origin)
 
     def request(self, number: int) -> bytes | None:
-        """The originating request, which may be readable where the record is not."""
+        """The originating request, which may be readable even if the record is not."""
         try:
             rows = self._rows("SELECT origin FROM streams WHERE id = ?", number)
         except _DAMAGES:
@@ -123,7 +128,7 @@ class Contents:
         return bytes(rows[0][0]) if rows and isinstance(rows[0][0], bytes) else None
 
     def runs(self, number: int, after: int) -> Iterator[Run]:
-        """The stored runs of a stream that reach beyond `after`, in order, as they are."""
+        """The stored runs of a stream that reach beyond `after`, in order and unchecked."""
         places = self._indexed_places(number)
         if not follows(places, after):
             places = sorted({*places, *self._scanned_places().get(number, [])})
@@ -145,7 +150,7 @@ class Contents:
                 yield Run(last - count + 1, count, body)
 
     def _in_log(self, number: int) -> Iterable[Run]:
-        """What the log has of a stream, be it in the tables as well or not."""
+        """The runs that the log has of a stream, even those that are in the tables too."""
         if self._logged is None:
             self._logged = {}
             for _, body in self._scanned_log():
@@ -156,14 +161,14 @@ class Contents:
         return sorted(self._logged.get(number, []), key=_last)
 
     def scanned(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
-        """All rows of a table that can be read, each behind its rowid, in that order."""
+        """All readable rows of a table, each with its rowid first, in that order."""
         named = ", ".join(("rowid", *columns))
         query = f"SELECT {named} FROM {table} WHERE rowid >= ? ORDER BY rowid"  # nosec B608 # ours
         start, is_over = 0, False
         while not is_over:
             try:
                 for row in self._connection.execute(query, (start,)):
-                    if row[0] >= start:  # else pages lead in a circle
+                    if row[0] >= start:  # smaller if damaged pages lead in a circle
                         start = row[0] + 1
                         yield row
                 is_over = True
@@ -188,14 +193,14 @@ class Contents:
         return None
 
     def _recover(self) -> None:
-        """Take up what the log says, as who opens the file does, but for what does not fit."""
+        """Replay the log as when the file is opened, but skip entries that do not fit."""
         tails = Tails(Budget(streams_max=_ID_MAX))
 
         def on_misfit(tail: Tail, error: JournalError) -> None:
             tail.undo()
             if tail.id not in self._unfit:
                 self._unfit.add(tail.id)
-                self._on_damage(tail.id, f"the log does not go on from the tables ({error})")
+                self._on_damage(tail.id, f"the log does not fit the tables ({error})")
 
         def load(number: int) -> Tail | None:
             try:
@@ -226,9 +231,9 @@ class Contents:
             return None
         record = record_of(rows[0])
         fields = msgspec.structs.asdict(record)
-        msgspec.convert(fields, Record)  # SQLite would store anything anywhere
+        msgspec.convert(fields, Record)  # SQLite does not enforce types
         if not all(math.isfinite(v) and v >= 0 for v in fields.values() if isinstance(v, float)):
-            raise ValueError("a time in it is none")
+            raise ValueError("one of its times is invalid")
         return record
 
     def _indexed_places(self, number: int) -> list[tuple[int, int, int]]:
@@ -259,7 +264,7 @@ class Contents:
 
 
 def follows(places: Iterable[tuple[int, int, int]], after: int) -> bool:
-    """Whether these places of runs (last, count, rowid) go on from `after` without a gap."""
+    """Whether these places of runs (last, count, rowid) continue from `after` without a gap."""
     for last, count, _ in places:
         if last - count > after:
             return False

@@ -1,4 +1,4 @@
-"""Lines in the table `runs`: many a row, under the seq of the last of them."""
+"""Segments: rows of the table `runs`, with many lines under the seq of the last one."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -10,16 +10,16 @@ from streams.journal.runs import joined
 from streams.journal.sqlite.file import connect_to_read
 from streams.messages import Run
 
-# A connection keeps some bytes for each blob that it has opened, until it is closed
-# (python/cpython#144424): here that is a MiB.
+# A connection leaks some bytes for each blob that it opens, until it is closed
+# (python/cpython#144424). This many make one MiB.
 BLOBS_MAX: Final = 10_000
 
 
 class Segments:
-    """Reads them, one read at a time, over a connection of its own."""
+    """Reads segments, one read at a time, over a connection of its own."""
 
     def __init__(self, path: Path, check: Callable[[], None]) -> None:
-        """`check` raises where another file is at `path` by now."""
+        """`check` raises if another file is at `path` by now."""
         self._path = path
         self._check = check
         self._connection = connect_to_read(path)
@@ -29,13 +29,14 @@ class Segments:
         self._connection.close()
 
     def read(self, stream: str, after: int, bytes_max: int, beyond: Sequence[Run]) -> Sequence[Run]:
-        """The runs of a stream that follow `after`: those of the table, then those of `beyond` that
-        it does not have. Ends where one does not fit in `bytes_max`, which costs no look at it.
+        """The runs of a stream after `after`: those of the table, then those of `beyond` that the
+        table does not have. It stops before a run that does not fit in `bytes_max`, without reading
+        it.
         """
         if self._blobs >= BLOBS_MAX:
             self._renew()
         with closing(self._connection.cursor()) as cursor:
-            # Closing the cursor half-way ends the read transaction.
+            # Closing the cursor ends the read transaction, even if rows are left.
             return joined(self._stored(cursor, stream, after, bytes_max, beyond), after, bytes_max)
 
     def _stored(
@@ -63,8 +64,7 @@ class Segments:
                 yield run
 
     def _body(self, rowid: int) -> bytes:
-        # Without the blob it would be copied twice, into memory that is new each time: that takes
-        # five times as long.
+        # SELECT would copy the body twice into new memory, which takes five times as long.
         self._blobs += 1
         with self._connection.blobopen("runs", "body", rowid, readonly=True) as body:
             return body.read()
@@ -73,7 +73,7 @@ class Segments:
         try:
             renewed = connect_to_read(self._path)
         except sqlite3.Error:
-            return  # no descriptor is left, say: the old connection serves as well
+            return  # for example no descriptor is left: the old connection still works
         try:
             self._check()
         except BaseException:

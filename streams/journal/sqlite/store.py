@@ -1,6 +1,4 @@
-"""Records and lines in tables and in the log, and sessions beside them: the whole of the journal,
-synchronous.
-"""
+"""The journal, synchronous: it opens the file, commits, reads and closes."""
 
 import os
 import sqlite3
@@ -45,20 +43,21 @@ from streams.journal.sqlite.tables import (
 from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
-BUSY_MS: Final = 1000  # how long a commit waits for another program's look into the file
-AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
-# Who starts looks at each stream at rest within so long, and puts it off where that is right.
+BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
+AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: written in about the time of a read
+# After a start the engine looks at each evicted stream within this time, and may put it off again.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
 
 _T = TypeVar("_T")
 
 
 class SQLiteStore:
-    """A journal file, opened and owned. Not for two threads at once, `read` and `lookups` apart.
+    """A journal file, opened and owned.
 
-    All may raise `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back.
-    After a `JournalUnusable` from `commit` every later one says the same: memory is ahead of the
-    disk, and only a restart can tell the truth.
+    Only `read` and `lookups` may run while another thread uses it. All methods may raise
+    `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back. After a
+    `JournalUnusable` from `commit`, all later commits raise the same: what is on disk is unknown
+    until the file is opened anew.
     """
 
     def __init__(
@@ -72,13 +71,16 @@ class SQLiteStore:
         file_bytes_max: int | None = None,
         budget: Budget | None = None,
     ) -> None:
-        """Open the journal at `path`, or make it.
+        """Open the journal at `path`, or create it.
 
-        More than `file_bytes_max` bytes of file are `Full`. `bytes_max` is for the file and its
-        WAL: an eighth of it, at most 64 MiB, is the WAL's, and one commit more, up to 49 MiB, may
-        be in it. Of those `anonymous_bytes_max` are for all callers together that nobody has
-        vouched for. Raises `JournalUnusable`, which says what to do, where the file is owned,
-        foreign, damaged, newer or not writable, or its disk has less than 8 MiB in all.
+        A commit that would make the file longer than `file_bytes_max` bytes raises `Full`.
+        `bytes_max` limits the file and its WAL together. An eighth of it, at most 64 MiB, is for
+        the WAL, which may exceed that by one commit of up to 49 MiB. `anonymous_bytes_max` limits
+        the streams of all anonymous callers together.
+
+        Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
+        belongs to another program, is damaged, newer or not writable, or if its disk has less than
+        8 MiB in all.
         """
         check_files(path)
         self._path = path = Path(os.path.realpath(path))
@@ -116,7 +118,7 @@ class SQLiteStore:
                 self._segments = opened.enter_context(closing(Segments(path, self._presence.check)))
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
-            # None where anonymous callers have no limit of their own.
+            # None if anonymous callers have no limit of their own.
             self._share = (
                 None if anonymous_bytes_max is None else Share(anonymous_bytes_max, self._writer)
             )
@@ -146,7 +148,7 @@ class SQLiteStore:
 
     def _claimed(self) -> Sequence[Record]:
         self._writer.execute("UPDATE ownership SET claims = claims + 1")
-        # A clock that was years ahead must not keep streams for years.
+        # If the clock was years ahead when streams were evicted, they must not stay for years.
         due_at = wall() + LOOKED_AT_WITHIN_S
         self._writer.execute("UPDATE rests SET due_at = ? WHERE due_at > ?", (due_at, due_at))
         resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
@@ -158,8 +160,9 @@ class SQLiteStore:
         return self._commit(changes)
 
     def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
-        """As `commit`, where that waits neither for a disk nor for another program; else None, and
-        nothing has changed.
+        """Commit, if that waits neither for a disk nor for another program.
+
+        Returns None if it would wait; then nothing has changed.
         """
         if (
             self._is_synced
@@ -178,7 +181,7 @@ class SQLiteStore:
             return None
 
     def _wait_for_others(self, busy_ms: int) -> None:
-        """How long the next statements wait while another program holds the file."""
+        """Set how long the next statements wait while another program holds the file."""
         if busy_ms != self._busy_ms:
             self._writer.execute(f"PRAGMA busy_timeout = {busy_ms}")
             self._busy_ms = busy_ms
@@ -193,7 +196,7 @@ class SQLiteStore:
             self._failure = str(error)
             raise
         except Full:
-            self._is_full = True  # what was acked meanwhile makes room, once it leaves the log
+            self._is_full = True  # the next commit empties the log: acked lines in it free room
             raise
         finally:
             if is_tight or self._is_full:
@@ -224,7 +227,7 @@ class SQLiteStore:
         return answers
 
     def look_for_room(self) -> Shortage | None:
-        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        """See `Journal.shortage`. May run while another thread runs `commit`."""
         try:
             shortage = self._room.shortage(self._reader)
         except SQLITE_ERRORS as error:
@@ -246,7 +249,7 @@ class SQLiteStore:
 
     @property
     def anonymous_shortage(self) -> Shortage | None:
-        """See `Journal.anonymous_shortage`. May be asked for while another thread commits."""
+        """See `Journal.anonymous_shortage`. May be read while another thread commits."""
         return None if self._share is None else self._share.shortage
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
@@ -256,7 +259,7 @@ class SQLiteStore:
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
-        # First: what becomes a segment meanwhile is in both.
+        # The tail is read before the tables: a tail that becomes a segment meanwhile is in both.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
         if beyond and beyond[0].seq <= after + 1:
@@ -265,11 +268,13 @@ class SQLiteStore:
             return self._segments.read(stream, after, bytes_max, beyond)
 
     def close(self) -> None:
-        """Empty the log into the tables and the WAL into the file, and let go. Twice is as good as
-        once.
+        """Empty the log into the tables and the WAL into the file, and close the file.
+
+        May be called twice.
         """
         self._wait_for_others(BUSY_MS)
-        # Both are as durable as the file: what a full or busy disk leaves in them is found there.
+        # The log and the WAL are as durable as the file: if the disk is full or busy, the next
+        # start finds there what could not be moved.
         if self._failure is None and not self._tails.is_empty:
             with suppress(JournalError):
                 self._write((), is_without_log=True)
@@ -278,7 +283,7 @@ class SQLiteStore:
         self._opened.close()
 
     def _transact(self, work: Callable[[], _T]) -> _T:
-        """Do `work` in one transaction; where it fails, nothing of it is left."""
+        """Run `work` in one transaction, which is rolled back if it fails."""
         self._writer.execute("BEGIN IMMEDIATE")
         try:
             done = work()

@@ -1,10 +1,11 @@
-"""Rows.
-Records as rows: what never changes is in `streams`, what does is in `progress`.
-Streams that are at rest, or awake, and the names of both: plain tables with indexes.
+"""The tables of streams and sessions.
 
-`awake` has the ids that a restart must look at, `rests` those at rest, with what they are looked up
-by; a stream is in one of them. `names` leads from a name to a stream at rest. Rows are written
-within the transaction of the caller, and read over a connection of their own.
+`streams` has the fields of a record that never change, `progress` the others. Each stream is also
+in one of two tables: in `rests` if it was evicted, with the columns that lookups use, else in
+`awake`. `names` maps names to evicted streams. `sessions` and `grants` are written as they come.
+
+Rows are written within the transaction of the caller. `SQLiteLookups` reads them over a connection
+of its own.
 """
 
 import hashlib
@@ -23,8 +24,8 @@ from streams.journal.sqlite.file import translated
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import RequestId
 
-# A record as it is stored, its columns in the order of the fields. The number of claims is added to
-# the fence: a claim changes one row, and not those of a million streams.
+# A stored record, with its columns in the order of the fields. The number of claims is added to the
+# fence, so that a claim changes one row instead of those of a million streams.
 RECORD: Final = (
     "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
     "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read, "
@@ -45,10 +46,10 @@ _OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The record in a row of `RECORD`. Raises `msgspec.DecodeError` where that is none."""
+    """The record in a row of `RECORD`. Raises `msgspec.DecodeError` if it is not valid."""
     fields: list[Any] = list(row)
     if fields[8] not in _OUTCOMES:
-        raise msgspec.DecodeError(f"{fields[8]!r} is no outcome of a stream")
+        raise msgspec.DecodeError(f"{fields[8]!r} is not an outcome of a stream")
     fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
     if fields[14] is not None:
         fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
@@ -59,7 +60,7 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
-    """New streams, which are not evicted."""
+    """Write the rows of new streams, which are not evicted."""
     connection.executemany(
         "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
         "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -91,7 +92,7 @@ def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) ->
 def update_streams(
     connection: sqlite3.Connection, records: Sequence[tuple[Record | None, Record]]
 ) -> None:
-    """Streams, each as it was stored and as it is now."""
+    """Update streams: each record as it was stored and as it is now."""
     connection.executemany(
         "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
         "last_error = ?, ended_at = ?, pages = ?, restart = ? WHERE id = ?",
@@ -144,14 +145,14 @@ _GRANTS: Final = "SELECT session, delivery, stream, reply_id, takes_over, start 
 class SessionTables:
     """`streams.journal.sessions.SessionRows`, within the transaction that the caller has begun.
 
-    Rows are written at once and in order, unlike those of streams: sessions change seldom.
+    Unlike those of streams, rows are written at once: sessions change seldom.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._execute = connection.execute
 
     def read(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
-        """See `Journal.sessions`. A row that is replaced gets a new rowid, above all others."""
+        """See `Journal.sessions`. A replaced row gets a new rowid, above all others."""
         sessions = self._execute(
             "SELECT key, principal, revision, capabilities, level, seen_at "
             "FROM sessions ORDER BY rowid"
@@ -185,7 +186,7 @@ class SessionTables:
         self._execute("DELETE FROM sessions WHERE key = ?", (key,))
 
     def put_grant(self, grant: Grant) -> None:
-        # As JSON: an id keeps its type, and may be a number that is too large for SQLite.
+        # JSON keeps the type of an id, and holds numbers that are too large for SQLite.
         reply_id = msgspec.json.encode(grant.reply_id)
         self._execute(
             "INSERT OR REPLACE INTO grants "
@@ -226,12 +227,12 @@ def _eviction(record: Record) -> tuple[Any, ...]:
 
 
 def _owner(principal: str) -> bytes:
-    """What stands for a principal, however long its name is."""
+    """A key of fixed length for a principal, whose name may be long."""
     return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
 
 
 def overlaid(found: Record, tail: Tail | None) -> Record:
-    """A record of the tables as it is now: of those that are not at rest the log may know more."""
+    """Complete a record of the tables by its tail: the log may have later changes of it."""
     now = None if tail is None else tail.record
     if now is None or now.number != found.number:
         return found
@@ -251,12 +252,13 @@ class SQLiteLookups:
         return Totals(row[0], row[1] or 0)
 
     def find(self, stream: str) -> Record | None:
-        tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
+        # The tail is read first: if it is dropped meanwhile, the tables have all of it.
+        tail = self._tails.known.get(stream)
         found = self._records("WHERE stream = ?", stream)
         return overlaid(found[0], tail) if found else None
 
     def principal_of(self, stream: str) -> str | None:
-        # The next one is read for one that there is not, and thrown away.
+        # For an unknown id the next row is read and dropped, so that timing leaks nothing.
         found = self._all(
             "SELECT stream, principal FROM streams WHERE stream >= ? ORDER BY stream LIMIT 1",
             stream,
@@ -298,6 +300,6 @@ class SQLiteLookups:
             return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
 
     def _all(self, query: str, *parameters: Any) -> list[Any]:
-        """All rows at once: none that is left would end the read transaction."""
+        """Fetch all rows, because a cursor with rows left keeps the read transaction open."""
         with translated(self._path), closing(self._connection.cursor()) as cursor:
             return cursor.execute(query, parameters).fetchall()

@@ -1,4 +1,4 @@
-"""Whether a journal is sound: by SQLite's own check, and by the rules of what it holds."""
+"""Verifies a journal: by SQLite's own check, and by the rules for its contents."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -13,28 +13,28 @@ from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened
 from streams.keys import hashed
 from streams.messages import parse
 
-PROBLEMS_MAX: Final = 100  # of SQLite's, and of ours; who has more of them knows enough
+PROBLEMS_MAX: Final = 100  # reported by SQLite, and as many of ours
 
 _STREAMS: Final = "(SELECT id FROM streams)"
-# What must be nowhere: rows of a table, and what is wrong with them.
+# Rows that must not exist, and what is wrong with them.
 _ORPHANS: Final = (
-    (f"runs WHERE stream NOT IN {_STREAMS}", "runs of messages are of no stream"),
-    (f"progress WHERE id NOT IN {_STREAMS}", "states are of no stream"),
-    (f"awake WHERE id NOT IN {_STREAMS}", "streams are awake that are not there"),
-    (f"rests WHERE id NOT IN {_STREAMS}", "streams are at rest that are not there"),
-    ("rests WHERE id IN (SELECT id FROM awake)", "streams are both awake and at rest"),
+    (f"runs WHERE stream NOT IN {_STREAMS}", "runs of messages belong to no stream"),
+    (f"progress WHERE id NOT IN {_STREAMS}", "states belong to no stream"),
+    (f"awake WHERE id NOT IN {_STREAMS}", "rows in `awake` belong to no stream"),
+    (f"rests WHERE id NOT IN {_STREAMS}", "rows in `rests` belong to no stream"),
+    ("rests WHERE id IN (SELECT id FROM awake)", "streams are in both `awake` and `rests`"),
     (
         "streams WHERE id NOT IN (SELECT id FROM awake UNION ALL SELECT id FROM rests)",
-        "streams are neither awake nor at rest",
+        "streams are in neither `awake` nor `rests`",
     ),
-    (f"names WHERE stream NOT IN {_STREAMS}", "names lead to no stream"),
-    ("grants WHERE stream NOT IN (SELECT stream FROM streams)", "grants are for no stream"),
-    ("grants WHERE session NOT IN (SELECT key FROM sessions)", "grants are of no session"),
+    (f"names WHERE stream NOT IN {_STREAMS}", "names belong to no stream"),
+    ("grants WHERE stream NOT IN (SELECT stream FROM streams)", "grants belong to no stream"),
+    ("grants WHERE session NOT IN (SELECT key FROM sessions)", "grants belong to no session"),
 )
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong, and with which stream: its number, and a hash of its id, which is a secret."""
+    """A problem, and its stream: the number, and a hash of the id, because the id is a secret."""
 
     what: str
     number: int | None = None
@@ -48,20 +48,20 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What is in a journal, and what is wrong with it."""
+    """The size of a journal, and its problems."""
 
     schema: int
-    is_read: bool  # or only SQLite's own check was made, since the schema is an older one
+    is_read: bool  # False if the schema is older, so that only SQLite's own check was made
     streams: int
     messages: int
     problems: tuple[Problem, ...]
 
 
 def inspect(path: Path) -> Report:
-    """Look at all of a journal, which may be in use.
+    """Check all of a journal, which may be in use.
 
-    Of an older schema only SQLite's own check is made. Raises `JournalUnusable` where the file is
-    no journal, or cannot be read at all.
+    A journal with an older schema gets only SQLite's own check. Raises `JournalUnusable` if the
+    file is not a journal, or cannot be read at all.
     """
     with opened_to_read(path) as (connection, schema):
         inspection = _Inspection(connection)
@@ -104,7 +104,7 @@ class _Inspection:
             self._streams += 1
             record = contents.record(number)
             if record is None:
-                self._complain(number, "there is no record of it")
+                self._complain(number, "its record is missing")
                 continue
             self._hashes[number] = hashed(record.stream)
             for what in problems_of(record):
@@ -128,7 +128,7 @@ class _Inspection:
             self._complain(number, f"{_lines(record.last + 1, position)} beyond its end")
 
     def check_links(self) -> None:
-        """That every row belongs to something."""
+        """Check that every row belongs to a stream or a session."""
         for rows, what in _ORPHANS:
             try:
                 query = f"SELECT count(*) FROM {rows}"  # nosec B608 # all of it is our own
@@ -141,19 +141,19 @@ class _Inspection:
 
 
 def problems_of(record: Record) -> Iterator[str]:
-    """What cannot be so, of a record."""
+    """The contradictions in a record."""
     if not 0 <= record.acked <= record.last:
         yield f"it ends at {record.last} and is confirmed up to {record.acked}"
     if max(record.last_request, record.last_error) > record.last:
         yield "it refers to messages beyond its end"
     if record.restart is not None and record.restart.seq > record.last:
-        yield f"it ends at {record.last} and would be run again from {record.restart.seq}"
+        yield f"it ends at {record.last} and would restart from {record.restart.seq}"
     if record.outcome.is_tombstone and record.acked != record.last:
-        yield "it is over, and has messages"
+        yield "it was abandoned or cancelled, and has messages"
     if record.outcome is Outcome.LIVE and record.due_at is not None:
-        yield "it is at rest, and not over"
+        yield "it is evicted, and has not ended"
     if not all(record.acked < seq <= record.last for seq in record.pages or ()):
-        yield "it has pages that are no messages of it"
+        yield "it has pages that are not among its messages"
     try:
         parse(record.origin)
     except Refusal as refused:

@@ -1,4 +1,4 @@
-"""What every journal promises of streams at rest, and how it finds them."""
+"""Lookups of evicted streams, the same for every journal."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ def ended(stream: str, *, last: int = 3) -> list[Change]:
 def evicted(
     stream: str, due_at: float = 9.0, *, is_read: bool = False, names: Sequence[bytes] = ()
 ) -> list[Change]:
-    """A stream that has ended and is at rest."""
+    """A stream that has ended and is evicted."""
     return [*ended(stream), Evict(stream, 1, due_at, is_read, tuple(names))]
 
 

@@ -51,10 +51,10 @@ JWKS = {"auth_jwks": "https://issuer.example.com/keys", "auth_issuer": ISSUER}
 @pytest.mark.parametrize(
     ("auth", "other", "why"),
     [
-        ({}, {"http": AFAR}, "nobody is asked who they are"),
-        ({}, {"ws": AFAR}, "nobody is asked who they are"),
-        ({"auth_tokens": ...}, {"http": AFAR}, "in the clear"),
-        ({"auth_tokens": ...}, {"ws": AFAR}, "in the clear"),
+        ({}, {"http": AFAR}, "callers are not authenticated"),
+        ({}, {"ws": AFAR}, "callers are not authenticated"),
+        ({"auth_tokens": ...}, {"http": AFAR}, "unencrypted"),
+        ({"auth_tokens": ...}, {"ws": AFAR}, "unencrypted"),
         ({"auth_tokens": ...}, {"insecure_anonymous": True}, "leave it out"),
         ({"auth_tokens": ..., "behind_proxy": True}, {}, "--auth-resource"),
         ({**JWKS, "auth_audience": AUDIENCE, "behind_proxy": True}, {}, "--auth-resource"),
@@ -65,8 +65,8 @@ JWKS = {"auth_jwks": "https://issuer.example.com/keys", "auth_issuer": ISSUER}
         (JWKS, {}, "--auth-audience"),
         ({**JWKS, "auth_issuer": None, "auth_audience": AUDIENCE}, {}, "--auth-issuer"),
         ({**JWKS, "auth_issuer": "a b", "auth_audience": "x"}, {}, "without blanks"),
-        ({**JWKS, "auth_audience": "x", "auth_algorithms": "HS256"}, {}, "'HS256' is none of"),
-        ({**JWKS, "auth_audience": "x", "auth_algorithms": "none"}, {}, "'none' is none of"),
+        ({**JWKS, "auth_audience": "x", "auth_algorithms": "HS256"}, {}, "'HS256' is not one of"),
+        ({**JWKS, "auth_audience": "x", "auth_algorithms": "none"}, {}, "'none' is not one of"),
         ({**JWKS, "auth_jwks": "http://issuer.example.com/keys"}, {}, "use https"),
         ({**JWKS, "auth_jwks": "file:///etc/passwd", "auth_audience": "x"}, {}, "use https"),
         ({**JWKS, "auth_resource": 'https://a"b'}, {}, "write a URL"),
@@ -102,7 +102,7 @@ def test_what_a_relay_tells_the_owner_is_understood(file: Path) -> None:
 
 
 async def asked(guard: Guard, path: str, host: str = "localhost:8080") -> Answer:
-    """What the endpoint answers to somebody without a token."""
+    """The answer of the endpoint to a request without a token."""
     head = Head("GET", path, {"host": host})
     assert guard.admit_http is not None
     assert await guard.admit_http(head) is None
@@ -195,7 +195,7 @@ async def test_nothing_else_is_open(file: Path) -> None:
     assert (await denied(guard, path=WELL_KNOWN)).status == 401, "POST"
     own = guard_for(options({"auth_tokens": file}))
     assert (await denied(own, path=WELL_KNOWN)).status == 401
-    assert own.metadata is None, "there is nobody to get tokens from"
+    assert own.metadata is None, "no authorization server is known"
 
 
 # -- keys over HTTP

@@ -54,7 +54,7 @@ def test_a_journal_is_owned_by_one_process(path: Path) -> None:
 def test_another_kind_of_file_is_refused_and_left_alone(path: Path) -> None:
     path.write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
     before = path.read_bytes()
-    assert "it is no SQLite file: name another file" in why_not(path)
+    assert "it is not a SQLite file: name another file" in why_not(path)
     assert path.read_bytes() == before
 
 
@@ -66,7 +66,7 @@ def test_another_programs_database_is_refused_and_left_alone(
         other.execute(f"PRAGMA application_id = {application_id}")
         other.execute("CREATE TABLE streams (id INTEGER PRIMARY KEY)")
     before = path.read_bytes(), path.stat().st_mode
-    assert "another program's SQLite file: name another file" in why_not(path)
+    assert "a SQLite file of another program: name another file" in why_not(path)
     assert (path.read_bytes(), path.stat().st_mode) == before
 
 
@@ -80,7 +80,7 @@ def test_a_newer_journal_is_refused(made: Path) -> None:
 def test_a_directory_is_no_journal(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    assert "is no file" in why_not(place)
+    assert "is a directory" in why_not(place)
 
 
 def test_the_directory_must_be_there(tmp_path: Path) -> None:

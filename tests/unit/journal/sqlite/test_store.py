@@ -190,7 +190,7 @@ def test_after_a_failed_write_nothing_more_is_committed(path: Path) -> None:
     first, second = said.splitlines()
     assert first == second
     assert first.startswith("JournalUnusable")
-    assert "the storage fails" in first
+    assert "the disk fails" in first
     with closing(SQLiteStore(path)) as opened:
         assert last_of(opened) == 5
 
@@ -209,7 +209,7 @@ def test_a_busy_journal_is_unavailable_and_readable(
     monkeypatch.setattr(store, "BUSY_MS", 1)
     with closing(SQLiteStore(made)) as opened:
         with held_by_another_program(made):
-            with pytest.raises(Unavailable, match="held by another program") as busy:
+            with pytest.raises(Unavailable, match="locked by another program") as busy:
                 opened.commit([append(501, 501)])
             assert not isinstance(busy.value, Full)
             assert last_of(opened) == 500
@@ -459,7 +459,7 @@ def test_the_file_says_what_it_is(made: Path) -> None:
 
 
 def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path: Path) -> None:
-    """The count is beside the commit: an error in it is none of the journal's."""
+    """The count is not part of the commit, so its error does not fail the commit."""
     with closing(SQLiteStore(path, anonymous_bytes_max=64 * 1024)) as opened:
         made = replace(record(), principal="session(x)")
         long = append(1, 1, line=b'"%s"' % (b"x" * 60_000))
