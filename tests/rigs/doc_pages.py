@@ -18,7 +18,7 @@ PAGES: Final = (
     *sorted((ROOT / "docs").glob("*.md")),
 )
 
-# What the pages say, for each way to listen; the ports that are free here take their place.
+# The addresses in the pages' examples, for each way to listen; free ports replace them.
 DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
 COMMAND_S: Final = 60.0
 
@@ -41,14 +41,14 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
 
 
 def sessions(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the output that stands below it."""
+    """The commands of a console block, each with its output below it."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output
 
 
 class Stage:
-    """Runs the examples of one page as a reader would; `close` ends what still runs."""
+    """Runs the examples of one page as a reader would; `close` ends the processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,14 +58,14 @@ class Stage:
         self._environment = {**os.environ, "PATH": path}
 
     def close(self) -> None:
-        """End the servers, which must take that well."""
+        """End the servers, which must exit with 0."""
         for server in self._servers:
             server.terminate()
             _, log = server.communicate(timeout=COMMAND_S)
             assert server.returncode == 0, log
 
     def play(self, block: Block) -> None:
-        """Run an example; what is none is left alone."""
+        """Run an example; other blocks are left alone."""
         if block.language == "python":
             self._python(block.text)
         elif block.language == "console":
@@ -79,7 +79,7 @@ class Stage:
         named = _FILE.match(text)
         assert named, "an example in Python begins with a comment that names its file"
         (self._folder / named[1]).write_text(self._here(text))
-        if "Server(" not in text:  # those are served by the next command
+        if "Server(" not in text:  # the next command serves those
             self._run(f"python {named[1]}")
 
     def _command(self, command: str, output: str) -> None:
@@ -120,7 +120,7 @@ class Stage:
                 awaited.remove(listening[1])
 
     def _interrupted(self, command: str, output: str) -> None:
-        """Press Ctrl-C once the call shows something, and keep the ticket."""
+        """Press Ctrl-C once the call prints a message, and keep the ticket."""
         process = self._start(command)
         assert process.stderr is not None
         shown = process.stderr.readline()
