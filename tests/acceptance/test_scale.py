@@ -239,9 +239,7 @@ def _leave_badly(peer: Peer, dice: random.Random) -> None:
         peer.http.send(junk)
     else:
         assert isinstance(peer, WebSocketPeer)
-        frame = (
-            b"\x82\xfe" + junk
-        )  # a length that may be wrong, and too few bytes, or the wrong ones
+        frame = b"\x82\xfe" + junk  # the length is random and does not fit
         peer.socket.socket.sendall(frame[: dice.randint(1, len(frame))])
     peer.cut()
 

@@ -1,4 +1,4 @@
-"""nginx and HAProxy as real processes, configured by what stands in docs/proxies.md."""
+"""nginx and HAProxy as real processes, with the configuration of the documentation's page."""
 
 import contextlib
 import socket
@@ -15,7 +15,7 @@ HARDENED_PAGE: Final = ROOT / "docs" / "security.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 
-# Around the documented block: one process, and nothing outside of its folder.
+# The frame for the documented block: one process, all files in its folder.
 _NGINX: Final = """
 daemon off;
 master_process off;
@@ -42,7 +42,7 @@ def nginx_before(
     hardened: "Hardened | None" = None,
     port: int | None = None,
 ) -> Iterator[int]:
-    """The port, a free one unless given, of an nginx before the server at `server_port`."""
+    """Run an nginx in front of the server at `server_port`; yields its port, free by default."""
     port = free_port() if port is None else port
     changes = {"listen 80;": f"listen 127.0.0.1:{port};"}
     if hardened is not None:
@@ -68,7 +68,9 @@ def haproxy_before(
     hardened: "Hardened | None" = None,
     port: int | None = None,
 ) -> Iterator[int]:
-    """The port, a free one unless given, of an HAProxy before the server at `server_port`."""
+    """Run an HAProxy in front of the server at `server_port`; yields its port, by default a free
+    one.
+    """
     port = free_port() if port is None else port
     changes = {"bind :80": f"bind 127.0.0.1:{port}"}
     if hardened is not None:
@@ -85,7 +87,7 @@ def haproxy_before(
 
 
 class Hardened(NamedTuple):
-    """What the page on security has besides: TLS, with a certificate and its key, and WebSocket."""
+    """The additions of the page on security: TLS, with a certificate and its key, and WebSocket."""
 
     certificate: Path
     ws_port: int
@@ -130,7 +132,7 @@ def _is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

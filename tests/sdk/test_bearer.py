@@ -1,6 +1,6 @@
 """Clients with a bearer token, over TLS: the official Python SDK's, and our own command.
 
-The server ends TLS itself, or nginx or HAProxy does as docs/security.md has it.
+The server ends TLS itself, or nginx or HAProxy does as docs/security.md configures them.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ ACCEPT: Final = "application/json, text/event-stream"
 
 
 class Front(NamedTuple):
-    """Where the server is reached, and with what."""
+    """The addresses of a server, a token, and the authority of its certificate."""
 
     http: str
     ws: str
@@ -147,7 +147,7 @@ def call(
 
 @pytest.fixture
 def gates(tmp_path: Path) -> str:
-    """An argument of the tool, which has nothing to wait for."""
+    """The tool's gates, which are open already."""
     (tmp_path / "1").touch()
     return f"gates={tmp_path}"
 
