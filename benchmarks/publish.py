@@ -1,7 +1,7 @@
 """Puts the results of a run where they are read: docs/performance.md and README.md.
 
-The tables stand between two markers and are made from `benchmarks/published.json` alone, so that
-they cannot say anything else; a test compares them.
+The tables stand between two markers and are generated from `benchmarks/published.json` alone; a
+test compares them, so that they always agree.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _END: Final = "<!-- Made up to here. -->"
 
 
 def publish(latest: Path) -> list[Path]:
-    """Take over the results of a run; returns what was written."""
+    """Publish the results of a run; returns the files that were written."""
     results = load(latest)
     PUBLISHED.write_bytes(latest.read_bytes())
     written = [PUBLISHED]
@@ -39,7 +39,7 @@ def load(path: Path) -> Results:
 
 
 def made(results: Results) -> Mapping[Path, str]:
-    """What the files that are made of the results have to say, all of them."""
+    """The contents of all files that are generated from the results."""
     pictures = report.charts(results)
     names = {name: f"performance-{name}.svg" for name in pictures}
     files = {PAGE.with_name(names[name]): picture for name, picture in pictures.items()}
