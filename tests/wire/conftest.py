@@ -1,4 +1,4 @@
-"""One server for each module of tests; a fresh one where a test kills it or counts its streams."""
+"""One server for each module of tests; a new one for a test that kills it or counts its streams."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ class Wire:
         return self.kind == "stdio"
 
     def connect(self) -> Peer:
-        """A connection on which nothing was said yet."""
+        """A connection without any message yet."""
         return self._stack.enter_context(self.server.connect(self.kind))
 
     def opened(self, capabilities: dict[str, Any]) -> Peer:
@@ -58,7 +58,7 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 @pytest.fixture(scope="module")
 def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose tools do what tools should not; it ends in good order all the same."""
+    """A server with faulty tools, which must still end in good order."""
     with ServerProcess(tmp_path_factory.mktemp("faults"), app=FAULTY_APP) as server:
         yield server
         assert server.stop() == 0
@@ -103,14 +103,14 @@ def anonymous(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator
 
 
 class Http:
-    """Sessions of one server, each as the test wants it; closed when the test is over."""
+    """Sessions of one server, with the test's own settings; closed when the test is over."""
 
     def __init__(self, server: ServerProcess, stack: ExitStack) -> None:
         self.server = server
         self._stack = stack
 
     def unopened(self, accept: str = BOTH) -> HttpClient:
-        """A client that has not said anything yet."""
+        """A client that has not sent any message yet."""
         return self._stack.enter_context(HttpClient(self.server.http_port, accept))
 
     def opened(

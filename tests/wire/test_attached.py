@@ -1,4 +1,4 @@
-"""Who is attached: the newest wins, ids that are taken, and whose acks count."""
+"""Attachment: the newest reader wins, ids that are taken, and the acks that count."""
 
 from typing import Any
 

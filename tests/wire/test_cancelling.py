@@ -1,4 +1,4 @@
-"""Stopping a call, and stopping to listen to one: two different things."""
+"""Cancelling a call stops its work; cancelling a resume only detaches."""
 
 import pytest
 
@@ -77,7 +77,7 @@ def test_a_cancelled_call_stays_cancelled_after_a_restart(wire: Wire, gate: Gate
     gate.wait_for("cancelled")
     peer = wire.streams()
     refused(peer.ask("stream/resume", started.with_token), "cancelled")
-    start(peer, "count", n=1)  # announced when it is durable, and everything before it
+    start(peer, "count", n=1)  # announced once it is durable, as is everything before it
     wire.server.restart()
     refused(wire.streams().ask("stream/resume", started.with_token), "cancelled")
 

@@ -1,4 +1,4 @@
-"""What a tool asks the client: asked again after a reconnect, answered once."""
+"""Requests of a tool to the client: sent again after a reconnect, answered once."""
 
 import json
 from typing import Any
@@ -89,8 +89,8 @@ def test_an_unanswered_request_is_asked_again_below_the_cursor(
 
 
 def test_an_acked_request_is_asked_again(wire: Wire) -> None:
-    """W§5: "Unanswered ones are kept whatever the cursor says", an ack's too (W§4: the mark is the
-    cursor of who gives none)."""
+    """W§5: "Unanswered ones are kept whatever the cursor says", an ack's too (W§4: a resume without
+    a cursor starts at the mark)."""
     maker = wire.positions()
     started, reader, request = asked(maker)
     maker.notify("notifications/stream/ack", {"streamId": started.stream, "seq": 2})

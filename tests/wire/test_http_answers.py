@@ -1,4 +1,4 @@
-"""What a POST is answered with: 202, JSON, an event stream, or newline framing."""
+"""The answers to a POST: 202, JSON, an event stream, or newline framing."""
 
 from pathlib import Path
 from typing import Any

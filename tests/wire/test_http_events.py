@@ -1,4 +1,4 @@
-"""Coming back by `Last-Event-ID`, which every MCP client does, and what a GET may not do."""
+"""Resumes by `Last-Event-ID`, which every MCP client uses, and the limits of a GET."""
 
 from typing import Any
 
@@ -148,7 +148,7 @@ def test_a_response_that_is_not_known_to_be_cut_is_displaced_at_once(
     gate.release(3)
     read_to_n(call, 3)
     awaited = "another" if by == "another id" else 7
-    for _ in range(2):  # nothing is read of `call` from here on, and it stays open
+    for _ in range(2):  # `call` stays open from here on, and is not read
         if by == "a GET":
             resume = client.get(prime.at(3))
         else:

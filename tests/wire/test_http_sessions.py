@@ -1,4 +1,4 @@
-"""Sessions over HTTP: how they begin and end, what they own, and what a restart leaves of them."""
+"""Sessions over HTTP: their beginning and end, their streams, and their state after a restart."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A call that began on one transport goes on over another: the stream is the same thing."""
+"""A call that began on one transport goes on over another: it is the same stream."""
 
 import itertools
 from contextlib import ExitStack

@@ -33,7 +33,7 @@ def the_page(events: list[Event], id: Id) -> Message:
 
 
 def had_first(client: HttpClient, gate: Gate, **more: object) -> str:
-    """The first page of a run that waits ahead of the second; what leads to that."""
+    """The first page of a run that waits before the second; returns the page token."""
     return following(page_of(called(client, id=1, **held(gate), **more), 1))
 
 

@@ -1,4 +1,4 @@
-"""Paged tools: what a page is, and that all pages together are what the tool has yielded."""
+"""Paged tools: the contents of a page, and that all pages hold all that the tool yielded."""
 
 import base64
 import json
@@ -159,8 +159,8 @@ def test_the_tool_is_called_once(peer: Peer, gate: Gate) -> None:
 
 
 def test_a_tool_does_not_run_far_ahead(peer: Peer, gate: Gate) -> None:
-    """Page: resuming is "essential to load-balancing": what nobody asks for is not made, but for
-    a page ahead."""
+    """Page: resuming is "essential to load-balancing": the tool works one page ahead, and no
+    further."""
     gate.release(50)
     ask_page(peer, "pages", n=50, gate=gate.path)
     gate.wait_for("said 2")
@@ -170,8 +170,8 @@ def test_a_tool_does_not_run_far_ahead(peer: Peer, gate: Gate) -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_messages_come_ahead_of_their_page(wire: Wire, gate: Gate, client: str) -> None:
-    """W§1: what the handler sends is in one order; it goes to the connection that is attached, and
-    between two calls there is none (W§5)."""
+    """W§1: the handler's messages are in one order; they go to the attached connection, and between
+    two calls no connection is attached (W§5)."""
     peer = wire.opened(declaring(wire.kind, client))
     gate.release(3)
     arguments = {"n": 3, "notes": 2, "gate": gate.path}
@@ -234,16 +234,18 @@ def test_nothing_there_in_time_is_an_empty_page(peer: Peer, gate: Gate) -> None:
 
 
 def page_texts_without_empty(peer: Peer, token: str, arguments: dict[str, Any]) -> list[str]:
-    """The pages from this token on that have something in them.
+    """The pages from this page token on that are not empty.
 
-    How many empty ones come before a page that takes its time is nobody's promise.
+    No rule says how many empty ones come before a slow page.
     """
     page = ask_page(peer, "slow_pages", token, **arguments)
     return [text for text in texts_of(rest_of(peer, "slow_pages", page, **arguments)) if text]
 
 
 def test_an_end_that_comes_late_is_an_empty_page(peer: Peer, gate: Gate) -> None:
-    """W§3: "unless complete": while the tool runs on nobody knows that there is no other page."""
+    """W§3: "unless complete": while the tool runs, the server does not know whether another page
+    follows.
+    """
     gate.release()
     arguments = {"n": 1, "gate": gate.path, "tail": True}
     page = ask_page(peer, "pages", **arguments)

@@ -1,4 +1,4 @@
-"""Resume tokens: the same one brings the same page, and nothing but the same call may use it."""
+"""Page tokens: the same one brings the same page, and only the same call may use it."""
 
 import json
 import secrets
@@ -100,7 +100,7 @@ def test_each_use_voids_what_came_before(peer: Peer) -> None:
 
 
 def calling(token: str, arguments: str, more: str = "") -> bytes:
-    """A call of `anything`, its arguments spelled as they are, under the id 7."""
+    """A call of `anything` with exactly these bytes as arguments, under the id 7."""
     body = f'{{"name":"anything","arguments":{arguments},"resumeToken":{json.dumps(token)}{more}}}'
     return f'{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{body}}}'.encode()
 
@@ -232,7 +232,7 @@ def test_the_tokens_of_others_open_nothing_here(wire: Wire) -> None:
 
 
 def garbled(token: str) -> list[str]:
-    """What is not this token, each in its own way."""
+    """Changes of this token, each of one kind."""
     half = len(token) // 2
     return [
         "",
@@ -279,7 +279,7 @@ def test_a_garbled_token_is_told_nothing(peer: Peer) -> None:
 
 def test_half_a_character_is_no_token(peer: Peer) -> None:
     """W§7: "Bad UTF-8 or JSON in a line: -32700, and on with the next": a lone surrogate has no
-    UTF-8; whichever of the two errors it is, it is one."""
+    UTF-8; either of the two errors is right."""
     token = following(ask_page(peer, "pages", n=3))
     for wrong in ("\ud800", "\udfff\ud800", f"{token}\udc00", f"{token[:9]}\ud800{token[9:]}"):
         for params in (page_params, meta_params):
@@ -291,7 +291,7 @@ def test_half_a_character_is_no_token(peer: Peer) -> None:
 
 
 def test_no_bit_of_a_token_may_be_another(peer: Peer) -> None:
-    """W§3: "bound by keyed hash": each bit counts, also those that base64 has no use for."""
+    """W§3: "bound by keyed hash": each bit counts, also those that base64 does not use."""
     token = following(ask_page(peer, "pages", n=3))
     flipped = [
         token[:at] + chr(ord(token[at]) ^ 1 << bit) + token[at + 1 :]

@@ -1,4 +1,4 @@
-"""Who is attached, by `requests/resume`: the newest wins, ids that are taken, and letting go."""
+"""Attachment by `requests/resume`: the newest reader wins, ids that are taken, and detaching."""
 
 import contextlib
 import signal
@@ -290,7 +290,7 @@ async def let_go(call: Call, gate: str) -> str:
 
 @pytest.fixture
 def letting_go(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with a tool that lets go when it is told to."""
+    """A server with a tool that detaches its client on the test's order."""
     (tmp_path / "app.py").write_text(LETTING_GO)
     with ServerProcess(tmp_path, app=f"{tmp_path / 'app.py'}:server") as server:
         yield server

@@ -1,4 +1,4 @@
-"""Resumable requests over HTTP: event ids, what continues them, and what may be deleted."""
+"""Resumable requests over HTTP: event ids, the requests that continue them, and deletions."""
 
 import sqlite3
 import tempfile
@@ -308,7 +308,7 @@ def kept(journal: Path, stream: str) -> int:
 
 
 def wait_until_kept(journal: Path, stream: str, count: int) -> None:
-    """The journal may be tidied behind the response: look until it is."""
+    """Wait for the number of entries: the journal may delete them after the response."""
     give_up_at = time.monotonic() + DEADLINE_S
     while (now := kept(journal, stream)) != count:
         assert time.monotonic() < give_up_at, f"{now} are kept, not {count}"
@@ -371,7 +371,7 @@ def test_a_resume_is_told_under_its_own_id_of_what_is_gone(http: Http, gate: Gat
 
 
 def told(client: HttpClient, event_id: str, reason: str) -> dict[str, Any]:
-    """GET and read the refusal that comes as a 200, under the id of the resume."""
+    """Send a GET and read the refusal that comes as a 200, under the id of the resume."""
     events = streamed(client.get(event_id)).events()
     (message,) = messages_of(events)
     assert message.answers("r")

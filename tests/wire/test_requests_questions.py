@@ -1,4 +1,4 @@
-"""What a tool asks the client, when the call is resumed by `requests/resume`."""
+"""Requests of a tool to the client, where `requests/resume` resumes the call."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ DECLINE = {"action": "decline"}
 
 
 def asked(wire: Wire) -> tuple[Promised, Message]:
-    """A call that waits for the client's answer, which is seq 2; its client has gone."""
+    """A call that waits for the client's answer, which is seq 2; its client has left."""
     maker = wire.opened(REQUESTS_POSITIONS)
     promised = promise(maker, "ask", 7)
     reader = Reader(maker)
@@ -126,8 +126,8 @@ def test_the_first_answer_counts(wire: Wire) -> None:
 
 
 def test_a_question_can_be_answered_and_the_result_fetched_later(wire: Wire) -> None:
-    """W§5: an answer counts from a connection that was asked, attached or not: what comes of it is
-    kept for whoever comes back."""
+    """W§5: an answer counts from a connection that was asked, attached or not; the result is kept
+    for the client that resumes."""
     promised, question = asked(wire)
     peer = wire.opened(REQUESTS_POSITIONS)
     return_for(peer, promised, 7, after=2)

@@ -1,4 +1,4 @@
-"""Asking without taking: `requests/getStatus`."""
+"""Status without delivery: `requests/getStatus`."""
 
 import pytest
 

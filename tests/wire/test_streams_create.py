@@ -1,4 +1,4 @@
-"""What a call says of its stream: the announcement, its entries, its end; to those who opted in."""
+"""The announcement of a call's stream, its entries, and its end, sent to clients that opted in."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Asking without taking: `stream/poll` and `stream/poll/all`."""
+"""Status without delivery: `stream/poll` and `stream/poll/all`."""
 
 from typing import Any
 
