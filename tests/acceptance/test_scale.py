@@ -51,7 +51,7 @@ def told(**figures: object) -> None:
     print({name: round(v, 2) if isinstance(v, float) else v for name, v in figures.items()})
 
 
-# Streams whose clients have gone
+# Streams whose clients have left
 
 
 def test_each_stream_is_given_up_at_its_own_time(serve: Serve, tmp_path: Path) -> None:

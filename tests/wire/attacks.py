@@ -1,9 +1,9 @@
-"""Floods of what is small: the attacks of `test_attacks`, and what they do to another client.
+"""Floods of small messages: the attacks of `test_attacks`, and their effect on another client.
 
     python -m tests.wire.attacks [NAME …] [--seconds 5]
 
-measures: another client's ping in quiet, and while ten connections attack. The test looks at how an
-attack ends and measures nothing.
+measures another client's ping in quiet, and during the attack of ten connections. The test checks
+how an attack ends and measures nothing.
 """
 
 import argparse

@@ -94,15 +94,15 @@ class Peer:
 
     def send_raw(self, data: bytes) -> None:
         """Send one message with exactly these bytes."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        raise NotImplementedError  # a subclass adds the framing
 
     def receive_raw(self) -> bytes:
         """Wait for one message. Raises `PeerGone`, or `TimeoutError` after `DEADLINE_S`."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        raise NotImplementedError  # a subclass adds the framing
 
     def cut(self) -> None:
         """End the connection without a close handshake."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        raise NotImplementedError  # a subclass adds the framing
 
     def send(self, message: object) -> None:
         self.send_raw(json.dumps(message).encode())

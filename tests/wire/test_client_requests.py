@@ -215,8 +215,8 @@ def test_without_positions_the_request_comes_once_more_at_most(wire: Wire) -> No
 
 
 def test_a_question_dies_with_the_server_that_asked_it(wire: Wire) -> None:
-    """W§9: `interrupted`: the handler is gone, and whatever is answered now, the stream has
-    ended."""
+    """W§9: `interrupted`: the handler is gone, and the stream has ended: an answer now has no
+    effect."""
     maker = wire.positions()
     started, _, request = asked(maker)
     wire.server.restart()

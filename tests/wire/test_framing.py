@@ -109,7 +109,7 @@ def test_bad_utf8_in_a_line_is_a_parse_error(server: ServerProcess, kind: str, d
 def test_bad_utf8_in_a_text_frame_ends_the_connection(
     server: ServerProcess, gate: Gate, offered: str
 ) -> None:
-    """W§7: RFC 6455's 1007; what was announced can be resumed as after any other cut."""
+    """W§7: RFC 6455's 1007; announced streams can be resumed as after any other cut."""
     with WebSocketPeer(server.url, [offered]) as peer:
         peer.initialize(STREAMS)
         started = start(peer, "count", n=3, gate=gate.path)

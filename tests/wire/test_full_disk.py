@@ -88,7 +88,7 @@ def fill_up(path: Path) -> None:
 
 
 def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate, gate2: Gate) -> None:
-    """W§9: an error says what to do next; W§1: what was accepted comes, once and in order."""
+    """W§9: an error says what to do next; W§1: accepted messages come, once and in order."""
     with ServerProcess(disk) as server, server.connect("ws-streams") as other:
         other.initialize(POSITIONS)
         waiting = [start(other, "steps", n=3, gate=gate.path) for _ in range(5)]

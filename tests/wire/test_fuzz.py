@@ -147,7 +147,7 @@ def test_random_json_is_answered_where_it_asks(peers: Reconnecting) -> None:
 
 
 def test_random_values_are_answered_as_errors(peers: Reconnecting) -> None:
-    """W§9: -32700 for what is no JSON, -32600 for what is no message: an error for each."""
+    """W§9: -32700 for invalid JSON, -32600 for JSON that is no message: an error for each."""
 
     @fixed_seed
     @given(value=anything)

@@ -154,8 +154,8 @@ def kill_again_while_resuming(run: Run, started: Started, cursor: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_call_stays_finished(fresh: ServerProcess, gate: Gate, kind: str) -> None:
-    """W§1: stored "before they are sent": who has read the final response finds the same one again
-    after the kill, and no `interrupted`."""
+    """W§1: stored "before they are sent": a client that has read the final response finds the same
+    one after the kill, and no `interrupted`."""
     with fresh.connect(kind) as peer:
         peer.initialize(opting_in(kind, POSITIONS))
         gate.release()

@@ -63,8 +63,8 @@ def test_a_page_that_was_lost_is_asked_for_again(wire: Wire, gate: Gate) -> None
 
 
 def test_messages_are_lost_with_no_page(wire: Wire) -> None:
-    """W§4: "a plain client may see a message twice, never miss one": what came ahead of a page that
-    was lost comes with it again."""
+    """W§4: "a plain client may see a message twice, never miss one": messages before a lost page
+    come with it again."""
     peer = wire.plain()
     token = following(ask_page(peer, "pages", n=3, notes=2))
     call_id = request_page(peer, "pages", token, n=3, notes=2)

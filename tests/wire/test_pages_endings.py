@@ -79,7 +79,7 @@ def test_a_tool_may_raise_before_its_first_page(wire: Wire) -> None:
 
 def test_cancelling_a_page_call_stops_the_tool(wire: Wire, gate: Gate) -> None:
     """W§3: "resume tokens […] cancelled: `invalid_token`"; MCP, Cancellation: no response comes for
-    what was cancelled."""
+    a cancelled request."""
     peer = wire.plain()
     token = held_run(peer, gate)
     call_id = request_page(peer, "pages", token, **held(gate))
@@ -231,8 +231,8 @@ def whole_run(peer: Peer) -> str:
 
 def test_a_dead_servers_pages_can_still_be_had(wires: list[Wire], gate: Gate) -> None:
     """W§1: "stored in the journal before they are sent"; W§3: "Stable: the same token gives the
-    same page", killed or shut down; W§9: `interrupted` for what the handler had not got to, without
-    a token, for it is an error."""
+    same page", killed or shut down; W§9: `interrupted` in place of later pages, without a token,
+    for it is an error."""
     arguments = held(gate, free=2)
     peers = [wire.streams() for wire in wires]
     tokens = [following(ask_page(peer, "pages", **arguments)) for peer in peers]

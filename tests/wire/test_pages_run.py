@@ -65,14 +65,14 @@ def test_a_page_leads_to_the_next(peer: Peer) -> None:
 
 def test_a_tool_with_one_page_gives_no_token(peer: Peer) -> None:
     """Page, Resume Token Flow: "The operation is considered complete when the server provides a
-    response which does not contain a `nextResumeToken`", be it the first."""
+    response which does not contain a `nextResumeToken`", even the first."""
     page = ask_page(peer, "pages", n=1)
     assert text_of(page) == "page 1"
     assert token_of(page) is None
 
 
 def test_a_tool_without_pages_gives_an_empty_one(peer: Peer) -> None:
-    """W§3: "each call returns what is there": nothing, and no more will come."""
+    """W§3: "each call returns what is there": an empty page without a page token."""
     page = ask_page(peer, "pages", n=0)
     assert page.result["content"] == []
     assert token_of(page) is None
@@ -107,9 +107,9 @@ def test_all_pages_together_are_what_the_tool_has_yielded(wire: Wire, client: st
 def test_the_first_call_alone_is_announced(
     wire: Wire, client: str, announcement: str | None, ends: int
 ) -> None:
-    """W§8: what a client has declared is what it gets: "A client that says nothing of these gets
-    exactly what a plain MCP server would send (`nextResumeToken` of paged tools excepted)"; W§1:
-    the stream is of "one originating request", and ends with the last page."""
+    """W§8: a client gets what it has declared: "A client that says nothing of these gets exactly
+    what a plain MCP server would send (`nextResumeToken` of paged tools excepted)"; W§1: the stream
+    is of "one originating request", and ends with the last page."""
     peer = wire.opened(declaring(wire.kind, client))
     call_id = request_page(peer, "pages", n=3)
     before = peer.read_until(answers_to(call_id))

@@ -157,8 +157,8 @@ def test_a_call_is_the_same_however_it_is_spelled(peer: Peer) -> None:
 
 
 def test_changed_arguments_are_another_call(peer: Peer) -> None:
-    """W§3: "Changed params […]: -32602 `invalid_token`"; `true` is not 1, null is no absence, and
-    what comes after is as if nothing had been asked."""
+    """W§3: "Changed params […]: -32602 `invalid_token`"; `true` is not 1, null is not the same as
+    absent, and the refusals change nothing."""
     token = following(ask_page(peer, "anything", **ARGUMENTS))
     garbage = asked_raw(peer, calling("nonsense", SAME[0]))
     for arguments in CHANGED:
@@ -264,7 +264,7 @@ def garbled(token: str) -> list[str]:
 
 
 def test_a_garbled_token_is_told_nothing(peer: Peer) -> None:
-    """W§3: "garbled: -32602 `invalid_token`", one answer whatever is wrong, in either place."""
+    """W§3: "garbled: -32602 `invalid_token`", one answer to every fault, in either place."""
     token = following(ask_page(peer, "pages", n=3))
     wrong = garbled(token)
     assert token not in wrong
@@ -358,8 +358,8 @@ def test_a_users_token_is_void_for_others(server: ServerProcess) -> None:
 
 def test_a_token_may_stand_among_the_arguments(wire: Wire) -> None:
     """W§3: "Where a tool has no parameter of that name, `arguments.resumeToken` is read as well":
-    it is neither an argument of the tool nor a part of what the token is bound to. 1003: "it
-    specifies an optional string-typed `resumeToken` parameter": for the first page it may be null.
+    it is no argument of the tool, and the token is not bound to it. 1003: "it specifies an optional
+    string-typed `resumeToken` parameter": for the first page it may be null.
     """
     peer = wire.plain()
     first = peer.response(peer.call("pages", n=4, resumeToken=None))

@@ -178,7 +178,7 @@ def test_the_calls_id_is_free_while_it_is_resumed_under_another(
     wire: Wire, gate: Gate, gate2: Gate
 ) -> None:
     """W§3: "the final entry is sent under the id of the `requests/resume` message": the call's own
-    is nobody's here, be it taken already or later."""
+    id is free here."""
     promised = held(maker := wire.opened(REQUESTS_POSITIONS), gate, 7)
     maker.cut()
     peer = wire.opened(REQUESTS)
@@ -255,7 +255,7 @@ def test_who_has_resumed_may_stop_the_work_by_the_calls_id(wire: Wire, gate: Gat
 
 
 def test_a_displaced_resume_cancels_nothing(wire: Wire, gate: Gate) -> None:
-    """W§10: what was attached here and is no more is not reached."""
+    """W§10: `cancelled` does not reach a stream that was attached here and is no longer."""
     promised = held(maker := wire.opened(REQUESTS_POSITIONS), gate, 7)
     maker.cut()
     displaced = wire.opened(REQUESTS)

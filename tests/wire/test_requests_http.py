@@ -152,8 +152,8 @@ def test_a_get_continues_a_resume_and_its_response(http: Http, gate: Gate, resum
 
 
 def test_who_was_cut_off_comes_back_at_once_under_the_same_id(http: Http, gate: Gate) -> None:
-    """W§5: "An id is taken […] while in flight there", which it is not where nobody can read the
-    answer any more, whether or not the server has come round to it."""
+    """W§5: "An id is taken […] while in flight there", and it is free once its connection is
+    closed, even before the server has handled that."""
     client = http.opened(REQUESTS)
     promised, _ = cut_after(client, gate, 2)
     for _ in range(50):
@@ -315,8 +315,8 @@ def wait_until_kept(journal: Path, stream: str, count: int) -> None:
 
 
 def test_who_reads_json_alone_gets_the_response_alone(http: Http, gate: Gate) -> None:
-    """W§6: a client that does not accept events is given the final response, and nothing of what
-    it has no room for."""
+    """W§6: a client that does not accept events gets the final response only: its answer has no
+    room for more."""
     maker = http.opened(REQUESTS)
     promised, _ = cut_after(maker, gate, 2)
     client = http.opened(REQUESTS, accept=JSON)

@@ -109,7 +109,7 @@ def test_an_answered_question_is_not_asked_again(wire: Wire, gate: Gate) -> None
 
 def test_the_first_answer_counts(wire: Wire) -> None:
     """W§5: "An answer counts from the stream's owner or from the connection that it was delivered
-    to; the first counts, later ones are dropped": whoever was displaced had been asked as well."""
+    to; the first counts, later ones are dropped": the displaced client had been asked as well."""
     promised, question = asked(wire)
     first, second = wire.opened(REQUESTS), wire.opened(REQUESTS)
     return_for(first, promised, 7, after=2)

@@ -111,8 +111,8 @@ def test_the_cancelled_are_told_so(wire: Wire, gate: Gate) -> None:
 
 
 def test_what_is_gone_stays_gone_after_a_restart(server: ServerProcess, gate: Gate) -> None:
-    """W§9: "a tombstone is kept for a day"; keys outlive the server (W§2), and so does what a
-    wrong token is told."""
+    """W§9: "a tombstone is kept for a day"; keys outlive the server (W§2), and a wrong token still
+    gets the same answer."""
     with wires_to(server) as wires:
         gone = []
         for wire in wires:

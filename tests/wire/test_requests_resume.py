@@ -38,13 +38,8 @@ from tests.wire.verbs import (
     up_to,
 )
 
-IDS: tuple[Id, ...] = (
-    7,
-    8,
-    "7",
-    0,
-    "",
-)  # the call's own, another, another type, two that are unusual
+# The call's own id, another, the own as a string, and two that are false in Python.
+IDS: tuple[Id, ...] = (7, 8, "7", 0, "")
 
 
 def test_the_result_comes_under_the_id_of_the_resume(wire: Wire) -> None:
@@ -174,7 +169,7 @@ def test_a_cursor_confirms_what_lies_below(wire: Wire) -> None:
 
 
 def test_an_ack_over_a_resumed_connection_counts(wire: Wire, gate: Gate) -> None:
-    """W§4: "While attached, a positions client confirms": whoever is attached now, and by whichever
+    """W§4: "While attached, a positions client confirms": the attached connection, by either
     method."""
     maker = both(wire)
     started = start(maker, "count", n=5, gate=gate.path)

@@ -223,7 +223,7 @@ def test_an_error_carries_the_id_of_what_can_be_read(
     wire: Wire, data: bytes, code: int, request_id: int | str | None
 ) -> None:
     """JSON-RPC 2.0, 5: "If there was an error in detecting the id in the Request object […], it
-    MUST be Null"; in what is JSON there was none."""
+    MUST be Null"; the id of valid JSON can be read."""
     peer = wire.plain()
     peer.send_raw(data)
     told = peer.expect(lambda message: "error" in message)

@@ -138,8 +138,8 @@ def test_what_is_confirmed_does_not_come_again(wire: Wire, gate: Gate) -> None:
 
 
 def test_nothing_is_delivered_by_being_sent(wire: Wire) -> None:
-    """W§4: for a positions client "its cursor or ack, nothing else": who resumes without a cursor
-    and has confirmed nothing gets all of it, as often as it likes."""
+    """W§4: for a positions client "its cursor or ack, nothing else": a client that resumes without
+    a cursor and has confirmed nothing gets all of it, every time."""
     started = finished(wire)
     for _ in range(3):
         reader, _ = read_stream(wire.positions(), started.with_token)
