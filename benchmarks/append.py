@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.servers import ROOT
-from streams.journal.contract import Append, Create, Record
+from streams.journal.records import Append, Create, Record
 from streams.journal.sqlite import SQLiteStore
 from streams.messages import Run
 

@@ -1,7 +1,7 @@
-"""Puts the results of a run where they are read: docs/performance.md and README.md.
+"""Publishes the results of a run: docs/inside/figures.md, its pictures, and the one in README.md.
 
-The tables stand between two markers and are generated from `benchmarks/published.json` alone; a
-test compares them, so that they always agree.
+All of them are made from `benchmarks/published.json` alone. A test compares them, so that no figure
+can be edited by hand.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,14 @@ from benchmarks.harness import Results
 from benchmarks.servers import ROOT
 
 PUBLISHED: Final = ROOT / "benchmarks" / "published.json"
-PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
-HEADLINE: Final = "performance.svg"  # the picture that stands there
+PAGE, README = ROOT / "docs" / "inside" / "figures.md", ROOT / "README.md"
+HEADLINE: Final = "performance.svg"  # the picture in README.md
 
+_HEAD: Final = """# Figures
+
+Made by `python -m benchmarks --publish`. [Performance](performance.md) explains how they are
+measured and what each row means.
+"""
 _BEGIN: Final = "<!-- Made by `python -m benchmarks --publish`. -->"
 _END: Final = "<!-- Made up to here. -->"
 
@@ -39,13 +44,15 @@ def load(path: Path) -> Results:
 
 
 def made(results: Results) -> Mapping[Path, str]:
-    """The contents of all files that are generated from the results."""
+    """The whole text of every file that is made from the results."""
     pictures = report.charts(results)
     names = {name: f"performance-{name}.svg" for name in pictures}
     files = {PAGE.with_name(names[name]): picture for name, picture in pictures.items()}
-    files[PAGE] = _filled(PAGE, report.markdown(results, names))
-    files[PAGE.with_name(HEADLINE)] = report.headline(results)
-    files[README] = _filled(README, f"![Coming back, in messages a second](docs/{HEADLINE})")
+    headline = PAGE.with_name(HEADLINE)
+    files[headline] = report.headline(results)
+    files[PAGE] = f"{_HEAD}\n{report.markdown(results, names)}\n"
+    place = headline.relative_to(ROOT).as_posix()
+    files[README] = _filled(README, f"![Coming back, in messages a second]({place})")
     return files
 
 

@@ -112,9 +112,9 @@ def markdown(results: Results, pictures: Mapping[str, str]) -> str:
     parts = [f"Measured on: {machine_words(results)}.", _versions(results)]
     if results.plan.is_quick:
         parts.insert(0, "**This was a quick run: far too short to say anything of speed.**")
-    parts += ["### Goals", goals_markdown(results)]
+    parts += ["## Goals", goals_markdown(results)]
     for measured in results.suites:
-        parts.append(f"### {measured.title}")
+        parts.append(f"## {measured.title}")
         parts.append(_suite_markdown(measured))
         if measured.name in pictures:
             parts.append(f"![{measured.title}, as bars]({pictures[measured.name]})")

@@ -22,8 +22,8 @@ import trio
 
 from benchmarks.memory import resident_bytes
 from benchmarks.servers import APP, ROOT
-from streams.journal.contract import Append, Change, Create, Evict, Outcome, Record
 from streams.journal.ownership import key_path
+from streams.journal.records import Append, Change, Create, Evict, Outcome, Record
 from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring, new_id
 from streams.messages import Run

@@ -1,4 +1,7 @@
-"""Wall time, for what must mean the same after a restart. Intervals are trio's, save threads."""
+"""Wall time, for times that must mean the same after a restart, and back-off.
+
+Intervals are measured by trio's clock, except in threads.
+"""
 
 import time
 
@@ -9,12 +12,12 @@ def wall() -> float:
 
 
 def steady() -> float:
-    """Seconds since some moment, whatever is done to the clock: for a thread without trio."""
+    """Seconds by a clock that is never set: for a thread without trio."""
     return time.monotonic()
 
 
 def backoff_s(first_s: float, failures: int, most_s: float) -> float:
-    """How long to wait after so many failures: twice as long each time, at most `most_s`."""
+    """The pause after `failures` failures in a row: it doubles each time, up to `most_s`."""
     return min(first_s * 2.0 ** min(failures, 30), most_s)
 
 

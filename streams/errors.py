@@ -3,25 +3,25 @@
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
     │   └── InsufficientScope  the caller's token lacks a scope
-    ├── JournalError         what storage can say
+    ├── JournalError         an error of the journal
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since
-    │   ├── Ended            an append after the final response: our bug
-    │   ├── Conflict         an append that leaves a gap: our bug
-    │   ├── Unavailable      busy: nothing was written, or perhaps all of it; repeat the same call
-    │   │   └── Full         the disk is full; repeat the same call when there is room
+    │   ├── Ended            an append after the final response: a bug in this project
+    │   ├── Conflict         an append that leaves a gap: a bug in this project
+    │   ├── Unavailable      busy: written wholly or not at all; retry the same call
+    │   │   └── Full         the disk is full; retry the same call when there is room
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
-    │       └── Missing      lines that the journal should have
+    │       └── Missing      the journal lacks lines that it should have
     ├── UnsafeFile           a file or folder that another user owns, may read or may change
-    └── ClientError          what a caller of `Client` may have to handle
+    └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
-        ├── CallLost         the connection went before the server had announced a stream, and to
-        │                    make the call again could be to run it twice
-        ├── StreamGone       the stream, or a part of it, is no longer there to be resumed
+        ├── CallLost         the connection broke before the server announced a stream; to call
+        │                    again could run the tool twice
+        ├── StreamGone       the stream, or a part of it, can no longer be resumed
         └── Superseded       another connection has resumed the stream; this one must not
 
-Anything else that escapes is a bug of ours or of a tool's author.
+Any other exception is a bug of this project or of a tool.
 """
 
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ class StreamsError(Exception):
 
 
 class Refusal(StreamsError):
-    """A request that cannot be served, as the JSON-RPC error that says so.
+    """A JSON-RPC error in answer to a request.
 
-    `message` is one sentence that says what to do next; `data` is the error's `data` member.
+    `message` is one sentence with what to do next; `data` is the error's `data` member.
     """
 
     def __init__(self, code: int, message: str, data: dict[str, Any] | None = None) -> None:
@@ -51,7 +51,7 @@ class Refusal(StreamsError):
         self.data = data
 
     def saying(self, message: str) -> "Refusal":
-        """The same in other words, where the usual ones do not say what to do."""
+        """The same refusal with another message, where the usual one does not say what to do."""
         return Refusal(self.code, message, self.data)
 
 
@@ -62,7 +62,7 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
     ),
     "abandoned": (
         INVALID_PARAMS,
-        "Nobody came back for this stream in time and it was deleted: make the call again.",
+        "This stream was not resumed in time and was deleted: make the call again.",
     ),
     "cancelled": (INVALID_PARAMS, "The call was cancelled: make it again if you still want it."),
     "messages_gone": (
@@ -103,11 +103,11 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
     ),
     "unauthorized": (
         INVALID_REQUEST,
-        "This server asks who you are: send a bearer token that it takes, in Authorization.",
+        "This server needs authentication: send a bearer token that it accepts, in Authorization.",
     ),
     "insufficient_scope": (
         INVALID_REQUEST,
-        "The tool needs scopes that were not granted to you: send a bearer token that has them.",
+        "The tool needs scopes that your bearer token lacks: send one that has them.",
     ),
     "too_many_connections": (
         INVALID_REQUEST,
@@ -119,7 +119,7 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
     ),
     "too_many_bytes": (
         INVALID_PARAMS,
-        "Too much waits to be delivered to you: resume or cancel some calls, then try again.",
+        "Too many bytes of your calls are undelivered: resume or cancel some, then try again.",
     ),
     "journal_full": (
         INTERNAL_ERROR,
@@ -134,7 +134,7 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
 
 
 def refusal(reason: str, **details: Any) -> Refusal:
-    """The refusal for a `data.reason` of the wire's error table, with its further fields."""
+    """The refusal for a `data.reason` of the wire's error table, with its other fields."""
     code, message = _REASONS[reason]
     return Refusal(code, message, {"reason": reason, **details})
 
@@ -162,7 +162,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 class JournalError(StreamsError):
-    """What storage can say; see the tree above."""
+    """An error of the journal; see the tree above."""
 
 
 class Gone(JournalError):
@@ -182,7 +182,7 @@ class Conflict(JournalError):
 
 
 class Unavailable(JournalError):
-    """The outcome is unknown: repeat the same call, everything is idempotent."""
+    """The outcome is unknown: retry the same call, which is idempotent."""
 
 
 class Full(Unavailable):
@@ -190,11 +190,11 @@ class Full(Unavailable):
 
 
 class JournalUnusable(JournalError):
-    """This file cannot be a journal here and now; the message says why and what to do."""
+    """The journal cannot be used; the message says why and what to do."""
 
 
 class Missing(JournalUnusable):
-    """Lines `first` to `last` of a stream should be in the journal, and are not."""
+    """The journal lacks lines `first` to `last` of a stream."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__(
@@ -204,15 +204,15 @@ class Missing(JournalUnusable):
 
 
 class UnsafeFile(StreamsError, OSError):
-    """A file or folder that another user owns, may read though it is secret, or may change.
+    """A file or folder that another user owns, may change, or may read though it is secret.
 
-    The message is one sentence without its full stop, as those of other `OSError`s are; it has the
-    path, what is wrong with it, and the command that mends it.
+    Like the messages of other `OSError`s, the message is a sentence without a full stop. It has the
+    path, what is wrong with it, and the command that repairs it.
     """
 
 
 class ClientError(StreamsError):
-    """What a caller of `Client` may have to handle."""
+    """An error that a user of `Client` may have to handle."""
 
 
 class CannotConnect(ClientError):
@@ -230,8 +230,8 @@ class CallFailed(ClientError):
 
 
 class CallLost(ClientError):
-    """The connection was lost before a stream was announced: the call may or may not have run, and
-    the server that is there now cannot tell.
+    """The connection was lost before a stream was announced. The call may or may not have run; the
+    server that answers now does not know.
     """
 
 

@@ -1,9 +1,11 @@
-"""One HTTP request and its response, as the endpoint sees them: no socket and no framework.
+"""The contract between the engine or a client and the transports, which know nothing else of them.
 
-A listener (`transports.http`) reads the request, body and all, and hands it over with a
-`Responder`. An ASGI application could do the same. Who may come in at all is decided on the head of
-a request alone, by an `Admit`: a stranger's body is not read. Nor is that of a request which its
-head alone refuses: that is for a `Screen` to say.
+- `Channel`, `ClientChannel`, `RequestChannel`, `Dialer`: a connection as messages. `transports`
+  tells the promises that each of them keeps.
+- `Request`, `Responder`, `Endpoint`: one HTTP request and its response, without sockets. The
+  listener of `transports.http` calls an endpoint; an ASGI application could do the same.
+- `Admit` authenticates a request, and `Screen` may refuse it, by its head alone: then its body is
+  not read.
 """
 
 import re
@@ -17,7 +19,7 @@ from streams.errors import INVALID_REQUEST, Refusal
 from streams.messages import Block, Incoming, RequestId, TooLarge
 
 Scopes = frozenset[str] | None
-"""The scopes of a peer; None for a peer that may use all tools."""
+"""The scopes of a peer's bearer token; None for a peer that may use all tools."""
 
 Headers = Sequence[tuple[str, str]]
 
@@ -25,7 +27,10 @@ _SCOPE: Final = re.compile(r"[!#-\[\]-~]{1,255}")  # RFC 6749, 3.3; the length i
 
 
 def checked_scopes(given: Iterable[str]) -> tuple[str, ...]:
-    """Scopes, each of them once. Raises `TypeError` for one string, `ValueError` for no scope."""
+    """Scopes without duplicates.
+
+    Raises `TypeError` for a single string, `ValueError` for an invalid scope.
+    """
     if isinstance(given, str):
         raise TypeError(f"scopes: expected several, such as ({given!r},), got a string")
     found = tuple(dict.fromkeys(given))
@@ -38,67 +43,66 @@ def checked_scopes(given: Iterable[str]) -> tuple[str, ...]:
 
 
 class Channel(Protocol):
-    """One connection, seen as messages; `transports` says what every one of them promises."""
+    """One connection as messages; `transports` lists the promises of every channel."""
 
     @property
     def principal(self) -> str:
-        """Who the peer is, as far as the transport can tell: `os(0)`, `conn(…)`."""
+        """The name of the caller, as far as the transport knows it: `os(0)`, `conn(…)`."""
 
     @property
     def scopes(self) -> Scopes:
-        """Those of the token that the peer has shown; None for a user of this machine."""
+        """The scopes of the peer's bearer token; None for a user of this machine."""
 
     async def receive(self) -> Sequence[Incoming]:
-        """Wait for the next messages, at least one, in order, without the newline at their end.
+        """Wait for the next messages, at least one, in order, without their newlines.
 
         Raises `trio.EndOfChannel` when the peer will send no more.
         """
 
     def is_writable(self) -> bool:
-        """Whether the peer may still read; once False, always False, and `send` must fail."""
+        """Whether the peer may still read. Once False, it stays False, and `send` fails."""
 
     async def send(self, *lines: bytes) -> None:
-        """Write pieces of one or more whole lines; when it returns they are the operating system's.
+        """Write pieces of one or more whole lines; on return the kernel has all of them.
 
-        One sender at a time. Raises `trio.BrokenResourceError` when the peer is gone. Cancelled
+        One caller at a time. Raises `trio.BrokenResourceError` when the peer is gone. Cancelled
         half-way, it closes the channel.
         """
 
     async def ping(self) -> bool:
-        """Return True once the peer has shown that it read all that was sent before this call.
+        """Return True once the peer has proved that it read all that was sent before this call.
 
-        Returns False at once where the transport has no such question.
+        Returns False at once where the transport has no pings.
         """
 
     def unsent_bytes(self) -> int | None:
-        """Bytes that were sent but not yet taken by the peer; None where nobody can tell."""
+        """Bytes that were sent and not yet taken by the peer; None where that is unknown."""
 
     async def aclose(self) -> None:
-        """Close, politely if that takes no more than a second. Twice is as good as once."""
+        """Close, gracefully if that takes at most a second. May be called twice."""
 
 
 class ClientChannel(Channel, Protocol):
-    """A channel as a client needs it, which is given far more than it sends."""
+    """A channel for a client, which receives far more than it sends."""
 
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
-        """`receive` for who can do with less: many messages in one piece, as they came.
+        """Like `receive`, but many messages in one block, as they came: that costs less.
 
-        A `TooLarge` stands between two blocks. What has been received one way will not be received
-        the other way.
+        A `TooLarge` stands between two blocks. Each message is received once, by either method.
         """
 
 
 @runtime_checkable
 class RequestChannel(Protocol):
-    """A channel that has a connection for each request, as HTTP: one may be dead while others live.
+    """A channel with a connection for each request, as HTTP has: one may fail and others live.
 
-    It continues the response to a request by itself, where its server offers that. Another way is a
-    token, which is used over the next channel; the channel must then end when the response breaks
-    off.
+    Where the server offers that, the channel continues an interrupted response by itself. A stream
+    with a resume token is resumed over the next channel instead: then this channel must end when
+    the response is interrupted.
     """
 
     def leave_to_token(self, request_id: RequestId) -> None:
-        """Do not continue the response to this request."""
+        """Do not continue the response to this request: a resume token does that."""
 
     def prepare(
         self,
@@ -108,41 +112,41 @@ class RequestChannel(Protocol):
         is_resume: bool = False,
         may_lack_reply: bool = False,
     ) -> None:
-        """The request with this id is sent next, about a stream that was read up to this event.
+        """Announce the next request, about a stream that was read up to this event.
 
-        The response to a resume is not continued: the stream is resumed again. Where it
-        `may_lack_reply`, its end is what counts: the request is then answered by an error with the
-        reason `lost`, and the channel goes on.
+        The response to a resume is not continued: the stream is resumed once more. A response that
+        `may_lack_reply` may end without one: then an error with the reason `lost` is received in
+        its place, and the channel goes on.
         """
 
     def settle(self, request_id: RequestId) -> None:
-        """The response to this request is not waited for any more."""
+        """Stop waiting for the response to this request."""
 
     def last_event_id(self, request_id: RequestId) -> bytes:
-        """The id of the last event of its response whose lines were received and done with."""
+        """The id of the response's last event whose lines were received and handled."""
 
     def heard_at(self, request_id: RequestId) -> float | None:
-        """When the last byte of its response came, by trio's clock; None where there is none."""
+        """The time of the response's last byte, by trio's clock; None without a response."""
 
     def abandon(self, why: str) -> None:
-        """The channel is over, but not the session: its server may be working for it."""
+        """End the channel, but not the session: the server may still work for it."""
 
 
 class Dialer(Protocol):
-    """Opens a new connection to one and the same server, as often as it is called."""
+    """Opens a new connection to the same server with each call."""
 
     def __call__(self) -> AbstractAsyncContextManager[ClientChannel]:
-        """Connect; leaving the block closes. Raises `OSError` when nobody answers."""
+        """Connect; leaving the block closes. Raises `OSError` when the server does not answer."""
 
 
 Handler = Callable[[Channel], Awaitable[object]]
-"""What a transport runs for each connection; the connection closes when it returns."""
+"""A transport runs it for each connection, and closes the connection when it returns."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What comes ahead of a request's body.
+    """The head of a request: everything before its body.
 
-    Names of `headers` are lower-case; what came twice is joined by ", ".
+    Names of `headers` are lower-case; repeated headers are joined by ", ".
     """
 
     method: str
@@ -151,26 +155,26 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Somebody who has shown who they are."""
+    """An authenticated caller."""
 
     principal: str
     holds_for_s: Callable[[], float]
-    """For how many seconds from now that may be taken for granted, and is to be asked again then;
-    0 or less once it holds no longer.
+    """For how many seconds from now the authentication is valid; check again after that. 0 or less
+    once it has expired.
     """
-    scopes: frozenset[str] = frozenset()  # that the token was given
+    scopes: frozenset[str] = frozenset()  # of the bearer token
 
 
 def authenticated(principal: str) -> str:
-    """A principal of an authenticated caller; empty for any other.
+    """The principal, if it is that of an authenticated caller, else an empty string.
 
-    An anonymous connection is not the same one after a reconnect.
+    An anonymous caller has another principal after each reconnect, so it proves nothing.
     """
     return principal if principal.startswith(("os(", "bearer(")) else ""
 
 
 def is_anonymous(principal: str) -> bool:
-    """Whether a principal stands for a session or a connection, and not for a known caller."""
+    """Whether a principal names a session or a connection instead of an authenticated caller."""
     return principal.startswith(("session(", "conn("))
 
 
@@ -178,7 +182,7 @@ class Request(Head, frozen=True):
     """A whole request."""
 
     body: bytes
-    caller: Caller | None = None  # None where nobody is asked who they are
+    caller: Caller | None = None  # None where the listener authenticates no callers
 
 
 class HttpError(Exception):
@@ -196,43 +200,43 @@ class HttpError(Exception):
 
 
 class Responder(Protocol):
-    """Where the response goes: either `respond` once, or `start`, any number of `write`, `finish`.
+    """Sends the response: either `respond` once, or `start`, any number of `write`, `finish`.
 
-    All but the last two properties raise `trio.BrokenResourceError` when the peer is gone. One
-    caller at a time; a cancelled call leaves half a response, so the connection closes.
+    These four raise `trio.BrokenResourceError` when the peer is gone. One caller at a time. A
+    cancelled call leaves half a response, so the connection closes.
     """
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
-        """Send a whole response; the length of `body` is announced here."""
+        """Send a whole response, with a Content-Length."""
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
-        """Begin a response whose length nobody knows; head and `first` go out in one write.
+        """Begin a response of unknown length; head and `first` go out in one write.
 
-        With `("connection", "close")` among the headers it ends with the connection.
+        With `("connection", "close")` among the headers, the response ends with the connection.
         """
 
     async def write(self, *data: bytes) -> None:
-        """Send more of it, in pieces; when this returns it is the operating system's."""
+        """Send more of the body, in pieces; on return the kernel has all of them."""
 
     async def finish(self) -> None:
-        """End it; the connection may be used again."""
+        """End the response; the connection may be used for the next request."""
 
     async def gone(self) -> None:
-        """Wait until the peer has hung up, which counts however politely it does so."""
+        """Wait until the peer has closed its side of the connection, or broken it."""
 
     def is_open(self) -> bool:
-        """Whether the peer may still read; once False, always False."""
+        """Whether the peer may still read. Once False, it stays False."""
 
     def unsent_bytes(self) -> int | None:
-        """Bytes that were written but not yet taken by the peer; None where nobody can tell."""
+        """Bytes that were written and not yet taken by the peer; None where that is unknown."""
 
 
 Endpoint = Callable[[Request, Responder], Awaitable[None]]
 
 Admit = Callable[[Head], Awaitable[Caller | None]]
-"""Who a request comes from; None for who need not say so. Raises `HttpError`."""
+"""Authenticates a request. None for a request that needs no caller. Raises `HttpError`."""
 
 Screen = Callable[[Request], int | None]
-"""How long the body of a request may be, in bytes, before any of it is read; None for as long as
-any. The request that it is asked about has none yet. Raises `HttpError` for what the head refuses.
+"""Looks at a request before its body is read: `Request.body` is empty. Returns how many bytes the
+body may have; None for the listener's limit. Raises `HttpError` to refuse the request.
 """

@@ -1,12 +1,12 @@
 """Exceptions from the code of a tool.
 
-Each of them, `SystemExit` included, is the failure of one call: a signal ends the process, a tool
-does not. Two exceptions are not the tool's own and pass through: the cancellation of the task that
-it runs in, and the `KeyboardInterrupt` that trio raises for a real Ctrl-C, in any code.
+Each of them, `SystemExit` included, is the failure of one call: a tool cannot end the process. Two
+exceptions are not the tool's own and pass through: the cancellation of the tool's task, and the
+`KeyboardInterrupt` that trio raises for a real Ctrl-C, in any code.
 
-The class of such an exception is the author's as well: `__str__`, `__getattribute__` and the
-metaclass may raise. So kinds and attributes are read here without the author's code, and what has
-to run that code (the text, the traceback) is guarded.
+The author may also have written the exception's class: `__str__`, `__getattribute__` and the
+metaclass may raise. So this module reads classes and attributes without running their code. The
+text and the traceback cannot be had without it, so there each error is caught.
 """
 
 import math
@@ -21,7 +21,7 @@ from streams.logs import log
 
 _T = TypeVar("_T")
 
-# Read as C code does: no attribute of an author's class is asked.
+# Read as C code reads them: without the `__getattribute__` of the exception's class.
 _name_of: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _traceback_of: Final[Callable[[BaseException], Any]] = BaseException.__dict__[
     "__traceback__"
@@ -30,14 +30,14 @@ _errors_of: Final[Callable[[BaseException], tuple[BaseException, ...]]] = (
     BaseExceptionGroup.__dict__["exceptions"].__get__
 )
 
-_KI_MODULE: Final = "trio._core._ki"  # whose signal handler raises a real KeyboardInterrupt
+_KI_MODULE: Final = "trio._core._ki"  # its signal handler raises the real KeyboardInterrupt
 
 
 async def let_pass(error: BaseException) -> None:
-    """Raise `error` again where it is not the tool's own. Await this where it was caught.
+    """Raise `error` once more if it is not the tool's own. Await this where it was caught.
 
-    A `trio.Cancelled` proves nothing, since a tool can keep one and raise it later. So trio is
-    asked whether this task is cancelled, and raises that itself.
+    A `trio.Cancelled` proves nothing, since a tool can keep one and raise it later. So this checks
+    whether the task is cancelled, and lets trio raise.
     """
     if any(map(_is_signal, leaves_of(error))):
         raise error
@@ -45,7 +45,7 @@ async def let_pass(error: BaseException) -> None:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether `error`, or an error of the group that it is, is the tool's own."""
+    """Whether `error`, or an error in the group, is the tool's own."""
     is_cancelled = trio.current_effective_deadline() == -math.inf
     return not all(
         (is_cancelled and is_kind(leaf, trio.Cancelled)) or _is_signal(leaf)
@@ -54,7 +54,7 @@ def is_failure(error: BaseException) -> bool:
 
 
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
-    """What `isinstance` says where `__class__` is not overridden; it does not ask `__class__`."""
+    """Like `isinstance`, but ignores an overridden `__class__`."""
     return type.__subclasscheck__(kind, type(error))
 
 
@@ -64,10 +64,10 @@ def kind_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, for the client; its `__str__` may fail as well."""
+    """The text of an error, for the client. Its `__str__` may fail."""
     kind = kind_of(error)
     try:
-        text = str.__str__(str(error))  # the second may return an instance of an author's subclass
+        text = str.__str__(str(error))  # `str` may return an instance of the author's subclass
     except BaseException as trouble:
         _raise_signal(trouble)
         return kind
@@ -77,11 +77,11 @@ def text_of(error: BaseException) -> str:
 
 
 def log_failure(event: str, error: BaseException, **details: Any) -> None:
-    """Log an error with its traceback. Raises nothing but a real Ctrl-C.
+    """Log an error with its traceback. Raises only a real Ctrl-C.
 
-    To render a traceback runs code of the error's class, and Python's own `traceback` fails for
-    some errors: a `SyntaxError` with an offset that is no number, groups 1,000 deep. Then the log
-    has the frames and the name of the class.
+    Rendering a traceback runs code of the error's class. Python's `traceback` also fails for some
+    errors: a `SyntaxError` whose offset is not a number, groups 1,000 deep. Then the log gets the
+    frames and the name of the class.
     """
     try:
         log.error(event, exc_info=(type(error), error, _traceback_of(error)), **details)
@@ -90,7 +90,7 @@ def log_failure(event: str, error: BaseException, **details: Any) -> None:
         try:
             log.error(event, exception=_plain_traceback(error, trouble), **details)
         except BaseException as worse:
-            _raise_signal(worse)  # any other: the log itself fails, so it cannot be told there
+            _raise_signal(worse)  # the log itself fails, so any other error cannot be logged
 
 
 def _plain_traceback(error: BaseException, trouble: BaseException) -> str:
@@ -99,11 +99,11 @@ def _plain_traceback(error: BaseException, trouble: BaseException) -> str:
 
 
 async def run_in_thread(work: Callable[[], _T], limiter: trio.CapacityLimiter) -> _T:
-    """Run an author's function in a thread, which is abandoned where the task is cancelled.
+    """Run a tool's function in a thread, which is abandoned when the task is cancelled.
 
-    Raises what it raises. The exception leaves the thread as a value: trio examines an exception
-    with the code of its class, and where that fails the thread ends without a report, and its
-    token of the limiter is lost.
+    Raises the function's exception. It leaves the thread as a value: trio would examine it with the
+    code of its class. If that failed, the thread would end without a result and never return its
+    token to the limiter.
     """
 
     def run() -> tuple[_T] | _Raised:
@@ -121,7 +121,7 @@ async def run_in_thread(work: Callable[[], _T], limiter: trio.CapacityLimiter) -
         try:
             raise done.error
         finally:
-            del done  # it refers to this frame by its traceback, and would keep it alive
+            del done  # its traceback refers to this frame: a reference cycle
     return done[0]
 
 

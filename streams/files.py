@@ -1,4 +1,4 @@
-"""Files that are wholly there or not at all, also if the power fails, and their owner's alone."""
+"""Files that are written wholly or not at all, even if the power fails, with mode 0600."""
 
 import os
 import tempfile
@@ -11,11 +11,11 @@ from streams.permissions import check_folder
 
 @contextmanager
 def whole(path: Path, put: Callable[[str, Path], None]) -> Iterator[Path]:
-    """A file of mode 0600 beside `path` for the block to write; then `put` it there, as
-    `os.replace` does.
+    """Yield a new file beside `path` for the block to write, then move it there with `put`, such as
+    `os.replace`.
 
-    Raises `UnsafeFile` where other users could replace the file, another `OSError`, or what `put`
-    raises; then nothing is left behind.
+    Raises `UnsafeFile` where other users could replace the file, another `OSError`, or an error of
+    `put`. The new file is then removed.
     """
     check_folder(path.parent)
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
@@ -30,7 +30,7 @@ def whole(path: Path, put: Callable[[str, Path], None]) -> Iterator[Path]:
 
 
 def write_whole(path: Path, content: bytes, put: Callable[[str, Path], None]) -> None:
-    """The same for content that is there already."""
+    """The same for content in memory."""
     with whole(path, put) as file:
         file.write_bytes(content)
 

@@ -1,15 +1,15 @@
-"""Children that a tool forks (`os.fork`, `multiprocessing`).
+"""Child processes that a tool forks (`os.fork`, `multiprocessing`).
 
-A forked child has copies of the server's memory and descriptors, and must act on none of them:
+A forked child has copies of the server's memory and file descriptors, and must use none of them:
 
-- A connection ends when the last process closes it, and an epoll set is shared: so in the child
-  /dev/null takes the place of every descriptor that is withheld here. The number stays in use, so
-  that an object which closes it late closes no file that the child has opened since. Where
-  /dev/null cannot be opened, the descriptors are closed.
-- The tool's code returns, or raises, into the server. There the child ends (`Confined`), as a child
-  of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
+- A connection ends only when the last process closes it, and an epoll set is shared. So in the
+  child /dev/null replaces every descriptor that was withheld. The number stays in use: an object
+  that closes it later cannot close a file that the child has opened since. Where /dev/null cannot
+  be opened, the descriptors are closed.
+- The tool's code would return, or raise, into the server. There the child ends (`Confined`), as a
+  child of `multiprocessing` does: no `atexit` and no `finally` of the server runs.
 
-Children that run another program (`subprocess`) inherit nothing of ours.
+Children that run another program (`subprocess`) inherit no descriptors of the server.
 """
 
 import os
@@ -26,17 +26,17 @@ _callbacks: Final[list[Callable[[], object]]] = []
 
 
 def withhold(opened: Any) -> None:
-    """Keep what `opened.fileno()` is, a socket or a pipe of a client, from forked children."""
+    """Replace `opened.fileno()`, such as a client's socket or pipe, in all forked children."""
     _withheld.add(opened)
 
 
 def in_child(do: Callable[[], object]) -> None:
-    """Do this in every child that is forked from now on, before its own code runs."""
+    """Call `do` in every child that is forked from now on, before its own code runs."""
     _callbacks.append(do)
 
 
 def _become_child() -> None:
-    """Raises nothing: what a hook of `os.fork` raises is printed, and the child goes on."""
+    """Raises nothing: an exception in a hook of `os.fork` would be printed, and the child go on."""
     try:
         _let_go()
     finally:
@@ -54,13 +54,13 @@ def _let_go() -> None:
     if not descriptors:
         return
     null, has_own = _null(), True
-    if null is None:  # there may be no more descriptors: that of a socket makes room for it
+    if null is None:  # perhaps no descriptor is free: close one of ours
         os.close(descriptors[0])
         null, has_own = _null(), False
     for descriptor in descriptors:
         with suppress(OSError):
             if null is None:
-                os.close(descriptor)  # then the child may get this number for a file of its own
+                os.close(descriptor)  # the number may be reused for a file of the child
             elif descriptor != null:
                 os.dup2(null, descriptor, inheritable=False)
     if null is not None and (has_own or null not in descriptors):
@@ -78,7 +78,7 @@ os.register_at_fork(after_in_child=_become_child)
 
 
 class Confined:
-    """Around a block that only this process may leave: a forked child ends at its end.
+    """Around a block that only this process may leave: a forked child exits at the end of it.
 
     The child's exit code is that of `sys.exit`, 1 for any other exception, else 0.
     """
@@ -110,7 +110,7 @@ def end_child(error: BaseException | None) -> NoReturn:
         elif error is not None:
             code = "".join(traceback.format_exception(error))
         if not isinstance(code, int):
-            # Another thread may have held the lock of `sys.stderr` when the child was forked.
+            # Not `sys.stderr`: another thread may have held its lock when the child was forked.
             os.write(2, f"{code}\n".encode(errors="backslashreplace"))
             code = 1
         for stream in (sys.stdout, sys.stderr):

@@ -1,15 +1,13 @@
-"""Secrets: resume tokens, and everything that nobody may guess.
+"""Secrets: resume tokens, page tokens, and all that must not be guessed.
 
-A resume token is a keyed hash of its stream's id, so nothing of it is stored: it is made again
-whenever it is needed. So is the token of a page, which has three parts: where to find the stream,
-the seq that the page begins behind, and a keyed hash of both and of the call.
+A resume token is a keyed hash of its stream's id. It is computed when it is needed and never
+stored. So is a page token, which has three parts: where to find the stream, the seq before the
+page, and a keyed hash of both and of the call. So is the name by which a call is found by its
+idempotency key: a copy of the journal does not reveal that key, nor allow to test a guess.
 
-So is the name under which a call is found by its idempotency key: who has a copy of the journal can
-neither read that key in it nor try one out.
-
-The keys are in a file of their own beside the journal, so that a copy of the journal opens nobody's
-stream. The file has one key a line, url-safe base64 of 256 bits, the newest first: tokens are made
-under the first and honoured under all. To change the key, put a line on top.
+The keys are in a file of their own beside the journal, so that a copy of the journal gives access
+to no stream. The file has one key a line, url-safe base64 of 256 bits, the newest first: tokens are
+made with the first key and accepted with any. To change the key, add a line on top.
 """
 
 import base64
@@ -27,20 +25,20 @@ from streams.errors import JournalUnusable, UnsafeFile
 from streams.files import write_whole
 from streams.permissions import read_secret
 
-BEARER_PREFIX: Final = "mcps_"  # by which those who look for leaked secrets know one of ours
+BEARER_PREFIX: Final = "mcps_"  # scanners for leaked secrets recognize our tokens by it
 
 _KEY_BYTES: Final = 32
 _NAME_BYTES: Final = 16
 _SEQ_BYTES: Final = 6  # with the rest a multiple of 3: every bit of the base64 counts
 _PAGE_TOKEN_LETTERS: Final = 72
 _KEY: Final = re.compile(rb"[A-Za-z0-9_-]{43}=?")  # 32 bytes, padded or not
-FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; whatever is longer is something else
+FILE_BYTES_MAX: Final = 64 * 1024  # 1,400 keys; a longer file is not a key file
 
 
 def new_id() -> str:
-    """256 random bits, url-safe: a stream's id, or anything else that must not be guessed.
+    """256 random bits, url-safe: a stream's id, or another value that must not be guessed.
 
-    None begins with a dash: on a command line it would be an option.
+    It never begins with a dash, which would be an option on a command line.
     """
     while (drawn := secrets.token_urlsafe(32)).startswith("-"):
         pass
@@ -48,22 +46,22 @@ def new_id() -> str:
 
 
 def new_bearer() -> str:
-    """A bearer token: 256 random bits, and what it is known by."""
+    """A bearer token: 256 random bits behind our prefix."""
     return BEARER_PREFIX + new_id()
 
 
 def hashed(secret: str) -> str:
-    """What may be stored of an id that nobody may guess."""
+    """A hash of an id that must not be guessed; the hash may be stored."""
     return hashlib.sha256(_bytes(secret)).hexdigest()
 
 
 def new_request_id() -> str:
-    """An id for a request to the client: unique, also across restarts on one journal."""
+    """An id for a request to the client: unique, even across restarts on one journal."""
     return secrets.token_urlsafe(12)
 
 
 class Keyring:
-    """The keys under which tokens are made and checked."""
+    """The keys with which tokens are made and checked."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys:
@@ -72,10 +70,10 @@ class Keyring:
 
     @classmethod
     def load(cls, path: Path | None) -> "Keyring":
-        """The keys in the file at `path`, which is made with a new key where there is none.
+        """The keys in the file at `path`. A missing file is created, with a new key.
 
         None stands for a key in memory, whose tokens end with the process. Raises
-        `JournalUnusable` where the file cannot be had, is open to other users, or holds no keys.
+        `JournalUnusable` where the file cannot be read, is open to other users, or holds no keys.
         """
         if path is None:
             return cls([secrets.token_bytes(_KEY_BYTES)])
@@ -96,22 +94,20 @@ class Keyring:
         return _hash(self._keys[0], stream_id).decode()
 
     def event_keys(self, stream_id: str) -> list[str]:
-        """What the ids of a stream's events begin with, and may have begun with under older keys:
-        its names, in hex.
-        """
+        """The prefixes of a stream's event ids, with each of the keys: its names, in hex."""
         return [name.hex() for name in self.names(stream_id)]
 
     def names(self, stream_id: str) -> list[bytes]:
-        """What a stream is found by where only a token is given, under each of the keys.
+        """The names by which a stream is found by its token alone, one with each of the keys.
 
-        128 bits, unrelated to the stream's id for who has no key, and no secret.
+        A name has 128 bits and is not secret. Without a key, it reveals nothing of the stream's id.
         """
         return [name_of(_hash(key, stream_id).decode()) for key in self._keys]
 
     def call_names(self, scope: str, key: str) -> list[bytes]:
-        """What the call with an idempotency key is found by, under each of the keys here.
+        """The names by which the call with an idempotency key is found, one with each of the keys.
 
-        The same key in another scope is another one.
+        The same idempotency key in another scope has other names.
         """
         whose = _bytes(scope)
         what = b"call:%d:" % len(whose) + whose + _bytes(key)
@@ -119,18 +115,18 @@ class Keyring:
 
     @property
     def identity(self) -> str:
-        """What tells these keys from any others, and says nothing else of them.
+        """A value that differs for other keys and reveals nothing of these.
 
-        It stays when a new key is put on top.
+        It does not change when a new key is added on top.
         """
         return _hash(self._keys[-1], "identity").decode()
 
     def page_token(self, stream_id: str, seq: int, call: bytes) -> str:
-        """The token of the page behind `seq`, for who makes the same `call` (32 bytes)."""
+        """The page token of the page behind `seq`, for this `call` (a digest of 32 bytes)."""
         return _page_token(self._keys[0], stream_id, seq, call).decode()
 
     def is_page_token_of(self, stream_id: str, seq: int, call: bytes, token: str) -> bool:
-        """Whether `token` is that of this page; as for `is_token_of`."""
+        """Whether `token` is the page token of this page; as for `is_token_of`."""
         given = _bytes(token)
         is_match = False
         for key in self._keys:
@@ -138,9 +134,9 @@ class Keyring:
         return is_match
 
     def is_token_of(self, stream_id: str, token: str) -> bool:
-        """Whether `token` is the stream's, under any of the keys.
+        """Whether `token` is the stream's resume token, with any of the keys.
 
-        Both may be whatever a client sent. The time it takes says nothing about the keys.
+        Both may be anything that a client sent. The time it takes reveals nothing about the keys.
         """
         given = _bytes(token)
         is_match = False
@@ -150,12 +146,12 @@ class Keyring:
 
 
 def name_of(token: str) -> bytes:
-    """Where to look for the stream of a token; tells nothing of the token itself."""
+    """The name of the stream of a resume token; reveals nothing of the token."""
     return hashlib.sha256(_bytes(token)).digest()[:_NAME_BYTES]
 
 
 def place_of(page_token: str) -> tuple[bytes, int] | None:
-    """The stream's name in the token of a page, and the seq; None for what is no such token."""
+    """The stream's name and the seq in a page token; None for anything else."""
     if len(page_token) != _PAGE_TOKEN_LETTERS:
         return None
     try:
@@ -177,17 +173,17 @@ def _hash(key: bytes, stream_id: str) -> bytes:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # JSON can smuggle in lone surrogates
+    return text.encode("utf-8", "surrogatepass")  # JSON can contain lone surrogates
 
 
 def _create(path: Path) -> None:
-    """Make the file with one new key, and never over another one."""
+    """Create the file with one new key; never replace a file."""
     key = base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
     write_whole(path, key, _link)
 
 
 def _link(temporary: str, path: Path) -> None:
-    with contextlib.suppress(FileExistsError):  # somebody was faster; their key is as good
+    with contextlib.suppress(FileExistsError):  # another process was faster: its key is used
         os.link(temporary, path)
 
 

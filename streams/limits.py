@@ -6,8 +6,8 @@ import msgspec
 
 MIB = 1024 * 1024
 DAY_S = 86_400.0
-JOURNAL_BYTES_MIN = 16 * MIB  # less has no place for a few long messages and their WAL
-_MAY_BE_NOTHING = (
+JOURNAL_BYTES_MIN = 16 * MIB  # less has no room for a few long messages and their WAL
+_MAY_BE_ZERO = (
     "journal_bytes_max",
     "resident_max",
     "bytes_per_principal_max",
@@ -16,18 +16,17 @@ _MAY_BE_NOTHING = (
 
 
 Overflow = Literal["block", "fail"]
-"""What a tool does that sends faster than its client reads: wait, or fail."""
+"""A tool that sends faster than its client reads waits, or fails."""
 
 Durability = Literal["power", "process"]
-"""What a committed message survives: a power failure, or the end of the process."""
+"""A committed message survives a power failure, or only the end of the process."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a server keeps for its clients. All are maxima.
+    """How much a server keeps for its clients. All are maxima; bytes are those of encoded messages.
 
-    `unsent_…` count what was never written to any connection, for each stream;
-    `undelivered_bytes_max` what was written and not yet known to have arrived. Bytes are those of
-    the encoded messages.
+    `unsent_…` count messages that were never written to a connection, for each stream.
+    `undelivered_bytes_max` counts those that were written and may not have arrived.
     """
 
     unsent_entries_max: int = 100_000
@@ -38,26 +37,26 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_per_principal_max: float = 0.0  # a second, in the long run; 0: no limit
     streams_max: int = 1_000_000
     journal_bytes_max: int = 16_384 * MIB  # of the journal's file and its WAL; 0: no limit
-    # The part of that for all anonymous callers together: each can have as many names as it likes,
-    # so a limit for each name bounds nothing.
+    # The share of all anonymous callers together. A limit for each would bound nothing: an
+    # anonymous caller gets a new name with each connection.
     journal_anonymous_share: float = 0.25
-    resident_max: int = 5_000  # that have ended and nobody follows; 0: all are in the journal alone
+    resident_max: int = 5_000  # ended streams in memory without a reader; 0: all are evicted
     connections_max: int = 10_000
-    connections_per_principal_max: int = 1_000  # of who has shown who they are; over HTTP, requests
+    connections_per_principal_max: int = 1_000  # of authenticated callers; over HTTP, requests
     sessions_max: int = 10_000  # over HTTP
     sessions_per_principal_max: int = 1_000
     message_bytes_max: int = 4 * MIB
     checkpoint_bytes_max: int = 64 * 1024
-    restarts_max: int = 10  # how often a call is run again without getting any further
-    session_idle_s: float = DAY_S  # after this long a session that nobody uses is ended
-    tombstone_s: float = DAY_S  # how long it is remembered that a stream was abandoned or cancelled
+    restarts_max: int = 10  # how often a call is restarted without making progress
+    session_idle_s: float = DAY_S  # an unused session ends after this time
+    tombstone_s: float = DAY_S  # how long an abandoned or cancelled stream is remembered
     drained_s: float = DAY_S  # how long a completed and delivered stream keeps its status
-    last_page_s: float = 120.0  # how long the last page can be asked for again
+    last_page_s: float = 120.0  # how long the last page can be requested once more
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not value > 0 and not (value == 0 and name in _MAY_BE_NOTHING):
+            if not value > 0 and not (value == 0 and name in _MAY_BE_ZERO):
                 raise ValueError(f"{name} must be above 0, not {value}")
         if 0 < self.journal_bytes_max < JOURNAL_BYTES_MIN:
             raise ValueError(
@@ -71,5 +70,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def anonymous_bytes_max(self) -> int:
-        """What the share is in bytes; 0 for no limit."""
+        """The share of anonymous callers in bytes; 0: no limit."""
         return int(self.journal_bytes_max * self.journal_anonymous_share)

@@ -1,6 +1,6 @@
 """The log: as the application has configured structlog, else warnings on standard error.
 
-Standard output, which structlog would take, may be a wire, or what a program has to say.
+Never standard output, structlog's default: that may be a stdio transport, or a program's result.
 """
 
 import logging
@@ -14,10 +14,9 @@ from streams.turns import RateLimit
 
 REDACTED: Final = "[redacted]"
 
-# Secrets by their looks: bearer tokens, ours and JWTs, and whatever else of ours has 256 random
-# bits (`streams.keys`), of which a part may have been cut off; names are hardly as long, and hashes
-# are not written so. And what comes after a name that says what it is, in headers, in JSON, in JSON
-# within JSON, and in Python.
+# Secrets by their form: our bearer tokens, JWTs, and any other 256 random bits of `streams.keys`,
+# even if a part was cut off. Names are hardly as long, and hashes are written in hex.
+# Secrets by the name before them: in headers, in JSON, in JSON within JSON, and in Python.
 _SECRET: Final = re.compile(
     r"mcps_[A-Za-z0-9_-]+"
     r"|eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"
@@ -29,39 +28,35 @@ _NAMED_SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 
-
-# A peer's words may not move the cursor of a terminal, be invisible, or look like other words:
-# C0 but for tab and newline, DEL, C1, what turns the direction of text, separators of lines and
+# A peer's words must not move a terminal's cursor, be invisible, or look like other words. So: C0
+# without tab and newline, DEL, C1, marks that change the direction of text, separators of lines and
 # paragraphs, surrogates.
 CONTROLS: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-
-# How many warnings about one peer are written at once, and per second in the long run: a peer
-# sends lines faster than anybody reads them, and a log has no end.
+# How many warnings about one peer are written at once, and per second in the long run. Without a
+# limit, a peer that sends nonsense would fill the disk.
 WARNINGS_MAX: Final = 20
 WARNINGS_PER_S: Final = 1.0
 
-# Letters of a peer's own words in a warning.
+# How many characters of a peer's own words a warning has.
 SAID_MAX: Final = 200
 
 
 class Warnings:
-    """Warnings about one peer, of which a bounded number is written."""
+    """Writes warnings about one peer, up to a limit."""
 
     def __init__(self) -> None:
-        self._budget: RateLimit | None = (
-            None  # it needs a clock, and this may be made before it runs
-        )
-        self._times = 0  # those since the last that was written, and that one
+        self._limit: RateLimit | None = None  # made later: trio's clock may not run yet
+        self._times = 0  # warnings since the last one that was written
 
     def warn(self, event: str, **details: object) -> None:
-        """Write a warning, or count it: the next that is written says `times`."""
-        if self._budget is None:
-            self._budget = RateLimit(WARNINGS_MAX, WARNINGS_PER_S)
+        """Write a warning, or count it: the next one that is written has the count, `times`."""
+        if self._limit is None:
+            self._limit = RateLimit(WARNINGS_MAX, WARNINGS_PER_S)
         self._times += 1
-        if self._budget.spend():
+        if self._limit.spend():
             if self._times > 1:
                 details["times"] = self._times
             log.warning(event, **{name: _short(value) for name, value in details.items()})
@@ -73,20 +68,20 @@ def _short(value: object) -> object:
 
 
 def escaped(text: str) -> str:
-    """A text whose `CONTROLS` stand as `\\uXXXX`, which JSON reads as what they were."""
+    """A text with `\\uXXXX` in place of each of its `CONTROLS`; in JSON, that means the same."""
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
-    """What makes structlog write to standard error, in colour on a terminal, or as JSON lines."""
-    renderers = _json_lines() if as_json else [_for_people()]
+    """The settings of structlog for standard error: in colour on a terminal, or as JSON lines."""
+    renderers = _json_lines() if as_json else [_console_renderer()]
     return {
         "processors": [
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             structlog.processors.format_exc_info,
-            _one_line_each,
+            _escape_values,
             *renderers,
             redacted,
         ],
@@ -103,21 +98,21 @@ def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
 
 
 def redacted(_: object, __: str, line: str) -> str:
-    """A line of the log, rendered, without what must not be known to who reads logs.
+    """A rendered line of the log without secrets.
 
-    An application that configures structlog by itself puts this behind its renderer.
+    An application that configures structlog by itself puts this processor behind its renderer.
     """
     return _NAMED_SECRET.sub(rf"\g<name>{REDACTED}", _SECRET.sub(REDACTED, line))
 
 
-def _one_line_each(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
-    """The event with values that end no line and control no terminal; a traceback has lines."""
-    return {name: _told(name, value) for name, value in event.items()}
+def _escape_values(_: object, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    """Escape control characters in all values, and newlines except in a traceback."""
+    return {name: _escaped_value(name, value) for name, value in event.items()}
 
 
-def _told(name: str, value: Any) -> Any:
+def _escaped_value(name: str, value: Any) -> Any:
     if not isinstance(value, str):
-        return value  # is shown as `repr` has it
+        return value  # shown by its `repr`, which escapes
     told = escaped(value)
     return told if name == "exception" else told.replace("\n", "\\n")
 
@@ -126,7 +121,7 @@ def _json_lines() -> list[Any]:
     return [structlog.processors.JSONRenderer()]
 
 
-def _for_people() -> Any:
+def _console_renderer() -> Any:
     return structlog.dev.ConsoleRenderer(
         colors=sys.stderr.isatty(),
         exception_formatter=structlog.dev.plain_traceback,  # no values of variables
@@ -134,7 +129,7 @@ def _for_people() -> Any:
 
 
 class _Log:
-    """Looks for the configuration at each message: the application may come to it late."""
+    """Looks up the configuration at each message: the application may configure structlog late."""
 
     def __getattr__(self, level: str) -> Any:
         if structlog.is_configured():

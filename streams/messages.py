@@ -1,8 +1,12 @@
 """JSON-RPC messages: the only place where bytes become objects.
 
-A *line* is one message as UTF-8 JSON, without a newline inside and with one at its end. A `Run` is
-what the engine moves: some lines of one stream, in order, exactly as they were first encoded. What
-is inside `params`, `result` and `error` stays raw until somebody needs it.
+A *line* is one message as UTF-8 JSON, without a newline inside and with one at its end. The engine
+moves `Run`s: lines of one stream, in order, exactly as they were first encoded. A client receives
+`Block`s: lines of any streams, as they came. `params`, `result` and `error` stay raw JSON until
+they are needed.
+
+A look at each line would cost more than all the rest of receiving. So blocks are searched as a
+whole, in memory order.
 """
 
 import contextlib
@@ -17,28 +21,29 @@ import msgspec
 
 from streams.errors import INVALID_REQUEST, PARSE_ERROR, Refusal, refusal
 
-# An id keeps its JSON type: "1" is not 1. Null stands only in an answer to what had no readable id.
+# An id keeps its JSON type: "1" is not 1. Only an error response may have the id null, where the
+# request's id could not be read.
 RequestId = int | str
 
 MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
-LEADING_BYTES_MAX: Final = 1024  # at the start of a message, in which its id is looked for
+LEADING_BYTES_MAX: Final = 1024  # of a message that is too large: its id is searched in these
 
-# How many lists and objects a message may have, or one for so many bytes of a longer message. Each
-# takes 60 bytes of memory or more and up to 0.3 µs, in which nothing else of the server runs.
+# How many lists and objects a message may have; a longer message may have one in so many bytes.
+# Each takes 60 bytes of memory or more, and up to 0.3 µs, in which the server does nothing else.
 CONTAINER_BYTES: Final = 16
 CONTAINERS_MAX: Final = MESSAGE_BYTES_MAX // CONTAINER_BYTES
 _NO_STRUCTURE: Final = bytes(set(range(256)) - set(b'"[{'))
 
-# The garbage collector goes through all new objects several times while a large value is decoded,
-# which takes ten times as long as the decoding. Nothing of a value is garbage before it is whole.
+# While a large value is decoded, the garbage collector visits all new objects several times. That
+# takes ten times as long as the decoding, and finds nothing: the value is still being built.
 _COLLECTED_BYTES_MAX: Final = 64 * 1024
 
-# What is handed on in one piece. Messages of one size make pieces of the former, whatever comes
-# makes none above the latter.
+# Lines of a block that the client hands to a call in one piece. Lines of equal size make pieces of
+# `BATCH_LINES_AIM`; no piece has more than `BATCH_LINES_MAX`.
 BATCH_LINES_AIM: Final = 350
 BATCH_LINES_MAX: Final = 400
 
-# From this length on it is faster to go from newline to newline than to make lines and count them.
+# Lines of this length or more are counted newline by newline. That is faster than to split them.
 _LONG_BYTES: Final = 700
 
 # The method of a position header, which our servers send ahead of each run of a stream's messages.
@@ -53,7 +58,7 @@ LEVELS: Final[tuple[str, ...]] = get_args(LogLevel)
 """MCP's levels of log messages, the least severe first."""
 
 
-class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
+class Run(msgspec.Struct, frozen=True, gc=False):  # refers to nothing that could refer back
     """Lines seq … seq+count-1 of one stream, concatenated in `body`."""
 
     seq: int
@@ -71,20 +76,20 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
         return lines_in(self.body)
 
     def after(self, seq: int) -> "Run":
-        """What follows `seq` in this run; `seq` must lie before its last line."""
+        """The part behind `seq`, which must lie before the last line."""
         skipped = seq + 1 - self.seq
         if skipped <= 0:
             return self
         return Run(seq + 1, self.count - skipped, self.body[skip_lines(self.body, 0, skipped) :])
 
     def until(self, seq: int) -> "Run":
-        """This run as far as `seq`, which must lie in it."""
+        """The part up to `seq`, which must lie in this run."""
         if seq >= self.last:
             return self
         return Run(self.seq, seq + 1 - self.seq, self.body[: -len(self.after(seq).body)])
 
     def without_last(self) -> tuple["Run", bytes]:
-        """This run without its last line, which may leave none, and that line."""
+        """This run without its last line, perhaps with no line left, and that line."""
         start = self.body.rfind(b"\n", 0, -1) + 1
         return Run(self.seq, self.count - 1, self.body[:start]), self.body[start:]
 
@@ -101,10 +106,10 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """Whole lines, each ended by a newline: what lies in `data` from `start` to `end`.
+    """Whole lines, each ended by a newline: the bytes of `data` from `start` to `end`.
 
-    So nothing is copied until it is known whose it is. No carriage return stands before a newline;
-    blank lines may be among the others.
+    Nothing is copied until the client knows which call the lines belong to. No newline has a
+    carriage return before it. Some lines may be blank.
     """
 
     data: bytes
@@ -112,15 +117,14 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     end: int
 
     def measure(self, at: int, most: int) -> tuple[int, int, bool]:
-        """Where the next piece ends, and how many lines it has, blank ones not counted: up to
-        `most`, or one.
+        """Find the end of the piece that begins at `at`, and count its lines, without blank ones.
 
-        `at` is where it begins. A piece goes no further than to the next position header. The last
-        value is whether all of its lines begin as our servers write notifications; there are no
-        blank ones among them then, and nothing is said about lines that are written in another way.
+        The piece has at most `most` lines, and at least one. It ends before the next position
+        header. The third value is True where every line begins exactly as our servers write a
+        notification; then no line is blank. False proves nothing.
         """
         end, count = self._reach(at, most)
-        # An unescaped newline stands in no JSON string.
+        # JSON strings contain no unescaped newline, so each match is the start of a line.
         starts = self.data.startswith(_NOTIFICATION, at) + self.data.count(
             _NEXT_NOTIFICATION, at, end
         )
@@ -146,7 +150,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class Position(msgspec.Struct, frozen=True, rename="camel"):
-    """What a position header says: the next `count` messages are the stream's from `seq` on."""
+    """The params of a position header: the next `count` messages are the stream's from `seq`."""
 
     stream_id: str
     seq: int
@@ -158,7 +162,7 @@ class Position(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Kind(enum.Enum):
-    """What a JSON-RPC message is."""
+    """The four kinds of JSON-RPC messages."""
 
     REQUEST = "request"
     NOTIFICATION = "notification"
@@ -166,8 +170,8 @@ class Kind(enum.Enum):
     ERROR = "error"
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle
-    """One message, looked at but not decoded: `params`, `result` and `error` are raw JSON."""
+class Message(msgspec.Struct, frozen=True, gc=False):  # refers to nothing that could refer back
+    """One message, of which only the outer members are decoded."""
 
     jsonrpc: Literal["2.0"]
     id: RequestId | msgspec.UnsetType | None = msgspec.UNSET
@@ -184,9 +188,9 @@ class Message(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cy
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """Stands in for a received message that was longer than `limit` bytes and was thrown away.
+    """Takes the place of a received message that was longer than `limit` bytes and was discarded.
 
-    `id` is that of a request which it began with, if it did.
+    `id` is the request's id, where it stood at the start of the message.
     """
 
     limit: int
@@ -200,18 +204,18 @@ _encode: Final = msgspec.json.Encoder().encode
 _message_decoder: Final = msgspec.json.Decoder(Message)
 _decode_message: Final = _message_decoder.decode
 
-# `parse` at half its price, for a peer that is trusted to speak JSON-RPC: UTF-8 is not checked, nor
-# what goes with what. An alias, since a frame of Python would cost a seventh of it. Raises
-# `ValueError` for what is no message, `TypeError` for a `TooLarge`.
+# `parse` at half the cost, for messages of a server, which a client trusts to be JSON-RPC: it
+# checks neither UTF-8 nor which members occur together. An alias, because the call of a Python
+# function would add a seventh. Raises `ValueError` for other JSON, `TypeError` for a `TooLarge`.
 look: Final = cast(Callable[[Incoming], Message], _decode_message)
 
-# The same for many lines at once, at half the price of one call for each. It takes a message for
-# what it is wherever it ends: only as many of them as there are lines are one on each line.
+# The same for many lines at once, at half the cost of a call for each line. It does not look at
+# newlines: where it finds as many messages as there are lines, each line holds one message.
 look_at_lines: Final = cast(Callable[[bytes], list[Message]], _message_decoder.decode_lines)
 
 
 class _Salvaged(msgspec.Struct):
-    """The readable parts of a message that was refused; an id of another type does not fit."""
+    """The readable parts of a message that was refused."""
 
     id: RequestId | None = None
     method: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -219,7 +223,7 @@ class _Salvaged(msgspec.Struct):
     error: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-# An id and a method ahead of all that is nested: a response has no method.
+# An id and a method before anything nested. The method is required, since a response has none.
 _LEADING_ID: Final = re.compile(
     rb'\s*{\s*(?=[^][{}]*"method"\s*:)(?:"(?:jsonrpc|method)"\s*:\s*"[!#-[\]-~]*"\s*,\s*)*'
     rb'"id"\s*:\s*("[ !#-[\]-~]*"|0|-?[1-9][0-9]{0,17})\s*,'
@@ -232,13 +236,13 @@ class _ToolResult(msgspec.Struct, rename="camel"):
 
 
 def parse(line: bytes) -> Message:
-    """Look at one message.
+    """Decode the outer members of one message and check that they belong together.
 
-    Raises `Refusal`: a parse error for what is no UTF-8 JSON, an invalid request for JSON that is
-    no JSON-RPC 2.0 message. Use `salvage_id` to find whom to answer.
+    Raises `Refusal`: a parse error for anything but JSON in UTF-8, an invalid request for JSON that
+    is not a JSON-RPC 2.0 message. `salvage_id` then finds the id to answer.
     """
     try:
-        line.decode()  # msgspec does not look into strings that it skips
+        line.decode()  # msgspec does not check UTF-8 in values that it skips
         message = _decode_message(line)
     except (ValueError, RecursionError) as error:
         raise _why_unreadable(line, error) from None
@@ -252,9 +256,9 @@ def parse(line: bytes) -> Message:
 
 
 def parse_bounded(line: bytes) -> Message:
-    """`parse`, and raises `Refusal` as well for too many lists and objects."""
+    """`parse`; also raises `Refusal` for a message with too many lists and objects."""
     limit = max(CONTAINERS_MAX, len(line) // CONTAINER_BYTES)
-    # Each takes two bytes at least: in a shorter message there is nothing to count.
+    # A list takes at least two bytes, so a shorter message cannot have too many.
     if len(line) > 2 * limit and (count := _containers(line, limit)) > limit:
         raise refusal("too_large", limit=limit).saying(
             f"{count} lists and objects are too many: send at most {limit} in one message."
@@ -263,14 +267,15 @@ def parse_bounded(line: bytes) -> Message:
 
 
 def _containers(line: bytes, limit: int) -> int:
-    """How many lists and objects a message has. Brackets in strings are counted as well where all
-    together are no more than `limit`.
+    """Count the lists and objects of a message.
+
+    If all brackets are at most `limit`, those in strings count as well: that is faster.
     """
     found = line.count(b"[") + line.count(b"{")
     if found <= limit:
         return found
-    # Quotes without anything between them go: that changes neither what is in a string nor what
-    # is not. Every second part of the rest is outside of strings.
+    # Empty pairs of quotes can be removed: all other brackets stay inside or outside of strings.
+    # Then every second part between two quotes is outside.
     unescaped = line.replace(b"\\\\", b"").replace(b'\\"', b"")
     structure = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     return len(b"".join(structure.split(b'"')[::2]))
@@ -279,7 +284,7 @@ def _containers(line: bytes, limit: int) -> int:
 def _why_unreadable(line: bytes, error: Exception) -> Refusal:
     try:
         line.decode()
-        msgspec.json.decode(line, type=msgspec.Raw)  # builds no objects: it may be 4 MiB of lists
+        msgspec.json.decode(line, type=msgspec.Raw)  # builds no objects of a hostile 4 MiB
     except (ValueError, RecursionError) as malformed:
         return Refusal(PARSE_ERROR, f"Not UTF-8 JSON: {malformed}; send one JSON-RPC message.")
     return _invalid(str(error))
@@ -292,8 +297,8 @@ def _invalid(why: str) -> Refusal:
 def salvage_id(line: bytes) -> RequestId | None:
     """The id of a request that `parse` has refused; None where no id can be read.
 
-    The rest may be any JSON, but not a response, since a response is not answered. Text that is no
-    JSON has no id (JSON-RPC 2.0, 5: "it MUST be Null").
+    None as well for a response, since a response is not answered, and for text that is not JSON
+    (JSON-RPC 2.0, 5: "it MUST be Null").
     """
     try:
         found = _salvage(line)
@@ -308,14 +313,14 @@ def salvage_id(line: bytes) -> RequestId | None:
 
 
 def leading_id(start: bytes) -> RequestId | None:
-    """The id of a request of which only the start can be read, where the id stands at the start."""
+    """The id of a request, read from its first bytes alone; None where it does not stand there."""
     found = _LEADING_ID.match(start, 0, LEADING_BYTES_MAX)
     leading: RequestId | None = found and msgspec.json.decode(found[1])
     return leading
 
 
 def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:
-    """Decode raw JSON into `shape`. Raises `ValueError` with a sentence on what does not fit."""
+    """Decode raw JSON into `shape`. Raises `ValueError`, which says what does not fit."""
     try:
         return msgspec.json.decode(raw, type=shape)
     except RecursionError:
@@ -323,7 +328,7 @@ def decode(raw: bytes | msgspec.Raw, shape: type[_T]) -> _T:
 
 
 def uncollected(size: int) -> contextlib.AbstractContextManager[None]:
-    """Decode a text of so many bytes meanwhile: the garbage collector waits if it is large."""
+    """Pause the garbage collector while the block decodes `size` bytes, if that is much."""
     is_large = size > _COLLECTED_BYTES_MAX and gc.isenabled()
     return _uncollected() if is_large else _COLLECTED  # which takes a fifth of the time
 
@@ -345,11 +350,11 @@ def is_tool_error(result: msgspec.Raw) -> bool:
     try:
         return msgspec.json.decode(result, type=_ToolResult).is_error
     except ValueError:
-        return False  # a result of another shape is no tool's
+        return False  # not the result of a tool
 
 
 def encode(value: Any) -> bytes:
-    """Any value as JSON. Raises `TypeError` for what is none."""
+    """A value as JSON. Raises `TypeError` for a value that JSON cannot express."""
     return _encode(value)
 
 
@@ -379,14 +384,14 @@ def error(id: RequestId | None, refused: Refusal) -> bytes:
 
 
 def answer(response: Message) -> bytes:
-    """A response that was parsed, as a line again."""
+    """A parsed response, as a line."""
     if response.result is msgspec.UNSET:
         return _line({"jsonrpc": "2.0", "id": response.id, "error": response.error})
     return _line({"jsonrpc": "2.0", "id": response.id, "result": response.result})
 
 
 def readdressed(response: bytes, id: RequestId) -> bytes:
-    """A response as the answer to another request; what it says is left as it is."""
+    """A response with the id of another request; its result or error stays as it is."""
     return answer(msgspec.structs.replace(_decode_message(response), id=id))
 
 
@@ -397,14 +402,14 @@ def _line(message: dict[str, Any]) -> bytes:
 def lines_in(data: bytes) -> list[bytes]:
     """The lines in `data`, each with its newline.
 
-    In a third of the time of `data.count(b"\\n")`, and a fifth of that of `data.split(b"\\n")`:
-    those look at every byte, this skips to the next newline.
+    Takes a third of the time of `data.count(b"\\n")` and a fifth of that of `data.split(b"\\n")`,
+    which look at every byte: this searches the next newline with `memchr`.
     """
     return BytesIO(data).readlines()
 
 
 def skip_lines(data: bytes, at: int, count: int) -> int:
-    """Where the line `count` lines further on begins."""
+    """The place where the line `count` lines further on begins."""
     for _ in range(count):
         at = data.index(b"\n", at) + 1
     return at
@@ -417,7 +422,7 @@ def split_lines(data: bytes, bytes_max: int) -> Iterator[bytes]:
         end = start + bytes_max
         if end < len(data):
             end = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1 or len(data)
-        yield data[start:end]  # no copy where that is all of it
+        yield data[start:end]  # not a copy where that is all of `data`
         start = end
 
 

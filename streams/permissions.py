@@ -1,18 +1,17 @@
-"""Owner and mode of files, checked before the files are used.
+"""Owner and mode of files, checked before the files are used, as OpenSSH's StrictModes does.
 
-OpenSSH's StrictModes are the model. The rules:
 
-- A file that the server or the command uses belongs to the user of this process, or to root. So
-  does its folder, and each symbolic link that leads from the name that was given to the file.
+- A file that the server or the command uses belongs to the user of this process, or to root. So do
+  its folder and each symbolic link on the way from the given name to the file.
 - The side files of a journal are opened without following links.
-- A secret (keys, tokens, a TLS key) is readable by its owner alone. Where root hands one to a
-  service, its group may read it as well: PostgreSQL has the same rule for TLS keys.
+- Only the owner may read a secret (keys, tokens, a TLS key). If the owner is root, the group may
+  read it too: that is how root gives a secret to a service. PostgreSQL has the same rule.
 - Other users may not write to a file, nor to its folder. A sticky folder such as /tmp is allowed:
-  others can make files there, which are not ours, but cannot replace ours.
+  there, other users can create files but not replace those of this user.
 - A group that has the user's name and no other member is not "other users": where each user has
-  such a group (Debian, Fedora) the umask is often 002. Debian's OpenSSH has the same exception.
+  such a group (Debian, Fedora), the umask is often 002. Debian's OpenSSH has the same exception.
 
-A file that is opened here is checked on its descriptor, so that it cannot be replaced afterwards.
+A file that is opened here is checked by its descriptor, so that it cannot be replaced afterwards.
 """
 
 import errno
@@ -28,7 +27,7 @@ from streams.errors import UnsafeFile
 
 LINKS_MAX: Final = 40  # as in Linux
 
-# Without these a named pipe would be waited for, a terminal taken over and a link followed.
+# Without these, opening could wait for a named pipe, take over a terminal or follow a link.
 _CAREFULLY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 _KINDS: Final = (
     (stat.S_ISLNK, "a symbolic link"),
@@ -40,9 +39,9 @@ _KINDS: Final = (
 
 
 def real_path(path: Path) -> Path:
-    """Where a name that the user gave leads to, absolute.
+    """The absolute path that a given name leads to.
 
-    Raises `UnsafeFile` for a link of another user, `OSError` where links lead in a circle.
+    Raises `UnsafeFile` for a link of another user, `OSError` for links in a circle.
     """
     for _ in range(LINKS_MAX):
         status = _status(path)
@@ -54,14 +53,14 @@ def real_path(path: Path) -> Path:
 
 
 def open_safe(path: Path, flags: int = os.O_RDONLY, *, is_secret: bool = True) -> int:
-    """Open a file, itself and not through a link, if it is safe to use; the descriptor.
+    """Open a file if it is safe to use, without following a link; return the descriptor.
 
-    With `O_CREAT` a new file has mode 0600. Raises `UnsafeFile`, or another `OSError`.
+    With `O_CREAT`, a new file has mode 0600. Raises `UnsafeFile`, or another `OSError`.
     """
     try:
         descriptor = os.open(path, flags | _CAREFULLY, 0o600)
     except OSError:
-        check_file(path, is_secret=is_secret)  # which may tell the cause
+        check_file(path, is_secret=is_secret)  # may raise a more helpful error
         raise
     try:
         _check(path, os.fstat(descriptor), is_secret=is_secret)
@@ -72,11 +71,11 @@ def open_safe(path: Path, flags: int = os.O_RDONLY, *, is_secret: bool = True) -
 
 
 def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
-    """The same for a file that this program alone makes, and which holds no secret that must be
-    replaced: where other users may read it, it is made private.
+    """The same for a file that only this program creates, and that may have been readable by other
+    users: it is made private.
 
-    A file to write to must have no other name, which could be that of a file that another user
-    wants to be overwritten.
+    A file to write to must have no second hard link: another user could have linked a file here
+    that is to be overwritten.
     """
     descriptor = open_safe(path, flags, is_secret=False)
     try:
@@ -92,8 +91,7 @@ def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_secret(path: Path, bytes_max: int, *, follows_links: bool = True) -> bytes:
-    """A secret in a file: at most `bytes_max` bytes of it, and one more, which tells that it is
-    longer.
+    """The secret in a file. One byte more than `bytes_max` means that the file is longer.
 
     Raises `UnsafeFile`, or another `OSError`.
     """
@@ -105,13 +103,13 @@ def read_secret(path: Path, bytes_max: int, *, follows_links: bool = True) -> by
 
 
 def check_file(path: Path, *, is_secret: bool = False, has_one_name: bool = False) -> None:
-    """Look at a file by its name; one that does not exist is safe. Raises `UnsafeFile`."""
+    """Check a file by its name; a missing file is safe. Raises `UnsafeFile`."""
     status = _status(path)
     if status is None:
         return
     _check(path, status, is_secret=is_secret)
     if has_one_name and status.st_nlink > 1:
-        # Not `rm`, as for a side file of ours: what is in this one may be needed.
+        # The advice is not `rm`, as for our own side files: this file may be needed.
         raise UnsafeFile(
             f"{path} is one of {status.st_nlink} hard links to a file: remove the others, which "
             f"{_command('find . -xdev -samefile', path)} lists"
@@ -119,7 +117,7 @@ def check_file(path: Path, *, is_secret: bool = False, has_one_name: bool = Fals
 
 
 def check_socket(path: Path) -> None:
-    """The same for a Unix socket, to which nobody else may connect."""
+    """The same for a Unix socket: no other user may connect to it."""
     status = _status(path)
     if status is None:
         return
@@ -134,9 +132,9 @@ def check_socket(path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Look whether other users could replace files in a folder.
+    """Check that other users cannot replace files in a folder.
 
-    Raises `UnsafeFile`, or another `OSError` where there is no such folder.
+    Raises `UnsafeFile`, or another `OSError` where the folder is missing.
     """
     folder = folder.absolute()
     status = folder.stat()
@@ -157,7 +155,7 @@ def _status(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
     except OSError:
-        return None  # to open it fails as well, and says why
+        return None  # opening it fails with a better message
 
 
 def _check(path: Path, status: os.stat_result, *, is_secret: bool) -> None:
@@ -211,7 +209,7 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def _is_private_group(group_id: int) -> bool:
-    """Whether a group is the user's own. That of root is not: it may have many members."""
+    """Whether a group is the user's own. Root's group is not: it may have many members."""
     try:
         user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(group_id)
     except KeyError:

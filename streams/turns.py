@@ -1,14 +1,15 @@
-"""Turns of connections, so that a busy one does not hold up the others.
+"""Turns of connections, so that a busy connection does not delay the others.
 
 Bytes are no measure of work: 64 KiB may be one message, or ten thousand frames of 20 µs each. So a
 connection counts units (frames, messages, requests, reads), and lets others run after `TURN_UNITS`
-of them. With that alone, ten busy connections would have ten turns between two turns of another
-one. So a connection that has used up its free units joins a queue of all busy connections. One of
-the queue has a turn at a time, and all connections outside it have a turn before the next one.
+of them. With that alone, ten busy connections would have ten turns between two turns of a quiet
+one. So a connection that has used up its free units joins the queue of busy connections. One
+connection of the queue has a turn at a time, and all connections outside the queue have a turn
+before the next one.
 
-A large message counts as many units, but to parse it, or to decode its arguments, is one piece of
-work that nothing interrupts. Such pieces are done one at a time (`LargeWork`), with a pause after
-each, in which all others are served: the longer a piece, the rarer it is.
+A large message counts as many units. But its parsing, and the decoding of its arguments, are pieces
+of work that nothing can interrupt. `LargeWork` does such pieces one at a time, with a pause after
+each, in which all other connections are served: the longer a piece, the longer the pause.
 """
 
 import math
@@ -21,23 +22,23 @@ from streams.clock import worked
 
 # A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
 TURN_UNITS: Final = 4
-# Units that a connection has without joining the queue: more than clients at work need.
+# Units that a connection may use without joining the queue: more than usual clients need.
 FREE_PER_S: Final = 100.0
 FREE_UNITS: Final = 16.0
-# Bytes of a message that count as one unit more. To decode them takes up to 0.6 ms.
+# A message counts one more unit for so many bytes. Their decoding takes up to 0.6 ms.
 UNIT_BYTES: Final = 16 * 1024
 
-# From this size on a message is worked on as `LargeWork`. Less takes up to 2 ms.
+# A message of this size or more is `LargeWork`. A smaller one takes up to 2 ms.
 LARGE_BYTES: Final = 64 * 1024
-# The pause after such a piece of work, in times of what it took: all of them together have a
-# seventeenth of the processor. A large message takes 1 to 3 ms for each piece.
+# The pause after such a piece of work is so many times as long as the piece took. So large messages
+# together get a seventeenth of the processor. A piece usually takes 1 to 3 ms.
 PAUSE_TIMES: Final = 16
-# A piece that takes n times as long as this is followed by n times as many pauses, since others
-# wait for the whole of it: 4 ms are worked once in 260. 4 MiB of numbers take up to 20 ms, as many
-# empty objects as a message may have up to 70.
+# The pause grows with the square of a piece that takes longer than this, since others wait for the
+# whole piece: after 1 ms the pause is 16 ms, after 4 ms it is 256. 4 MiB of numbers take up to 20
+# ms, as many empty objects as a message may have up to 70.
 PIECE_S: Final = 0.001
 PAUSE_S_MAX: Final = 2.0
-# A principal is active for so long after a message that is not large.
+# A principal counts as active for so long after a message that is not large.
 ACTIVE_S: Final = 1.0
 
 _T = TypeVar("_T")
@@ -47,7 +48,7 @@ _large: Final = trio.lowlevel.RunVar["LargeWork"]("the work on large messages")
 
 
 class Turns:
-    """Those of one connection."""
+    """The turns of one connection."""
 
     __slots__ = ("_counted_at", "_free", "_used")
 
@@ -57,12 +58,12 @@ class Turns:
         self._used = 0
 
     def spend(self, units: int = 1) -> bool:
-        """Count some units. Once this is true, `wait` before the next one."""
+        """Count units. Returns True once the turn is over: then `wait` before the next unit."""
         self._used += units
         return self._used >= TURN_UNITS
 
     async def wait(self) -> None:
-        """Let others run, and among the busy connections each that came before this one."""
+        """Let other connections run, and busy ones only if they came to the queue before."""
         now = trio.current_time()
         earned = (now - self._counted_at) * FREE_PER_S
         self._free = min(FREE_UNITS, self._free + earned) - self._used
@@ -71,7 +72,7 @@ class Turns:
             await trio.lowlevel.checkpoint()
             return
         self._free = 0.0
-        async with _busy():  # to acquire it takes a turn of the scheduler at least
+        async with _busy():  # acquiring lets all other tasks run at least once
             pass
 
 
@@ -84,29 +85,28 @@ def _busy() -> trio.StrictFIFOLock:
 
 
 class LargeWork:
-    """Work on large messages, in pieces that nothing interrupts: one at a time, with pauses.
+    """Does pieces of work on large messages, one at a time, with pauses.
 
-    There is a pause only while another principal is active. A client that is alone with its large
-    messages does not wait.
+    A pause is made only while another principal is active: a lone client does not wait.
     """
 
     def __init__(self, clock: Callable[[], float] = worked) -> None:
-        """`clock` says how long a piece took: what else the machine does meanwhile is no work."""
+        """`clock` measures a piece of work, without the time of other processes."""
         self._clock = clock
         self._turn = trio.StrictFIFOLock()
         self._pause_until = -math.inf
-        # The two principals that were active last.
+        # The newest two active principals.
         self._newest, self._newest_at = "", -math.inf
         self._other_at = -math.inf
 
     def note(self, principal: str) -> None:
-        """A message of this principal has come that is not large."""
+        """Take note that this principal sent a message that is not large."""
         if principal != self._newest:
             self._newest, self._other_at = principal, self._newest_at
         self._newest_at = trio.current_time()
 
     async def do(self, principal: str, work: Callable[[], _T]) -> _T:
-        """Do one piece of work for this principal when it is its turn; raises what that raises."""
+        """Run `work` for this principal when it is its turn; return or raise as `work` does."""
         async with self._turn:
             if self._is_other_active(principal):
                 await trio.sleep_until(self._pause_until)
@@ -115,11 +115,11 @@ class LargeWork:
                 found = work()
             finally:
                 self._pause_until = trio.current_time() + pause_after(self._clock() - began)
-        await trio.lowlevel.checkpoint()  # what follows is another piece
+        await trio.lowlevel.checkpoint()  # the caller's next step is work as well
         return found
 
     async def do_sized(self, size: int, principal: str, work: Callable[[], _T]) -> _T:
-        """The same for work on so many bytes, which is done at once where they are few."""
+        """The same for work on `size` bytes, without a turn if they are few."""
         return work() if size < LARGE_BYTES else await self.do(principal, work)
 
     def _is_other_active(self, principal: str) -> bool:
@@ -128,12 +128,12 @@ class LargeWork:
 
 
 def pause_after(took_s: float) -> float:
-    """How many seconds after a piece of work that took so many the next one may begin."""
+    """The pause after a piece of work that took so many seconds."""
     return min(PAUSE_S_MAX, took_s * PAUSE_TIMES * max(1.0, took_s / PIECE_S))
 
 
 def large_work() -> LargeWork:
-    """The one of this run of trio."""
+    """The `LargeWork` of this run of trio."""
     try:
         return _large.get()
     except LookupError:
@@ -142,7 +142,7 @@ def large_work() -> LargeWork:
 
 
 class RateLimit:
-    """Units that may come at once, and per second in the long run."""
+    """A token bucket: `most` units may come at once, and `per_s` per second in the long run."""
 
     __slots__ = ("_counted_at", "_left", "_most", "_per_s")
 
@@ -152,7 +152,7 @@ class RateLimit:
         self._counted_at = trio.current_time()
 
     def spend(self, earned: float = 0.0) -> bool:
-        """Take a unit, which has `earned` so much; whether there was one left."""
+        """Take one unit, after adding what it has `earned`. False where no unit is left."""
         now = trio.current_time()
         earned += (now - self._counted_at) * self._per_s
         self._counted_at = now

@@ -1,29 +1,26 @@
-"""Transports: they move lines, nothing else. The contract that each of them keeps:
+"""Transports move lines, nothing else. Each of them keeps this contract:
 
-A transport turns one connection into a `Channel` (`streams.messages`). It has the same two verbs as
-every other: `serve`, which runs a handler for each connection until it is cancelled, and `connect`,
-which opens one.
+A transport turns one connection into a `Channel` (`streams.exchange`). It has two functions:
+`serve` runs a handler for each connection until it is cancelled, `connect` opens a connection.
 
-- Messages arrive whole, once and in order, or the connection is over. What one `send` took is
-  written before what the next one takes, and is finished or the channel is closed: half a message
-  is never followed by another.
+- Messages arrive whole, once and in order, or the connection is over. A `send` writes all of its
+  lines before the next one begins, or the channel is closed: no message follows half a message.
 - `receive` never waits for a `send`, nor `send` for a `receive`. A peer that does not read makes
-  `send` wait, and nobody else; what waits is bounded.
-- The end of the peer's output is `trio.EndOfChannel`, once everything before it was received. A
-  connection that fails in any other way ends the same: `EndOfChannel` for who receives,
-  `trio.BrokenResourceError` for who sends.
-- A line above the limit of bytes is thrown away as it comes and stands as `TooLarge` in its place,
-  where the framing allows to go on; else the connection closes as the framing's own rules say. What
-  a line says is nobody's business here: bad JSON is passed on like good.
-- Nothing waits for ever: a ping, a farewell and a close are bounded in time, and cancellation ends
-  all of them.
+  only `send` wait, and the bytes that wait are bounded.
+- At the end of the peer's output `receive` raises `trio.EndOfChannel`, once everything before was
+  received. Where the connection fails, `receive` does the same, and `send` raises
+  `trio.BrokenResourceError`.
+- A line above the limit of bytes is discarded as it comes, and a `TooLarge` received in its place.
+  Where the framing does not allow that, the connection closes as the framing's rules say. A
+  transport does not read JSON: a malformed line is received like any other.
+- Nothing waits for ever: pings and closes are bounded in time, and all waits can be cancelled.
 
-`dial` finds the transport for a URL; the others have their arguments.
+`dial` finds the transport for a URL. `memory` and `relay` have no URLs.
 """
 
 from functools import partial
 
-TYPE_CHECKING = False  # as in typing, which takes longer to load than all the rest
+TYPE_CHECKING = False  # from `typing`, which would take longer to load than all the rest
 if TYPE_CHECKING:
     from streams.exchange import Dialer
     from transports.net.dialing import Token
@@ -34,8 +31,8 @@ def dial(url: str, *, token: "Token" = None) -> "Dialer":
     `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as a child process
     and talks to it over its standard streams.
 
-    `token` is the bearer token to show, or what gives it whenever a connection is opened: over TLS,
-    or to this machine. Raises `ValueError` for anything else.
+    `token` is a bearer token, or a function that returns it for each new connection. It is sent
+    over TLS or to this machine only. Raises `ValueError` for another URL, or an unsafe one.
     """
     # Imported when they are needed (PLC0415): the relay of stdio imports this package too, and must
     # not wait for trio; a client of one transport needs nothing of the others.

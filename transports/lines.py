@@ -1,7 +1,7 @@
-"""One JSON message a line: the framing of stdio, of the relay socket and of the memory transport.
+"""One JSON message a line: the framing of stdio, of relays and of the memory transport.
 
-`LineSplitter` knows the rules and no I/O; `LineChannel` puts them over any `trio.abc.Stream`;
-`open_fds` makes such a channel out of two file descriptors.
+`LineSplitter` has the rules, without I/O. `LineChannel` applies them to any `trio.abc.Stream`.
+`open_fds` makes a `LineChannel` of two file descriptors.
 """
 
 import contextlib
@@ -33,22 +33,22 @@ from transports.net.sockets import (
     unsent_bytes,
 )
 
-# Where what was read has more lines than that, it is taken in pieces, and others run in between.
+# Where one read brings more lines, it is handled in pieces, and other tasks run in between.
 LINES_MAX: Final = 256
 PIECE_BYTES: Final = 4 * 1024
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines; holds no more than one line of `limit` bytes.
+    """Cuts a stream of bytes into lines. It holds no more than one line of `limit` bytes.
 
-    Blank lines are skipped, a carriage return before the newline is dropped, and a line above the
-    limit is thrown away as it passes: one `TooLarge` stands in its place.
+    Blank lines are skipped, and a carriage return before the newline is removed. A line above the
+    limit is discarded as it comes; one `TooLarge` takes its place.
     """
 
     def __init__(self, limit: int) -> None:
         self.refused = 0  # how many lines were above the limit
         self._limit = limit
-        self._rest = bytearray()  # the beginning of a line whose newline has not come
+        self._rest = bytearray()  # the start of a line whose newline has not come
         self._is_skipping = False
 
     def feed(self, data: bytes) -> list[Incoming]:
@@ -63,9 +63,9 @@ class LineSplitter:
         return found
 
     def blocks(self, data: bytes, start: int, stop: int) -> list[Block | TooLarge]:
-        """What `feed` makes of `data` from `start` to `stop`, in pieces as large as can be."""
+        """Like `feed` for `data` from `start` to `stop`, but in blocks as large as possible."""
         end = data.rfind(b"\n", start, stop) + 1
-        # Then none of the lines is above the limit.
+        # If all lines together are below the limit, each of them is.
         is_short = len(self._rest) + end - start <= self._limit
         has_cr = data.find(b"\r", start, end) >= 0 or b"\r" in self._rest
         if not (end and is_short) or self._is_skipping or has_cr:
@@ -82,11 +82,11 @@ class LineSplitter:
         return found + in_blocks(self._keep(data[end:stop]))
 
     def flush(self) -> list[Incoming]:
-        """End the line that was begun, where something other than a newline says that it ends."""
+        """Complete the last line, where something other than a newline ends it."""
         return self.feed(b"\n") if self._rest or self._is_skipping else []
 
     def _first(self, lines: list[bytes]) -> list[Incoming]:
-        """Take the first of `lines`, which ends what was kept."""
+        """Take the first of `lines`, which completes the line that was kept."""
         line = lines.pop(0)
         if self._is_skipping:
             self._is_skipping = False
@@ -107,7 +107,7 @@ class LineSplitter:
     def _keep(self, rest: bytes) -> list[Incoming]:
         if self._is_skipping:
             return []
-        # One byte above the limit may still turn out to be the carriage return.
+        # The byte above the limit may be the carriage return, which does not count.
         if len(self._rest) + len(rest) <= self._limit + 1:
             self._rest += rest
             return []
@@ -122,7 +122,7 @@ class LineSplitter:
 
 
 def in_blocks(lines: Iterable[Incoming]) -> list[Block | TooLarge]:
-    """Lines that came without their newlines, in pieces as large as can be."""
+    """Lines without newlines as blocks, as large as possible."""
     found: list[Block | TooLarge] = []
     for is_line, group in itertools.groupby(lines, lambda line: isinstance(line, bytes)):
         if is_line:
@@ -145,9 +145,9 @@ def lines_of(blocks: Iterable[Block | TooLarge]) -> list[Incoming]:
 
 
 def last_lines(blocks: Sequence[Block | TooLarge], most: int) -> list[Incoming]:
-    """The last lines in blocks, at most `most`, without their newlines; the very last comes first.
+    """At most `most` of the last lines in blocks, without their newlines, the very last one first.
 
-    As elsewhere, blank ones are none.
+    Blank lines are skipped.
     """
     found: list[Incoming] = []
     for block in reversed(blocks):
@@ -166,7 +166,7 @@ def last_lines(blocks: Sequence[Block | TooLarge], most: int) -> list[Incoming]:
 def one_line(message: bytes) -> bytes:
     """A message as a line: pretty-printed JSON loses its line breaks.
 
-    What is no JSON is passed on as it is, to be answered like any other.
+    Text that is not JSON stays as it is: its receiver answers with an error.
     """
     message = message.strip(b"\r\n")
     if b"\n" not in message:
@@ -178,10 +178,10 @@ def one_line(message: bytes) -> bytes:
 
 
 class LineChannel:
-    """A `Channel` that frames messages by newlines, over any `trio.abc.Stream`.
+    """A `ClientChannel` that frames messages by newlines, over any `trio.abc.Stream`.
 
-    `unsent` tells how many bytes the peer has yet to take, and `has_reader` whether it is there to
-    take any, where that can be known.
+    `unsent` returns how many bytes the peer has not taken yet, and `has_reader` whether the peer is
+    still there, where that can be known.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class LineChannel:
         self._has_reader = has_reader
         self._is_closed = False
         self._turns = Turns()
-        self._unseen = b""  # of what was read
+        self._unseen = b""  # was read, and not yet split into lines
 
     @property
     def principal(self) -> str:
@@ -208,7 +208,7 @@ class LineChannel:
 
     @property
     def scopes(self) -> Scopes:
-        return None  # the operating system has let the peer in, or it is the server
+        return None  # the peer is a user of this machine, or the server
 
     async def receive(self) -> Sequence[Incoming]:
         while True:
@@ -236,7 +236,7 @@ class LineChannel:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise trio.EndOfChannel from None
         if not data:
-            # What has no newline is half a message: its sender was cut off.
+            # A last line without a newline is half a message: its sender was interrupted.
             raise trio.EndOfChannel
         return data
 
@@ -247,7 +247,7 @@ class LineChannel:
             self._is_closed = True
             raise trio.BrokenResourceError("the peer is gone") from None
         except BaseException:
-            # Perhaps half a line is out, and nothing may follow it.
+            # Perhaps half a line was written, and nothing may follow it.
             self._is_closed = True
             await trio.aclose_forcefully(self._stream)
             raise
@@ -275,17 +275,17 @@ def open_fds(
     principal: str,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> LineChannel:
-    """A channel over two file descriptors, which it owns from here on: pipes, sockets, terminals or
-    regular files. Closing it gives them back the blocking mode that they had.
+    """A channel that owns two file descriptors: pipes, sockets, terminals or regular files.
 
-    Raises `OSError` when one of them is no file descriptor; both are closed then.
+    Closing the channel restores their blocking mode. Raises `OSError` when one of them is invalid;
+    then both are closed.
     """
     try:
         os.fstat(read_fd)
         os.fstat(write_fd)
     except OSError:
         for fd in (read_fd, write_fd):
-            with contextlib.suppress(OSError):  # one of them is none
+            with contextlib.suppress(OSError):  # one of them is invalid
                 os.close(fd)
         raise
     reader = trio.lowlevel.FdStream(read_fd)

@@ -1,7 +1,7 @@
 """Channels within one process, for tests: bounded as real ones are, and easily cut.
 
-The framing is that of stdio (`transports.lines`) over pipes of a fixed size, so a peer that does
-not read makes `send` wait, and a cut loses what is in flight, be it in the middle of a message.
+The framing is that of stdio (`transports.lines`), over pipes of a fixed size. So a peer that does
+not read makes `send` wait, and a cut loses the bytes in flight, even in the middle of a message.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -14,19 +14,19 @@ from streams.exchange import ClientChannel, Handler
 from streams.messages import MESSAGE_BYTES_MAX
 from transports.lines import LineChannel
 
-# As much as a pipe of the kernel holds.
+# The size of a pipe in Linux.
 CAPACITY_BYTES: Final = 64 * 1024
 
 
 class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
-    """Bytes in one direction, at most `capacity` of them under way."""
+    """Bytes in one direction, at most `capacity` of them in flight."""
 
     def __init__(self, capacity: int) -> None:
         self.in_flight = bytearray()
-        self.until_cut: int | None = None  # bytes that still pass before the cable breaks
+        self.until_cut: int | None = None  # so many bytes arrive before the cable is cut
         self.cable: Cable | None = None
         self._capacity = capacity
-        self._is_ended = False  # the writer has closed: what is in flight still arrives
+        self._is_ended = False  # the writer has closed; bytes in flight still arrive
         self.is_broken = False
         self._changed = trio.Event()
 
@@ -71,12 +71,12 @@ class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
             self.cable.cut()
 
     def end(self) -> None:
-        """No more will be written."""
+        """End the output; bytes in flight still arrive."""
         self._is_ended = True
         self._wake()
 
     def break_off(self) -> None:
-        """Lose what is in flight, and fail whoever reads or writes."""
+        """Discard the bytes in flight; reads and writes fail from now on."""
         self.is_broken = True
         self.in_flight.clear()
         self._wake()
@@ -91,7 +91,7 @@ class _Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
 
 
 class _End(trio.abc.HalfCloseableStream):
-    """One end of a cable. Closing it ends its output; who writes to it then finds it gone."""
+    """One end of a cable. Closing it ends its output; writes of the other end then fail."""
 
     def __init__(self, outgoing: _Pipe, incoming: _Pipe) -> None:
         self._outgoing = outgoing
@@ -121,7 +121,7 @@ class _End(trio.abc.HalfCloseableStream):
 
 
 class Cable:
-    """Two channels that are joined, `near` (who connected) and `far` (who serves)."""
+    """Two joined channels: `near` for the client, `far` for the server."""
 
     near: LineChannel
     far: LineChannel
@@ -149,25 +149,25 @@ class Cable:
         )
 
     def cut(self) -> None:
-        """Break the connection now: what is in flight either way is lost."""
+        """Cut the connection now: the bytes in flight are lost, both ways."""
         self._up.break_off()
         self._down.break_off()
 
     def cut_after(self, *, to_near: int | None = None, to_far: int | None = None) -> None:
-        """Break the connection once so many more bytes have arrived at that end.
+        """Cut the connection once so many more bytes have arrived at that end.
 
-        Raises `ValueError` unless the numbers are positive; `cut` breaks it at once.
+        Raises `ValueError` unless the numbers are positive.
         """
         if any(count is not None and count < 1 for count in (to_near, to_far)):
-            raise ValueError("a positive number of bytes, or `cut()` to break it now")
+            raise ValueError("a positive number of bytes, or `cut()` to cut it now")
         self._down.until_cut = to_near
         self._up.until_cut = to_far
 
 
 class MemoryServer:
-    """The two verbs, joined by an object instead of an address; `connect` is a `Dialer`.
+    """`serve` and `connect`, joined by this object instead of an address; `connect` is a `Dialer`.
 
-    `cables` are the connections that `connect` has open, newest last, to be cut by a test.
+    `cables` are the connections that `connect` has opened, newest last, for a test to cut.
     """
 
     def __init__(
@@ -196,12 +196,12 @@ class MemoryServer:
                 self._accept = None
 
     def open_cable(self) -> Cable:
-        """A connection whose near end is the caller's to close, or to cut.
+        """Open a connection; the caller closes or cuts its near end.
 
-        Raises `ConnectionRefusedError` when nobody serves.
+        Raises `ConnectionRefusedError` while `serve` does not run.
         """
         if self._accept is None:
-            raise ConnectionRefusedError("nobody serves this memory transport")
+            raise ConnectionRefusedError("no server runs on this memory transport")
         cable = Cable(
             capacity=self._capacity,
             message_bytes_max=self._message_bytes_max,
@@ -212,7 +212,7 @@ class MemoryServer:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ClientChannel]:
-        """Open a connection. Raises `ConnectionRefusedError` when nobody serves."""
+        """Open a connection. Raises `ConnectionRefusedError` while `serve` does not run."""
         await trio.lowlevel.checkpoint()
         cable = self.open_cable()
         self.cables.append(cable)

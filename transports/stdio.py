@@ -1,8 +1,7 @@
 """stdio: one JSON message a line over a process's standard streams.
 
-`serve` speaks over a pair of file descriptors, which `claim_standard_streams` takes before trio
-runs (`transports.relay.standard`); `connect` starts a server as a child process and speaks with
-that.
+`serve` runs a server over two file descriptors, which `claim_standard_streams`
+(`transports.relay.standard`) takes before trio runs. `connect` starts a server as a child process.
 """
 
 import os
@@ -23,23 +22,23 @@ from transports.relay.standard import claim_standard_streams
 
 __all__ = ["claim_standard_streams", "connect", "own_principal", "serve", "split_command"]
 
-# How long a child may take to end by itself once its input has ended, and again after SIGTERM.
-# These are the times that the official SDKs give.
+# How long a child may take to end by itself once its input has ended, and then after SIGTERM. The
+# official SDKs wait as long.
 GRACE_S: Final = 2.0
 
 
 def own_principal() -> str:
-    """The principal of whoever this process runs for."""
+    """The principal of the user that runs this process."""
     return f"os({os.getuid()})"
 
 
 async def serve(
     handler: Handler, fds: tuple[int, int], *, message_bytes_max: int = MESSAGE_BYTES_MAX
 ) -> None:
-    """Run `handler` for the one connection over `fds` (input, output), which are closed at the end.
+    """Run `handler` for the one connection over `fds` (input, output), and close them at the end.
 
     They may be pipes, sockets, terminals or regular files. The end of the input does not end the
-    output. Raises `OSError` when one of them is no file descriptor.
+    output. Raises `OSError` when one of them is invalid.
     """
     channel = open_fds(*fds, principal=own_principal(), message_bytes_max=message_bytes_max)
     try:
@@ -50,7 +49,7 @@ async def serve(
 
 
 def split_command(command: str | Sequence[str]) -> list[str]:
-    """A command as a list; a string is split as a shell would. Raises `ValueError` when empty."""
+    """A command as a list; a string is split as a shell does. Raises `ValueError` when empty."""
     words = shlex.split(command) if isinstance(command, str) else list(command)
     if not words:
         raise ValueError("no command to start: write stdio:COMMAND")
@@ -68,9 +67,9 @@ async def connect(
 ) -> AsyncIterator[LineChannel]:
     """Start a server as a child process; leaving the block ends it.
 
-    Its standard error is ours unless `stderr` says otherwise (as `subprocess.Popen` has it). It is
-    given a session of its own, so that the terminal's Ctrl-C is for us alone. Raises `OSError` when
-    the command cannot be started, `ValueError` when there is none.
+    The child inherits standard error unless `stderr` is given, as for `subprocess.Popen`. It has a
+    session of its own, so that Ctrl-C in the terminal reaches only this process. Raises `OSError`
+    when the command cannot be started, `ValueError` when it is empty.
     """
     process = await trio.lowlevel.open_process(
         split_command(command),
@@ -91,7 +90,7 @@ async def connect(
 
 def _channel(process: trio.Process, message_bytes_max: int) -> LineChannel:
     stdin, stdout = process.stdin, process.stdout
-    assert isinstance(stdin, trio.lowlevel.FdStream)  # asked for as pipes, on a Unix
+    assert isinstance(stdin, trio.lowlevel.FdStream)  # opened as pipes
     assert isinstance(stdout, trio.lowlevel.FdStream)
     enlarge_pipe(stdin.fileno())
     enlarge_pipe(stdout.fileno())
@@ -104,16 +103,17 @@ def _channel(process: trio.Process, message_bytes_max: int) -> LineChannel:
 
 
 async def _end(process: trio.Process) -> None:
-    """Hang up, then insist. A child that is blocked writing learns of it as well as one that reads,
-    since both pipes are closed. The child is gone and reaped when this returns.
+    """Close both pipes, which a child notices whether it reads or writes; then send signals.
+
+    On return the child has ended and was reaped.
     """
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             await pipe.aclose()
-    for last_word in (signal.SIGTERM, signal.SIGKILL):
+    for next_signal in (signal.SIGTERM, signal.SIGKILL):
         with trio.move_on_after(GRACE_S):
             await process.wait()
         if process.returncode is not None:
             return
-        process.send_signal(last_word)
+        process.send_signal(next_signal)
     await process.wait()

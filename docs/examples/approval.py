@@ -1,8 +1,8 @@
-"""A question to a person who answers tomorrow, from another process than the one that called.
+"""A question to a person, which another process than the caller answers on the next day.
 
-The tool asks (MCP's elicitation) and waits, as if the answer came at once. The first process calls,
-sees that there is a question, leaves its ticket in a file and is gone. The second one, on the next
-day, joins the call with the ticket and has what it takes to answer.
+The tool asks with MCP's elicitation and waits. The first process calls, waits for the question,
+writes its ticket to a file and ends. The second process joins the call with the ticket, answers the
+question and prints the result.
 
     $ mcp-streams serve approval.py:server --http 127.0.0.1:8080 --journal approval.db &
     $ python approval.py call http://127.0.0.1:8080/mcp
@@ -41,11 +41,11 @@ async def pay(call: Call, invoice: str, cents: int) -> str:
 
 
 async def begin(url: str) -> str:
-    """Call, and leave as soon as the question is there; the ticket."""
+    """Call, detach as soon as there is a question, and return the ticket."""
     arguments = {"invoice": "A-17", "cents": 1250}
     async with Client(dial(url)) as client, client.call("pay", arguments) as call:
         async for _ in call:
-            break  # it has said something, so there is a ticket
+            break  # with the first message there is a ticket
         assert call.ticket is not None
         while not (await client.poll(call.ticket)).has_request:
             await trio.sleep(call.ticket.min_s)
@@ -53,7 +53,7 @@ async def begin(url: str) -> str:
 
 
 async def answer(url: str, ticket: str, action: str) -> None:
-    """Answer what is asked, and wait for what comes of it."""
+    """Answer the question, and wait for the result."""
 
     async def decide(question: dict[str, Any]) -> dict[str, Any]:
         print(question["message"])
@@ -71,7 +71,7 @@ async def answer(url: str, ticket: str, action: str) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["call", url]:
-            TICKET.touch(mode=0o600)  # whoever has it may answer
+            TICKET.touch(mode=0o600)  # a ticket gives access to its call
             TICKET.write_text(trio.run(begin, url))
             print("A question waits.")
         case ["answer", url, action]:

@@ -1,8 +1,8 @@
 """Paging: a table of 100,000 rows, a thousand on a page, and a token between the pages.
 
-The tool is a plain generator over a cursor of SQLite. It stands still between two pages, for as
-long as nobody asks. The reader stops half-way and keeps the token; another client, which might as
-well be another program on another day, goes on behind the last row.
+The tool is a plain generator over a cursor of SQLite. It waits between two pages until a client
+asks for the next one. The reader stops half-way and keeps the page token. Another client, which may
+be another program on another day, continues behind the last row.
 
     $ python paging.py fill
     $ mcp-streams serve paging.py:server --http 127.0.0.1:8080 --journal paging.db &
@@ -42,7 +42,7 @@ def readings(celsius_min: float) -> Iterator[dict[str, Any]]:
 async def read(
     url: str, *, token: str | None = None, rows_max: int = ROWS
 ) -> tuple[list[int], str | None]:
-    """The ids of so many rows, behind those that `token` stands for, and what leads to the rest."""
+    """Read up to `rows_max` rows from `token` on; returns their ids and the next page token."""
     ids: list[int] = []
     async with Client(dial(url)) as client:
         pages = client.pages("readings", QUERY, token=token)
@@ -54,7 +54,7 @@ async def read(
 
 
 async def main(url: str) -> None:
-    """Read one half, leave, and come back for the other one."""
+    """Read one half, disconnect, and come back for the other half."""
     first, token = await read(url, rows_max=ROWS // 2)
     second, _ = await read(url, token=token)
     assert first + second == list(range(1, ROWS + 1))

@@ -1,7 +1,7 @@
 """One call, begun on a laptop over WebSocket and finished on a phone over HTTP.
 
-The ticket is one word that knows how far the laptop has come. With it the phone gets what follows:
-no message is lost between the two, and none comes twice. Each shows what it was given.
+The ticket contains the position up to which the laptop has read. The phone resumes with it and gets
+the messages that follow: none is lost between the two, and none comes twice.
 
     $ mcp-streams serve roaming.py:server --ws 127.0.0.1:8765 --http 127.0.0.1:8080 &
     $ python roaming.py laptop ws://127.0.0.1:8765
@@ -32,7 +32,7 @@ server = Server("press")
 
 @server.tool
 async def print_lines(call: Call, lines: int) -> str:
-    """Print so many lines, and tell of each."""
+    """Print lines, and report each in a log message."""
     for line in range(1, lines + 1):
         await trio.sleep(0.05)  # the work
         await call.log("info", line)
@@ -40,14 +40,14 @@ async def print_lines(call: Call, lines: int) -> str:
 
 
 def show(message: Message) -> int:
-    """Print the line that a message tells of."""
+    """Print the line that a message reports."""
     line: int = json.loads(bytes(message.params))["data"]
     print(line)
     return line
 
 
 async def laptop(url: str) -> str:
-    """Follow the call half-way, then close the lid; the ticket."""
+    """Read half of the call's messages, then disconnect; returns the ticket."""
     async with Client(dial(url)) as client, client.call("print_lines", {"lines": LINES}) as call:
         async for message in call:
             if show(message) == LINES // 2:
@@ -56,7 +56,7 @@ async def laptop(url: str) -> str:
 
 
 async def phone(url: str, ticket: str) -> None:
-    """Follow the same call to its end, from where the ticket stands."""
+    """Read the rest of the same call, from the position of the ticket."""
     async with Client(dial(url)) as client, client.resume(Ticket.parse(ticket)) as call:
         async for message in call:
             show(message)
@@ -67,7 +67,7 @@ async def phone(url: str, ticket: str) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["laptop", url]:
-            TICKET.touch(mode=0o600)  # whoever has it may read the call's messages
+            TICKET.touch(mode=0o600)  # a ticket gives access to its call
             TICKET.write_text(trio.run(laptop, url))
         case ["phone", url, ticket]:
             trio.run(phone, url, ticket)

@@ -1,9 +1,9 @@
-"""A rollout that takes days, watched by somebody who looks in now and then.
+"""A rollout that takes days, watched by a client that connects now and then.
 
-The tool is an async generator that yields a status whenever something has changed. It goes on
-alone; what it has yielded waits, a hundred statuses at most (`pages_ahead`). Whoever looks in gets
-what is new since the last time and a token for the next. `expected_s` tells beforehand how long it
-may take, and `resume_max_s` how long it waits for somebody to look in.
+The tool is an async generator that yields a status whenever something has changed. It runs ahead of
+the client by up to a hundred statuses (`pages_ahead`), which wait. A client that connects gets the
+new statuses and a page token for the next visit. `expected_s` tells how long the rollout may take,
+and `resume_max_s` how long it waits for a client.
 
     $ mcp-streams serve rollout.py:server --ws 127.0.0.1:8765 --journal rollout.db &
     $ python rollout.py ws://127.0.0.1:8765
@@ -23,7 +23,7 @@ from streams import Client, Server
 from transports import dial
 
 DAY_S = 24 * 3600.0
-LOOK_S = 1.0  # what is there comes at once
+LOOK_S = 1.0  # waiting statuses come at once
 
 server = Server("cluster")
 
@@ -45,10 +45,10 @@ async def roll_out(service: str, replicas: int, each_takes_s: float) -> AsyncIte
 async def look_in(
     client: Client, arguments: dict[str, object], token: str | None
 ) -> tuple[list[str], str | None]:
-    """What has changed since the token was given, and the token for the next time.
+    """Return the statuses since the page token was given, and the next page token.
 
-    Without a token the rollout begins, and its first status is waited for. When it is over there is
-    no token any more.
+    Without a token this begins the rollout and waits for its first status. After the last status
+    there is no next token.
     """
     statuses: list[str] = []
     pages = client.pages("roll_out", arguments, token=token)
@@ -62,7 +62,7 @@ async def look_in(
 
 
 async def main(url: str) -> None:
-    """Look in every few seconds, each time anew."""
+    """Visit every few seconds, each time with a new client."""
     arguments = {"service": "shop", "replicas": 8, "each_takes_s": 0.5}
     async with Client(dial(url)) as client:
         (tool,) = await client.list_tools()

@@ -5,14 +5,11 @@ Each command imports what it needs when it is run (PLC0415): a client waits for 
 
 import os
 import sys
-from typing import Final
 
-from streams.cli import calls, keeping, serve, token, torture, trying
-from streams.cli.base import app
+from streams.cli import bench, calls, journal, selftests, serve, token
+from streams.cli.base import BROKEN_PIPE, app
 
-__all__ = ["app", "calls", "keeping", "main", "serve", "token", "torture", "trying"]
-
-BROKEN_PIPE: Final = 141  # as in `streams.cli.actions.call`, which is not loaded for every command
+__all__ = ["app", "bench", "calls", "journal", "main", "selftests", "serve", "token"]
 
 
 def main() -> None:

@@ -1,6 +1,5 @@
 """What the commands share: the app that they belong to, and how they complain."""
 
-import sys
 from importlib.metadata import version
 from typing import Final
 
@@ -15,10 +14,19 @@ app: Final = cyclopts.App(
     result_action="return_value",
 )
 
-DONE, USAGE = 0, 2
+# Exit codes.
+DONE: Final = 0
+FAILED: Final = 1  # the tool has failed, the journal is damaged, or a self-test has found a fault
+USAGE: Final = 2  # the command is wrong, or one of its files cannot be used
+CANNOT_CONNECT: Final = 3
+GONE: Final = 4  # the stream cannot be resumed
+DETACHED: Final = 130  # after Ctrl-C, as shells report SIGINT
+BROKEN_PIPE: Final = 141  # as shells report SIGPIPE
 
 
-def complain(why: str) -> int:
-    """Say what is wrong with how the command was given; its exit code."""
-    print(why, file=sys.stderr)
-    return USAGE
+def complain(why: object, code: int = USAGE) -> int:
+    """Print an error to standard error, and return the exit code."""
+    from streams.cli.actions.output import say
+
+    say(str(why))
+    return code

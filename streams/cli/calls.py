@@ -75,15 +75,14 @@ def pages(
         Print each page whole, as JSON on a line of its own.
     """
     from streams.cli.actions import call as commands
-    from streams.cli.actions import turning
 
     try:
         given = commands.parse_arguments(arguments)
     except ValueError as error:
         return complain(str(error))
-    wanted = turning.Wanted(url, tool, arguments, given, token)
+    wanted = commands.PagesWanted(url, tool, arguments, given, token)
     return commands.run(
-        lambda client: turning.turn_pages(client, wanted, as_json=json), url, token_file=token_file
+        lambda client: commands.pages(client, wanted, as_json=json), url, token_file=token_file
     )
 
 
@@ -112,7 +111,6 @@ def resume(
     """
     from streams.cli.actions import call as commands
     from streams.cli.actions import notes
-    from streams.cli.actions.callbook import CallbookUnusable
 
     if what is None and ":" in where:  # which no name has
         return complain(
@@ -120,7 +118,7 @@ def resume(
         )
     try:
         target = notes.find(where) if what is None else notes.find_at(where, what)
-    except (ValueError, CallbookUnusable) as error:
+    except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
     return commands.run(
         lambda client: commands.resume(client, target.url, target.ticket, as_json=json),
@@ -162,7 +160,6 @@ def poll(
         return complain("Name one stream, or a URL and --all.")
     from streams.cli.actions import call as commands
     from streams.cli.actions import notes
-    from streams.cli.actions.callbook import CallbookUnusable
 
     url, cwd = where, None
     stream: Any = what
@@ -172,7 +169,7 @@ def poll(
             url, stream, cwd = target.url, target.ticket, target.cwd
         elif what is not None:
             stream = notes.ticket_or_id(what)
-    except (ValueError, CallbookUnusable) as error:
+    except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
     return commands.run(
         lambda client: commands.poll(client, url, stream, as_json=json),

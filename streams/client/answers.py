@@ -17,14 +17,14 @@ from streams.faults import kind_of, log_failure, text_of
 from streams.logs import Warnings
 from streams.messages import Message, RequestId
 
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+AnswerHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 
 RUNNING_MAX: Final = 1_000  # handlers at work; beyond it the server is refused
 TASKS_MAX: Final = 2_000  # refusals and answers on their way too; beyond it requests are ignored
 KEPT_MAX: Final = 1_000  # answers that may have to be sent again, the oldest go first
 
 
-class Way(Protocol):
+class Sender(Protocol):
     """A connection, as far as an answer needs one."""
 
     is_over: bool
@@ -34,17 +34,17 @@ class Way(Protocol):
 
 
 class _Asked:
-    __slots__ = ("answer", "way")
+    __slots__ = ("answer", "sender")
 
-    def __init__(self, way: Way | None) -> None:
-        self.way = way
+    def __init__(self, sender: Sender | None) -> None:
+        self.sender = sender
         self.answer: bytes | None = None
 
 
 class Answers:
     """The handlers, and which requests they were given."""
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
+    def __init__(self, handlers: dict[str, AnswerHandler]) -> None:
         self.handlers = dict(handlers)
         self.warnings = Warnings()  # about the server
         self.nursery: trio.Nursery
@@ -52,25 +52,25 @@ class Answers:
         self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
         self._tasks = 0
 
-    def take(self, message: Message, request_id: RequestId, way: Way | None) -> None:
-        """Answer a request over `way`, the connection that it is known from, if that is up."""
-        if self.repeat(request_id, way):
+    def take(self, message: Message, request_id: RequestId, sender: Sender | None) -> None:
+        """Answer a request over `sender`, the connection that it is known from, if that is up."""
+        if self.repeat(request_id, sender):
             return
         if self._has_room(message.method):
-            asked = self._running[request_id] = _Asked(way)
+            asked = self._running[request_id] = _Asked(sender)
             self.nursery.start_soon(self._answer, message, request_id, asked)
 
-    def repeat(self, request_id: RequestId, way: Way | None) -> bool:
+    def repeat(self, request_id: RequestId, sender: Sender | None) -> bool:
         """Deal with a request that came before; False where it did not."""
         asked = self._running.get(request_id)
         if asked is not None:
-            asked.way = way
+            asked.sender = sender
             return True
         asked = self._given.get(request_id)
         if asked is None:
             return False
-        if way is not None and self._has_room("again"):
-            asked.way = way
+        if sender is not None and self._has_room("again"):
+            asked.sender = sender
             self.nursery.start_soon(self._send, asked)
         return True
 
@@ -121,7 +121,7 @@ class Answers:
     async def _send(self, asked: _Asked) -> None:
         """Send the answer where the question came from; if that is gone, the server asks again."""
         try:
-            if asked.answer is not None and asked.way is not None and not asked.way.is_over:
-                await asked.way.send(asked.answer)
+            if asked.answer is not None and asked.sender is not None and not asked.sender.is_over:
+                await asked.sender.send(asked.answer)
         finally:
             self._tasks -= 1

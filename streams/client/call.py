@@ -7,7 +7,7 @@ whatever comes again is dropped; everything up to `_outlet.taken` was handed out
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -15,9 +15,7 @@ from msgspec import UNSET
 
 from streams import messages
 from streams.client import wire
-from streams.client.buffer import Batch, Inbox, try_look
-from streams.client.home import Home
-from streams.client.outlet import Outlet, Runs
+from streams.client.buffer import Batch, Inbox, Outlet, Runs, try_look
 from streams.errors import ClientError, StreamGone
 from streams.messages import (
     BATCH_LINES_AIM,
@@ -42,8 +40,33 @@ ACK_TURNS: Final = 10
 GAPS_MAX: Final = 3
 
 
-class Unsound(Exception):
+class NumberingBroken(Exception):
     """The numbers of a connection do not add up: it is given up, and its calls are resumed."""
+
+
+class CallOwner(Protocol):
+    """Who begins and resumes calls, answers the server and confirms to it."""
+
+    async def begin(self, call: "RunningCall") -> None:
+        """Send the call's request, or make sure that it is resumed. Raises `CannotConnect`."""
+
+    def leave(self, call: "RunningCall") -> None:
+        """Its caller listens no longer."""
+
+    async def cancel(self, call: "RunningCall") -> None:
+        """Tell the server to stop the work. Raises `CannotConnect`."""
+
+    def answer(self, message: Message, request_id: RequestId) -> None:
+        """A request of the server was taken from the call's messages."""
+
+    def answer_repeated(self, request_id: RequestId) -> None:
+        """A request that came before, and may not have been taken, has come again."""
+
+    def want_ack(self, call: "RunningCall", *, now: bool) -> None:
+        """More was taken: tell the server, now or within a second."""
+
+    def ended(self, call: "RunningCall") -> None:
+        """The final response is here."""
 
 
 class RunningCall:
@@ -53,21 +76,21 @@ class RunningCall:
     A call that nobody reads holds up its connection, once a megabyte or 10,000 messages wait.
     """
 
-    def __init__(self, home: Home, request: bytes | None, request_id: RequestId) -> None:
+    def __init__(self, home: CallOwner, request: bytes | None, request_id: RequestId) -> None:
         self.request = request  # None where the call was begun elsewhere
         self.request_id = request_id
         self.key_memory = ""  # where the request can be found by its key; empty for nowhere
         self.is_left = False
-        self.is_unheard = True  # nothing of it has come
+        self.is_unanswered = True  # nothing of it has come
         self.is_complete = False  # the final response is here, though perhaps not read
         self.is_numbered = False
-        self.way: object = None  # the connection that it is attached to
+        self.connection: object = None  # the connection that it is attached to
         self.resume_id: RequestId | None = None  # of the request that attached it
         self.resuming = trio.CancelScope()
         self.not_before = 0.0  # when the server wants us back
-        self.has_brought = False  # the delivery that it is attached to, anything
+        self.has_progressed = False  # the delivery that it is attached to, anything
         self.last_event_id = b""  # of what came over HTTP, before that delivery
-        self._home = home
+        self._owner = home
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
         self._final: Message | None = None
@@ -83,7 +106,7 @@ class RunningCall:
         self._gaps = 0  # in front of the same message
 
     @classmethod
-    def of(cls, home: Home, ticket: Ticket) -> "RunningCall":
+    def of(cls, home: CallOwner, ticket: Ticket) -> "RunningCall":
         """The call that a ticket stands for."""
         call = cls(home, None, ticket.request_id)
         call._ticket = ticket
@@ -94,7 +117,7 @@ class RunningCall:
         return call
 
     async def __aenter__(self) -> "RunningCall":
-        await self._home.begin(self)
+        await self._owner.begin(self)
         return self
 
     async def __aexit__(
@@ -107,7 +130,7 @@ class RunningCall:
         self._is_waiting = self._is_waiting or error is None
         self.is_left = True
         self._inbox.make_room()
-        self._home.leave(self)
+        self._owner.leave(self)
 
     # For the caller
 
@@ -172,7 +195,7 @@ class RunningCall:
             return
         self._drop_buffer()  # nobody is to wait for it to be read
         try:
-            await self._home.cancel(self)
+            await self._owner.cancel(self)
         finally:
             self._failure = self._failure or StreamGone("The call was cancelled.", "cancelled")
             self._inbox.stir()
@@ -241,14 +264,14 @@ class RunningCall:
 
     def _pass_on(self, message: Message) -> None:
         if isinstance(message.id, int | str):
-            self._home.asked(message, message.id)
+            self._owner.answer(message, message.id)
 
     def _report(self) -> bool:
         """Have an ack sent, where there is anything to say; whether it is due."""
         unacked = self._unacked
         is_due = unacked >= ACK_LINES or self._unacked_bytes >= ACK_BYTES
         if unacked > 0:
-            self._home.want_ack(self, now=is_due)
+            self._owner.want_ack(self, now=is_due)
         return is_due
 
     @property
@@ -270,7 +293,7 @@ class RunningCall:
         if not self._is_settled:
             self._is_settled = True
             self._outlet.step()
-            self._home.want_ack(self, now=True)
+            self._owner.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()
@@ -288,11 +311,11 @@ class RunningCall:
         """From where to resume; None where the numbers are not known."""
         return self.confirmed if self.is_numbered else None
 
-    def attach(self, way: object, resume_id: RequestId | None = None) -> None:
+    def attach(self, connection: object, resume_id: RequestId | None = None) -> None:
         """From now on the messages come over this connection."""
-        self.way = way
+        self.connection = connection
         self.resume_id = resume_id
-        self.has_brought = False
+        self.has_progressed = False
         self._seen = self._acked = self.cursor or 0
 
     def ack(self) -> bytes:
@@ -326,7 +349,7 @@ class RunningCall:
     @property
     def is_resumable(self) -> bool:
         """Whether another connection can go on with it, or send its request again."""
-        return self._ticket is not None or bool(self.is_unheard and self.key_memory)
+        return self._ticket is not None or bool(self.is_unanswered and self.key_memory)
 
     @property
     def delivery_id(self) -> RequestId:
@@ -370,7 +393,7 @@ class RunningCall:
         self._ticket = ticket
 
     def take_run(self, seq: int, batch: Batch) -> None:
-        """Lines from `seq` on have come. Raises `Unsound` where some before them have not."""
+        """Lines from `seq` on have come. Raises `NumberingBroken` at a gap."""
         self.is_numbered = True
         self._seen = seq + batch.count - 1
         if self._received is None:
@@ -394,31 +417,31 @@ class RunningCall:
         self._keep(Batch.of(line))
 
     def _keep(self, batch: Batch) -> None:
-        self.is_unheard = False
-        self.has_brought = True
+        self.is_unanswered = False
+        self.has_progressed = True
         # Nothing follows the final response.
         last = None if batch.is_plain else try_look(batch.last)
         if last and last.method is UNSET and last.id is not UNSET:
             self.is_complete = True
-            self._home.ended(self)
+            self._owner.ended(self)
         if not self._failure:
             self._inbox.put(batch)
         if self.is_left and self._inbox.is_too_much_to_keep:
             self._drop_buffer()
 
-    def _gap(self, seq: int, expected: int) -> Unsound:
+    def _gap(self, seq: int, expected: int) -> NumberingBroken:
         self._gaps += 1
         what = f"message {expected} was expected, message {seq} has come"
         if self._gaps >= GAPS_MAX:
             self.fail(StreamGone(f"The server has lost messages: {what}.", "messages_gone"))
-        return Unsound(what)
+        return NumberingBroken(what)
 
     def _repeated(self, lines: Iterable[Incoming]) -> None:
         """Drop what is here already; but an answer may have been lost with the connection."""
         for line in lines:
             message = try_look(line)
             if message and message.kind is Kind.REQUEST and isinstance(message.id, int | str):
-                self._home.asked_again(message.id)
+                self._owner.answer_repeated(message.id)
         self._report()
 
     def fail(self, error: ClientError) -> None:

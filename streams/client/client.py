@@ -20,12 +20,11 @@ import trio
 
 from streams import messages
 from streams.client import wire
-from streams.client.answers import Answers, Handler
+from streams.client.answers import AnswerHandler, Answers
 from streams.client.call import RunningCall
 from streams.client.connection import Calls
 from streams.client.pages import Pages
-from streams.client.reconnect import Keeper
-from streams.client.resuming import Resumer
+from streams.client.reconnect import Reconnector, Resumer
 from streams.client.wire import Standing, StatusPage, Tool, ToolPage
 from streams.errors import ClientError, StreamGone
 from streams.exchange import Dialer
@@ -75,7 +74,7 @@ class Client:
         name: str = "mcp-streams",
         version: str = "1",
         dialects: Sequence[str] = ("streams", "resumableRequests"),
-        answers: Mapping[str, Handler] | None = None,
+        answers: Mapping[str, AnswerHandler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
         connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
@@ -91,7 +90,7 @@ class Client:
         self._answers = Answers(dict(answers or {}))
         self._on_notification = on_notification or _log_notification
         self._calls = Calls()
-        self._keeper = Keeper(
+        self._reconnector = Reconnector(
             dialer,
             self._answers,
             self._calls,
@@ -102,7 +101,9 @@ class Client:
             patience_s=patience_s,
             silence_s=silence_s,
         )
-        self._resumer = Resumer(self._keeper, self._calls, self._answers, patience_s=patience_s)
+        self._resumer = Resumer(
+            self._reconnector, self._calls, self._answers, patience_s=patience_s
+        )
         self._nursery_manager = trio.open_nursery()
         self._nursery: trio.Nursery
 
@@ -110,7 +111,7 @@ class Client:
         """Connect. Raises `CannotConnect`."""
         self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
         try:
-            await self._nursery.start(self._keeper.run)
+            await self._nursery.start(self._reconnector.run, self._resumer)
         except BaseException as error:
             if not await self._close(error):
                 raise
@@ -124,7 +125,7 @@ class Client:
     ) -> bool:
         """Say what is left to be said (a second at most) and close. Handlers are cancelled."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
-            await self._keeper.farewell()
+            await self._reconnector.farewell()
         return await self._close(error)
 
     async def _close(self, error: BaseException | None) -> bool:
@@ -151,19 +152,19 @@ class Client:
     @property
     def protocol_version(self) -> str:
         """The revision of MCP that was agreed upon."""
-        return self._keeper.hello.protocol_version
+        return self._reconnector.hello.protocol_version
 
     @property
     def server_info(self) -> dict[str, Any]:
         """Name, version and whatever else the server says of itself."""
-        return self._keeper.hello.server_info
+        return self._reconnector.hello.server_info
 
     @property
     def capabilities(self) -> dict[str, Any]:
         """What the server says that it can do."""
-        return self._keeper.hello.capabilities
+        return self._reconnector.hello.capabilities
 
-    def on_request(self, method: str, handler: Handler) -> None:
+    def on_request(self, method: str, handler: AnswerHandler) -> None:
         """Answer what the server asks under `method`.
 
         A capability that belongs to it is declared when a connection begins: register before
@@ -178,7 +179,7 @@ class Client:
 
         Entering raises `CannotConnect`.
         """
-        request_id = self._keeper.new_id()
+        request_id = self._reconnector.new_id()
         return self._call(wire.call(name, arguments or {}, request_id, new_id()), request_id)
 
     def _call(self, params: dict[str, msgspec.Raw], request_id: str) -> RunningCall:
@@ -224,16 +225,16 @@ class Client:
         a call does.
         """
         given = dict(arguments or {})
-        params = wire.call(name, given, self._keeper.new_id(), key=None)
+        params = wire.call(name, given, self._reconnector.new_id(), key=None)
 
         def begin() -> RunningCall:
             nonlocal params
-            request_id = self._keeper.new_id()
+            request_id = self._reconnector.new_id()
             params = wire.call(name, given, request_id, new_id())
             return self._call(params, request_id)
 
         def turn(lead: Lead) -> Awaitable[Message]:
-            return self._keeper.ask("tools/call", wire.page_call(params, lead))
+            return self._reconnector.ask("tools/call", wire.page_call(params, lead))
 
         return Pages(begin, turn, self._on_notification, token)
 
@@ -246,9 +247,9 @@ class Client:
             ticket = Ticket(ticket, "", "")
         word, params = wire.poll(ticket)
         try:
-            reply = await self._keeper.ask(word.method, params, self._calls.of(ticket))
+            reply = await self._reconnector.ask(word.method, params, self._calls.of(ticket))
         except StreamGone as gone:
-            if gone.reason != "messages_gone" or ticket.after is None:
+            if gone.reason not in wire.MISPLACED or ticket.after is None:
                 raise
             # Somebody has gone on from a later place than the ticket's.
             return await self.poll(msgspec.structs.replace(ticket, after=None))
@@ -270,15 +271,15 @@ class Client:
 
     async def ping(self) -> None:
         """Ask the server for a sign of life. Raises `CannotConnect`."""
-        await self._keeper.ask("ping", {})
+        await self._reconnector.ask("ping", {})
 
     async def set_level(self, level: str) -> None:
         """Have log messages from `level` on, on this and every later connection.
 
         Raises `CallFailed` or `CannotConnect`.
         """
-        await self._keeper.ask("logging/setLevel", {"level": level})
-        self._keeper.level = level
+        await self._reconnector.ask("logging/setLevel", {"level": level})
+        self._reconnector.level = level
 
     async def _list(self, method: str, shape: type[_PageT]) -> list[_PageT]:
         """All pages of a listing. Raises `ClientError` where there seems to be no end of them."""
@@ -289,7 +290,9 @@ class Client:
         while len(pages) < PAGES_MAX and size <= LISTED_BYTES_MAX and cursor not in cursors:
             if cursor is not None:
                 cursors.add(cursor)
-            reply = await self._keeper.ask(method, {} if cursor is None else {"cursor": cursor})
+            reply = await self._reconnector.ask(
+                method, {} if cursor is None else {"cursor": cursor}
+            )
             page = _read(reply, method, lambda result: messages.decode(result, shape))
             pages.append(page)
             size += len(wire.result_of(reply))

@@ -20,7 +20,7 @@ from streams import messages
 from streams.client import wire
 from streams.client.answers import Answers
 from streams.client.buffer import Batch, cut
-from streams.client.call import RunningCall, Unsound
+from streams.client.call import NumberingBroken, RunningCall
 from streams.client.wire import Hello
 from streams.errors import INTERNAL_ERROR, ClientError, Refusal
 from streams.exchange import ClientChannel, RequestChannel
@@ -117,7 +117,7 @@ class Reply:
         return self.message
 
 
-class Link:
+class ClientConnection:
     """One connection. `run` it for as long as it lasts."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Link:
         finally:
             self.is_over = True
             for call in self._calls:
-                if call.way is self:
+                if call.connection is self:
                     self.note_event(call)
             for reply in self._replies.values():
                 reply.give(None)
@@ -226,7 +226,7 @@ class Link:
                 since, is_said = self._quiet_from(), True
 
     def _awaited_calls(self) -> list[RunningCall]:
-        return [call for call in self._calls if call.way is self and call.is_running]
+        return [call for call in self._calls if call.connection is self and call.is_running]
 
     def _awaited(self) -> list[RequestId]:
         """The requests whose response is waited for."""
@@ -291,7 +291,7 @@ class Link:
         """
         request_id = self._new_id()
         if about is not None and self._requests is not None:
-            if about.way is self:
+            if about.connection is self:
                 self.note_event(about)
             self._requests.prepare(request_id, about.last_event_id)
         is_page = method == "tools/call"
@@ -386,7 +386,7 @@ class Link:
                     await self._route(block)
         except (trio.EndOfChannel, trio.ClosedResourceError):
             pass  # what connections are expected to do
-        except Unsound as error:
+        except NumberingBroken as error:
             self._answers.warnings.warn("the server broke the protocol", error=str(error))
         self.hang_up()
 
@@ -472,7 +472,7 @@ class Link:
             try:
                 self._begin_run(messages.decode(message.params, Position))
             except ValueError as error:
-                raise Unsound(f"{method}: {error}") from None
+                raise NumberingBroken(f"{method}: {error}") from None
             return None
         if method in self._announcements or method in self._endings:
             try:
@@ -506,7 +506,7 @@ class Link:
         stream = self._run_stream = position.stream_id
         if stream not in self._calls.by_stream and not self._turns_pages:
             # A token alone may have led here. What is of a page is nobody's.
-            tickets = [call.ticket for call in self._calls if call.way is self]
+            tickets = [call.ticket for call in self._calls if call.connection is self]
             nameless = [ticket for ticket in tickets if ticket and not ticket.stream]
             if len(nameless) == 1:
                 self._announced(nameless[0].named(stream))
@@ -530,7 +530,7 @@ class Link:
 
         A request for a page is no such call, but its stream may be announced just as well.
         """
-        here = [call for call in self._calls if call.way is self and call.is_unannounced]
+        here = [call for call in self._calls if call.connection is self and call.is_unannounced]
         return here[0] if len(here) == 1 and not self._pages_asked else None
 
     def _announced(self, ticket: Ticket) -> None:
@@ -555,7 +555,7 @@ class Link:
         if self.hello.has_positions:
             return
         call = self._calls.by_stream.get(stream)
-        if call is not None and call.way is self and call.resume_id is not None:
+        if call is not None and call.connection is self and call.resume_id is not None:
             reply = self._replies.get(call.resume_id)
             if reply is not None and not call.is_complete:
                 reply.give(wire.completed(call.resume_id))

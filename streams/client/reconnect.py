@@ -6,7 +6,7 @@ may be repeated are.
 
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -14,14 +14,14 @@ from streams import messages
 from streams.client import wire
 from streams.client.answers import Answers
 from streams.client.call import RunningCall
-from streams.client.connection import Calls, Link
-from streams.client.wire import Hello
+from streams.client.connection import Calls, ClientConnection
+from streams.client.wire import PAUSE_MAX_S, Hello
 from streams.clock import backoff_s
-from streams.errors import CannotConnect
+from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
 from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.messages import Kind, Message
+from streams.messages import Kind, Message, RequestId
 
 # A connection is tried again after a random part of this, doubled each time, up to the maximum:
 # so a thousand clients of a server that was restarted do not all come at once.
@@ -45,11 +45,29 @@ SILENCE_MAX_S: Final = 300.0
 RETRY_S: Final = 1.0
 
 
+_HELD: Final = (
+    "This client still receives the stream: read it there, or resume over another client."
+)
+
+
 class Refused(ConnectionError):
     """The server has answered, and what it says will be the same the next time."""
 
 
-class Keeper:
+class ConnectionListener(Protocol):
+    """Is told what becomes of the connection."""
+
+    def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        """The server has answered `initialize`. The nursery lives as long as the connection."""
+
+    def down(self, connection: ClientConnection) -> None:
+        """The connection is lost."""
+
+    def surrender(self, error: CannotConnect) -> None:
+        """There was no connection for as long as the client is patient."""
+
+
+class Reconnector:
     """Holds the connection. `on_up`, `on_down` and `on_surrender` are told what becomes of it."""
 
     def __init__(
@@ -67,10 +85,8 @@ class Keeper:
     ) -> None:
         self.hello = Hello("")
         self.level: str | None = None  # of the server's log messages
-        self.link: Link | None = None
-        self.on_up: Callable[[Link, trio.Nursery], None]
-        self.on_down: Callable[[Link], None]
-        self.on_surrender: Callable[[CannotConnect], None]
+        self.connection: ClientConnection | None = None
+        self._listener: ConnectionListener
         self._calls = calls
         self._dialer = dialer
         self._answers = answers
@@ -98,11 +114,17 @@ class Keeper:
 
     # The connection
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(
+        self,
+        listener: ConnectionListener,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
         """Stay connected. Started with the first connection, which is tried for `connect_s`.
 
         Raises `CannotConnect` when that fails; later failures go to who waits for a connection.
         """
+        self._listener = listener
         error = await self._first_connection(task_status)
         if not self.hello.protocol_version:
             raise CannotConnect(f"No connection: {_told(error)}.") from error
@@ -118,16 +140,16 @@ class Keeper:
                 await self._rest(attempt, left_s)
             connected_at = trio.current_time()
             self._was_useful = False
-            error = await self._connection()
+            error = await self._connect_once()
             attempt += 1
             if self._was_useful or trio.current_time() - connected_at > BACKOFF_MAX_S:
                 attempt, since = 0, trio.current_time()
 
     async def _first_connection(self, task_status: trio.TaskStatus[None]) -> OSError:
-        """As `_connection`, over again for `connect_s` where a server may be about to listen."""
+        """As `_connect_once`, over again for `connect_s` where a server may be about to listen."""
         give_up_at = trio.current_time() + self._connect_s
         while True:
-            error = await self._connection(task_status)
+            error = await self._connect_once(task_status)
             is_refused = isinstance(error, PermissionError | Refused)
             if self.hello.protocol_version or is_refused or trio.current_time() >= give_up_at:
                 return error
@@ -148,7 +170,7 @@ class Keeper:
     def _is_waited_for(self) -> bool:
         return self._calls_waiting > 0 or any(call.is_running for call in self._calls)
 
-    async def _connection(
+    async def _connect_once(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> OSError:
         """One connection, until it is over; why it is, or why there was none."""
@@ -167,7 +189,7 @@ class Keeper:
     async def _use(
         self, channel: ClientChannel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
     ) -> OSError:
-        link = Link(
+        connection = ClientConnection(
             channel,
             self._calls,
             self._answers,
@@ -177,22 +199,22 @@ class Keeper:
         refused: OSError | None = ConnectionError("the server closed the connection")
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_run_until_over, link, nursery.cancel_scope)
-                refused = await self._greet(link)
+                nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
+                refused = await self._greet(connection)
                 if refused is None:
                     timeout.deadline = float("inf")
-                    self._up(link, nursery)
+                    self._up(connection, nursery)
                     task_status.started()
                     await trio.sleep_forever()
                 nursery.cancel_scope.cancel()
         finally:
-            self._down(link)
+            self._down(connection)
         return refused or ConnectionError("the connection was lost")
 
-    async def _greet(self, link: Link) -> OSError | None:
+    async def _greet(self, connection: ClientConnection) -> OSError | None:
         """Say hello; what is wrong with the server, if anything."""
         greeting = self._greeting()
-        reply = await link.ask(wire.INITIALIZE, greeting)
+        reply = await connection.ask(wire.INITIALIZE, greeting)
         if reply is None:
             return ConnectionError("the server closed the connection")
         if reply.kind is Kind.ERROR:
@@ -209,33 +231,35 @@ class Keeper:
         version = hello.protocol_version
         if version not in wire.PROTOCOL_VERSIONS:
             return Refused(f"the server speaks MCP {version}, which this client does not")
-        link.hello = self.hello = hello
-        link.is_numbering = hello.has_positions and wire.wants_positions(greeting)
-        link.post(messages.notification(wire.INITIALIZED))
+        connection.hello = self.hello = hello
+        connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
+        connection.post(messages.notification(wire.INITIALIZED))
         if self.level is not None:
-            link.post(messages.request(self.new_id(), "logging/setLevel", {"level": self.level}))
+            connection.post(
+                messages.request(self.new_id(), "logging/setLevel", {"level": self.level})
+            )
         return None
 
-    def _up(self, link: Link, nursery: trio.Nursery) -> None:
-        self.link = link
-        link.was_useful = False  # saying hello is not enough
+    def _up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        self.connection = connection
+        connection.was_useful = False  # saying hello is not enough
         log.info("connected", server=self.hello.server_info.get("name"))
-        nursery.start_soon(link.watch, self._silence_s, self._usual_silence_s)
-        self.on_up(link, nursery)
+        nursery.start_soon(connection.watch, self._silence_s, self._usual_silence_s)
+        self._listener.up(connection, nursery)
         self.stir()
 
-    def _down(self, link: Link) -> None:
-        self._was_useful = link.was_useful
-        if link.was_useful:
+    def _down(self, connection: ClientConnection) -> None:
+        self._was_useful = connection.was_useful
+        if connection.was_useful:
             self._silence_s = min(self._silence_s, self._usual_silence_s)
-            if link.was_silent:
+            if connection.was_silent:
                 self._silence_s = self._usual_silence_s
-        elif link.was_silent:
+        elif connection.was_silent:
             most_s = max(SILENCE_MAX_S, self._usual_silence_s)
             self._silence_s = min(2 * self._silence_s, most_s)
-        if self.link is link:
-            self.link = None
-            self.on_down(link)
+        if self.connection is connection:
+            self.connection = None
+            self._listener.down(connection)
             self.stir()
 
     def _give_up(self, error: OSError) -> None:
@@ -244,21 +268,21 @@ class Keeper:
             why = f"No connection any more: {_told(error)}."
         self._surrender = CannotConnect(why)
         self._is_wanted = trio.Event()
-        self.on_surrender(self._surrender)
+        self._listener.surrender(self._surrender)
         self.stir()
 
-    async def connected(self) -> Link:
+    async def connected(self) -> ClientConnection:
         """The connection, when there is one. Raises `CannotConnect` when the patience is over."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._is_wanted.set()
         surrender = self._surrender  # that was before us: now it is tried again
-        while self.link is None or self.link.is_over:
+        while self.connection is None or self.connection.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
             await self._changed.wait()
-        return self.link
+        return self.connection
 
-    async def connected_for_call(self) -> Link:
+    async def connected_for_call(self) -> ClientConnection:
         """The same for a call, which is in more of a hurry than a request that is repeated."""
         self._calls_waiting += 1
         self._has_call.set()
@@ -278,8 +302,8 @@ class Keeper:
 
     async def farewell(self) -> None:
         """Wait until the last words are written."""
-        if self.link is not None:
-            await self.link.drained()
+        if self.connection is not None:
+            await self.connection.drained()
 
     # Requests that may be repeated
 
@@ -295,8 +319,8 @@ class Keeper:
         """
         give_up_at = trio.current_time() + self._patience_s
         while True:
-            link = await self.connected()
-            reply = await link.ask(method, params, about)
+            connection = await self.connected()
+            reply = await connection.ask(method, params, about)
             if reply is None:
                 continue
             if reply.kind is not Kind.ERROR:
@@ -308,6 +332,242 @@ class Keeper:
             await trio.sleep(error.retry_after_s or RETRY_S)
 
 
+class Resumer:
+    """Begins calls, resumes them, and lets go of them."""
+
+    def __init__(
+        self, reconnector: Reconnector, calls: Calls, answers: Answers, *, patience_s: float
+    ) -> None:
+        self._reconnector = reconnector
+        self._calls = calls
+        self._answers = answers
+        self._patience_s = patience_s
+        self._nursery: trio.Nursery | None = None  # of the connection
+        self._has_warned = False  # of a pause above the maximum
+
+    # Connections come and go
+
+    def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        for call in self._calls:
+            nursery.start_soon(self._resume, call, connection)
+
+    def down(self, connection: ClientConnection) -> None:
+        self._nursery = None
+        for call in self._calls:
+            if not call.is_resumable:
+                call.fail(_lost())
+            if not call.is_running:
+                self._calls.remove(call)
+            elif call.connection is connection:
+                call.not_before = trio.current_time() + self._min_s(call)
+
+    def surrender(self, error: CannotConnect) -> None:
+        for call in self._calls:
+            call.fail(error)
+            self._calls.remove(call)
+
+    # A call begins
+
+    async def begin(self, call: RunningCall) -> None:
+        """Send the call's request, or have it resumed.
+
+        Raises `CannotConnect`, or `StreamGone` where this client has the stream already.
+        """
+        try:
+            connection = await self._reconnector.connected_for_call()
+        except BaseException:
+            call.is_left = True  # again: its connection must not wait for it to be read
+            raise
+        if call in self._calls or call.is_complete or call.has_failed:
+            return  # it was left and is read on
+        if call.request is None:
+            await self._make_way(call, connection)
+            self._calls.add(call)
+            newest = self._reconnector.connection  # `connection` may be lost by now
+            if self._nursery is not None and newest is not None and not newest.is_over:
+                self._nursery.start_soon(self._resume, call, newest)
+            return
+        call.attach(connection)
+        call.key_memory = connection.hello.key_memory
+        self._calls.add(call)
+        try:
+            await connection.send(call.request)
+        except BaseException:
+            self._calls.remove(call)
+            raise
+
+    async def _make_way(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Let what is still under way of an earlier delivery pass."""
+        assert call.ticket is not None
+        earlier = self._calls.of(call.ticket)
+        if earlier is None:
+            return
+        if earlier.has_failed or (earlier.is_left and earlier.resume_id is not None):
+            await self._barrier(earlier, connection)
+        else:
+            raise StreamGone(_HELD, "id_in_use")
+
+    async def _barrier(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Forget a call that was detached, once its last messages have come.
+
+        They were sent before the answer to what is asked now.
+        """
+        await connection.ask("ping", {})
+        self._calls.remove(call)
+
+    # It is resumed
+
+    async def _resume(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Have a call's messages come over this connection, until either ends."""
+        if call.ticket is None and call.key_memory != connection.hello.key_memory:
+            call.fail(_lost())  # sent again, it might run twice
+        with trio.CancelScope() as call.resuming:
+            await trio.sleep_until(call.not_before)
+            give_up_at = trio.current_time() + self._patience_s
+            while call.is_running and call.connection is not connection:
+                reply = await self._deliver(call, connection)
+                if reply is None:
+                    return  # the connection is over
+                pause_s = self._judge(call, reply)
+                if pause_s is None:
+                    break
+                if call.has_progressed:
+                    give_up_at = trio.current_time() + self._patience_s
+                if trio.current_time() + pause_s > give_up_at:
+                    call.fail(_as_error(reply))
+                    break
+                await trio.sleep(pause_s)
+        # What was detached is forgotten behind its last messages (`_barrier`).
+        if not (call.is_running or call.resuming.cancelled_caught):
+            self._calls.remove(call)
+
+    async def _deliver(self, call: RunningCall, connection: ClientConnection) -> Message | None:
+        ticket = call.ticket
+        # What takes over a request has its id, and cannot be told from it any more.
+        takes_over = ticket is None or wire.resuming(ticket).takes_over
+        request_id = call.request_id if takes_over else self._reconnector.new_id()
+        resume_id = None if takes_over else request_id
+        call.attach(connection, resume_id)
+        if ticket is not None:
+            connection.prepare_resume(request_id, call, may_lack_reply=not takes_over)
+            await connection.send(wire.resume(ticket, request_id, call.cursor))
+        else:
+            assert call.request is not None  # who begins with a ticket keeps it
+            await connection.send(call.request)
+        self._reconnector.stir()
+        try:
+            return await connection.reply_to(request_id, is_last=not takes_over)
+        finally:
+            if call.resume_id == resume_id and not (call.is_complete or connection.is_over):
+                connection.note_event(call)
+                call.connection = None
+
+    def _judge(self, call: RunningCall, reply: Message) -> float | None:
+        """What the end of a delivery means: seconds until the next try, or None for no more."""
+        pause_s = max(self._min_s(call), RETRY_S)
+        if reply.kind is Kind.ERROR:
+            error = wire.error_of(reply)
+            if error.reason in wire.RETRIED or error.reason == wire.LOST:
+                return error.retry_after_s or pause_s
+        elif wire.how_it_ended(reply) == "released":
+            return pause_s
+        call.fail(_as_error(reply))  # which changes nothing where the final response is here
+        return None
+
+    def _min_s(self, call: RunningCall) -> float:
+        """For how long to leave the call alone when its connection is lost."""
+        asked_s = 0.0 if call.ticket is None else call.ticket.min_s
+        if asked_s > PAUSE_MAX_S and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "the server asks for a longer pause before a resume than it is given",
+                asked_s=asked_s,
+                given_s=PAUSE_MAX_S,
+            )
+        return min(asked_s, PAUSE_MAX_S)
+
+    # The rest of what a call needs
+
+    def leave(self, call: RunningCall) -> None:
+        """Its caller listens no longer: detach where that can be, else let its messages pass."""
+        connection = self._reconnector.connection
+        if connection is None or connection.is_over:
+            self._calls.remove(call)
+        elif call.connection is connection:
+            self._leave_attached(call, connection)
+        else:
+            call.resuming.cancel()
+            self._calls.remove(call)
+            if call.wants_confirming:
+                # Its connection went before it could be confirmed: a cursor does that too.
+                assert call.ticket is not None
+                connection.post(wire.resume(call.ticket, self._reconnector.new_id(), call.cursor))
+
+    def _leave_attached(self, call: RunningCall, connection: ClientConnection) -> None:
+        connection.post(call.ack())
+        if call.resume_id is not None and not call.is_complete:
+            connection.post(wire.cancelled(call.resume_id))
+            call.resuming.cancel()
+        elif not call.has_failed:
+            return  # an original request cannot be detached: it is forgotten with its last message
+        if self._nursery is not None:
+            self._nursery.start_soon(self._barrier, call, connection)
+
+    async def cancel(self, call: RunningCall) -> None:
+        """Tell the server to stop the work, until it has heard it.
+
+        Raises `CannotConnect`.
+        """
+        while call.is_running:
+            connection = await self._reconnector.connected_for_call()
+            if call.connection is not connection:
+                await self._reconnector.change()
+                continue
+            await connection.send(wire.cancelled(call.request_id))
+            # A plain server may be too busy to answer, and cannot be asked again anyway.
+            if not connection.hello.has_positions or await connection.ask("ping", {}) is not None:
+                call.resuming.cancel()
+                self._calls.remove(call)
+                return
+
+    def answer(self, message: Message, request_id: RequestId) -> None:
+        """A request of the server was taken from a call's messages."""
+        self._answers.take(message, request_id, self._reconnector.connection)
+
+    def answer_repeated(self, request_id: RequestId) -> None:
+        """A request of the server, that may have been taken, has come again."""
+        self._answers.repeat(request_id, self._reconnector.connection)
+
+    def want_ack(self, call: RunningCall, *, now: bool) -> None:
+        """More was taken of a call: tell the server, where it can be told."""
+        connection = self._reconnector.connection
+        if connection is not None and call.connection is connection:
+            connection.want_ack(call, now=now)
+
+    def ended(self, call: RunningCall) -> None:
+        """The final response is here: what asked for it may be answered by that alone."""
+        call.resuming.cancel()
+        self._calls.remove(call)
+
+
+def _lost() -> CallLost:
+    return CallLost("The connection was lost: the call may or may not have run.")
+
+
+def _as_error(reply: Message) -> ClientError:
+    if reply.kind is Kind.ERROR:
+        return wire.as_error(wire.error_of(reply))
+    match wire.how_it_ended(reply):
+        case "superseded":
+            return Superseded("Another connection has resumed this stream.")
+        case "released":
+            return StreamGone("The server does not keep hold of this stream.", "released")
+        case _:
+            why = "All of this stream was confirmed before: there is nothing left to resume."
+            return StreamGone(why, "delivered")
+
+
 def _told(error: OSError) -> str:
     """Why there is no connection, and what to do where it is for want of a token."""
     said = str(error).removesuffix(".")
@@ -316,6 +576,6 @@ def _told(error: OSError) -> str:
     return said
 
 
-async def _run_until_over(link: Link, scope: trio.CancelScope) -> None:
-    await link.run()
+async def _run_until_over(connection: ClientConnection, scope: trio.CancelScope) -> None:
+    await connection.run()
     scope.cancel()

@@ -345,6 +345,9 @@ def as_error(error: ErrorBody) -> ClientError:
     return CallFailed(error.code, error.message, error.data)
 
 
+# The cursor is of no use, though the stream is there.
+MISPLACED: Final = frozenset({"messages_gone", "cursor_ahead"})
+
 _GONE: Final = frozenset(
     {
         "stream_not_found",

@@ -1,14 +1,14 @@
-"""Which of the streams that have ended stay in memory, and how the others are loaded again.
+"""The cache of ended streams: it evicts those that were not used for long, and loads them on use.
 
-A stream that runs, is followed, or has pages stays in memory, always. Of the others, the
+A stream that runs, is attached, or has pages stays in memory, always. Of the others, the
 `Limits.resident_max` that were used last stay. The rest are evicted: the cache writes to the
 journal what it does not know of them yet. When that is durable and nothing has happened meanwhile,
-they leave memory. They are loaded as after a restart, when a client asks for them.
+they leave memory. They are loaded when a client asks for them, in the way of a restart.
 
 Evicted streams expire too. They cost no memory, so no deadline waits for them there: the journal
 has them in the order in which they are due. That order was written at eviction. Since deadlines
 only move on, a stream that is due there may really be due later: its client may have asked for it,
-or the server may have been restarted. So the sweeper looks at each, and either postpones it in the
+or the server may have been restarted. So the cache looks at each, and either postpones it in the
 journal or lets it expire.
 """
 
@@ -28,7 +28,8 @@ from streams.engine.lifecycle import StreamState
 from streams.engine.retry import patiently
 from streams.engine.stream import Stream
 from streams.errors import Refusal
-from streams.journal.contract import Evict, Journal, Outcome, Record
+from streams.journal.contract import Journal
+from streams.journal.records import Evict, Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits
@@ -44,10 +45,10 @@ _number = attrgetter("number")
 
 
 class Owner(Protocol):
-    """What holds the streams of a journal, as their cache sees it."""
+    """The holder of a journal's streams, as their cache sees it."""
 
     def load(self, record: Record, grants: Sequence[Grant], idle_since: float) -> Stream:
-        """Hold an evicted stream again, which no client has used since `idle_since`, by trio."""
+        """Hold an evicted stream, which no client has used since `idle_since` (trio's time)."""
 
     def evicted(self, stream: Stream) -> None:
         """A stream has left memory."""
@@ -75,7 +76,7 @@ class Cache:
         self._limits = limits
         self._owner = owner
         self._started_at = trio.current_time()
-        self.wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
+        self._wall_ahead_s = wall() - self._started_at  # of trio's time, which deadlines are in
         # Streams that may be evicted, in the order of their last use.
         self._idle: dict[Stream, None] = {}
         self._loading: dict[str, trio.Event] = {}
@@ -84,7 +85,8 @@ class Cache:
         self._is_crowded = trio.Event()
         self._crowd = limits.resident_max + limits.resident_max // 10
         self._touched = 0  # since the last wait for a commit
-        self._sweeper = Sweeper(journal, streams, self, committer, owner)
+        self._next_due_at = math.inf  # when the next evicted stream is due, in wall time
+        self._is_earlier = trio.Event()  # an evicted stream is due before that
 
     # Finding and loading
 
@@ -168,19 +170,14 @@ class Cache:
             return []
         return await self._journal.listed(principal, after=after, limit=LOOKED_AT_ONCE)
 
-    def is_forgotten(self, stream_id: str) -> bool:
-        """Whether a stream is forgotten, and the journal may still find it."""
-        return stream_id in self._forgotten
-
     def _may_be_evicted(self, stream_id: str) -> bool:
         """Whether a stream may be in the journal alone."""
         is_known = self._streams.get(stream_id) is not None or stream_id in self._forgotten
         return self._streams.evicted > 0 and not is_known
 
     async def _load(self, stream_id: str) -> Stream | None:
-        """Load a stream; `_loading` keeps others from loading it meanwhile.
-
-        What was read of a stream must not be older than what becomes of it.
+        """Load a stream. `_loading` keeps other tasks from loading it meanwhile: a record that was
+        read must not be used after the stream has changed.
         """
         done = self._loading[stream_id] = trio.Event()
         try:
@@ -196,8 +193,8 @@ class Cache:
             done.set()
 
     def _loaded(self, record: Record, grants: Sequence[Grant], names: tuple[bytes, ...]) -> Stream:
-        """Hold a stream again; the journal has yet to be told of `names`."""
-        state = self.state_of(record)
+        """Hold a stream whose record was read; the journal does not have its `names` yet."""
+        state = self._state_of(record)
         assert state.idle_since is not None
         stream = self._owner.load(record, grants, state.idle_since)
         self._streams.evicted -= 1
@@ -213,7 +210,7 @@ class Cache:
 
     # Deadlines of evicted streams
 
-    def state_of(self, record: Record) -> StreamState:
+    def _state_of(self, record: Record) -> StreamState:
         """The state of an evicted stream, which no client has used since its eviction.
 
         "After a restart every stream gets a full `max`".
@@ -222,7 +219,7 @@ class Cache:
         state = StreamState(record, self._limits)
         state.detach(self._started_at)
         assert state.deadline is not None
-        since_start = record.due_at - self.wall_ahead_s - state.deadline
+        since_start = record.due_at - self._wall_ahead_s - state.deadline
         state.detach(min(trio.current_time(), self._started_at + max(0.0, since_start)))
         return state
 
@@ -230,23 +227,23 @@ class Cache:
         """The client of an evicted stream was heard of; returns the state that follows."""
         state = StreamState(record, self._limits)
         state.detach(trio.current_time())
-        self.postpone(record, state)
+        self._postpone(record, state)
         self._touched += 1
         return state
 
-    def postpone(self, record: Record, state: StreamState) -> None:
+    def _postpone(self, record: Record, state: StreamState) -> None:
         """Move an evicted stream in the journal to the deadline of `state`."""
         due = state.deadline
         assert due is not None
-        due_at = due + self.wall_ahead_s
+        due_at = due + self._wall_ahead_s
         self._committer.add(Evict(record.stream, record.fence, due_at, record.is_read))
 
-    def postpone_loaded(self, stream: Stream) -> None:
-        """Move a stream that was loaded again: memory has its deadline, the journal's is stale."""
+    def _postpone_loaded(self, stream: Stream) -> None:
+        """Move a stream in the journal that is in memory, which has the true deadline."""
         due = stream.deadline
         if due is None:
             due = trio.current_time() + stream.record.max_s
-        due_at = due + self.wall_ahead_s
+        due_at = due + self._wall_ahead_s
         is_read = is_probably_read(stream)
         self._committer.add(Evict(stream.id, stream.record.fence, due_at, is_read))
 
@@ -270,8 +267,8 @@ class Cache:
     async def run(self) -> None:
         """Evict streams when there are too many, and let evicted ones expire, for ever."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._sweeper.run)
             nursery.start_soon(self._evict)
+            nursery.start_soon(self._sweep)
 
     async def _evict(self) -> None:
         """Evict streams when there are too many in memory, for ever.
@@ -328,28 +325,73 @@ class Cache:
         due = stream.deadline
         assert due is not None
         is_read = is_probably_read(stream)
-        return Evict(stream.id, stream.record.fence, due + self.wall_ahead_s, is_read, names)
+        return Evict(stream.id, stream.record.fence, due + self._wall_ahead_s, is_read, names)
 
     def evicted(self, stream: Stream, change: Evict) -> None:
         """A stream's eviction is durable, and nothing has happened to the stream meanwhile."""
         self._streams.evict(stream)
         self._owner.evicted(stream)
-        self._sweeper.evicted(change)
+        if change.due_at < self._next_due_at:
+            self._is_earlier.set()
         stream.is_evicted = True
+
+    # Expiring evicted streams
+
+    async def _sweep(self) -> None:
+        """Let evicted streams expire, for ever."""
+        while True:
+            self._is_earlier = trio.Event()
+            if await self._sweep_some():
+                await trio.sleep(PAUSE_S)
+            else:
+                with trio.move_on_at(self._next_due_at - self._wall_ahead_s):
+                    await self._is_earlier.wait()
+
+    async def _sweep_some(self) -> bool:
+        """Look at the evicted streams that are due first; whether any was due."""
+        self._next_due_at = math.inf
+        records = await patiently(lambda: self._journal.due(limit=SWEPT_AT_ONCE))
+        is_any_due = False
+        for record in records:
+            assert record.due_at is not None
+            if record.due_at - self._wall_ahead_s > trio.current_time():
+                self._next_due_at = record.due_at
+                break
+            await self._look_at(record)
+            is_any_due = True
+        if is_any_due:
+            await self._committer.settled()  # else the next sweep would find the same streams
+        return is_any_due
+
+    async def _look_at(self, record: Record) -> None:
+        if record.stream in self._forgotten:
+            return
+        stream = self._streams.get(record.stream)
+        if stream is not None:
+            self._postpone_loaded(stream)
+            return
+        state = self._state_of(record)
+        assert state.deadline is not None
+        if state.deadline > trio.current_time():
+            self._postpone(record, state)
+            return
+        stream = await patiently(lambda: self.find(record.stream))
+        if stream is not None and stream.record.due_at == record.due_at:
+            self._owner.expire(stream)
 
     # Room for new streams
 
     async def make_room(self, principal: str) -> list[Stream]:
         """The streams to be forgotten before this principal has one more stream.
 
-        Raises `Refusal` where only wanted streams are left.
+        Raises `Refusal` where no stream can be chosen.
         """
         try:
             return await self._make_room(principal)
         except Refusal:
             if not self._streams.evicted:
                 raise
-        # The journal may not know yet what was confirmed just now.
+        # The journal may lack the newest acks, which make streams unwanted.
         await self._committer.settled()
         return await self._make_room(principal)
 
@@ -419,70 +461,3 @@ class _Eviction:
             self._cache.evicted(stream, change)
         else:
             self._cache.used(stream)
-
-
-class Sweeper:
-    """Lets evicted streams expire; `run` it in a task of its own."""
-
-    def __init__(
-        self,
-        journal: Journal,
-        streams: Registry,
-        cache: Cache,
-        committer: Committer,
-        owner: Owner,
-    ) -> None:
-        self._journal = journal
-        self._streams = streams
-        self._cache = cache
-        self._committer = committer
-        self._owner = owner
-        self._next_at = math.inf  # wall time
-        self._is_earlier = trio.Event()
-
-    def evicted(self, change: Evict) -> None:
-        """A stream was evicted."""
-        if change.due_at < self._next_at:
-            self._is_earlier.set()
-
-    async def run(self) -> None:
-        """Let streams expire, for ever."""
-        while True:
-            self._is_earlier = trio.Event()
-            if await self._sweep():
-                await trio.sleep(PAUSE_S)
-            else:
-                with trio.move_on_at(self._next_at - self._cache.wall_ahead_s):
-                    await self._is_earlier.wait()
-
-    async def _sweep(self) -> bool:
-        """Look at the streams that are due first; whether any was due."""
-        self._next_at = math.inf
-        records = await patiently(lambda: self._journal.due(limit=SWEPT_AT_ONCE))
-        is_any_due = False
-        for record in records:
-            assert record.due_at is not None
-            if record.due_at - self._cache.wall_ahead_s > trio.current_time():
-                self._next_at = record.due_at
-                break
-            await self._look_at(record)
-            is_any_due = True
-        if is_any_due:
-            await self._committer.settled()  # else the next sweep would find the same streams
-        return is_any_due
-
-    async def _look_at(self, record: Record) -> None:
-        if self._cache.is_forgotten(record.stream):
-            return
-        stream = self._streams.get(record.stream)
-        if stream is not None:
-            self._cache.postpone_loaded(stream)
-            return
-        state = self._cache.state_of(record)
-        assert state.deadline is not None
-        if state.deadline > trio.current_time():
-            self._cache.postpone(record, state)
-            return
-        stream = await patiently(lambda: self._cache.find(record.stream))
-        if stream is not None and stream.record.due_at == record.due_at:
-            self._owner.expire(stream)

@@ -12,7 +12,8 @@ import trio
 
 from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Change, Evict, Forget, Journal, Shortage
+from streams.journal.contract import Journal, Shortage
+from streams.journal.records import Ack, Append, Change, Evict, Forget
 from streams.limits import MIB
 from streams.logs import log
 
@@ -290,10 +291,10 @@ class Committer:
     async def _commit(
         self, changes: list[Change], taken: list[tuple[Source, Change | None]]
     ) -> None:
-        """Make changes durable: in one step, or in smaller ones where there is no room for that.
+        """Make changes durable, in smaller steps where there is no room for one step.
 
-        After a smaller one its sources are told, and are `taken` no more: their readers confirm
-        what they are given, which makes room for the next step.
+        The sources of each smaller step are told at once and removed from `taken`. Then their lines
+        are delivered and confirmed, which makes room for the next step.
         """
         delay_s = RETRY_FIRST_S
         steps = [changes]
@@ -327,8 +328,8 @@ class Committer:
             self._trouble = None
 
     def _with_acks(self, changes: list[Change]) -> list[Change]:
-        """The changes behind the acks that have come since, of which each takes its former one's
-        place.
+        """Put the acks that have come since ahead of the changes. A newer ack replaces an older one
+        of the same stream.
         """
         acks, self._acks = self._acks, {}
         rest = (each for each in changes if not (isinstance(each, Ack) and each.stream in acks))
@@ -336,14 +337,15 @@ class Committer:
 
 
 def _tell(taken: list[tuple[Source, Change | None]]) -> None:
+    """Tell sources that their changes are durable."""
     for source, change in taken:
         source.committed(change.run.last if isinstance(change, Append) else 0)
 
 
 def _parts(changes: list[Change]) -> tuple[list[Change], list[Change]]:
-    """Changes in two steps: first the acks, which make room, else in half.
+    """Split changes into the acks, which make room, and the others; without acks into halves.
 
-    An ack is of what was durable before these changes, so it can go ahead of them.
+    An ack may go ahead of the others, because it is for lines that were durable before them.
     """
     acks: list[Change] = [change for change in changes if isinstance(change, Ack)]
     others: list[Change] = [change for change in changes if not isinstance(change, Ack)]

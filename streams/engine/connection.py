@@ -10,11 +10,12 @@ one stream on its way to that client, and a `Connection` sends the deliveries. E
 by the state of the other two.
 
 A delivery has these marks: `start` (the seq behind which it began), `position` (handed to the
-sender) and `written` (confirmed by the transport). What the client is known to have is a mark of
-the stream (`streams.engine.lifecycle`). A delivery is entered in `Stream.delivery` and
-`Session.deliveries`, and in three places of its connection: `deliveries` until nothing more is to
-be sent for it, `ready` while it may have something to send, `_Write.finished` while its last bytes
-are being written.
+sender) and `written` (confirmed by the transport). The mark of what its client is known to have
+belongs to the stream (`streams.engine.lifecycle`).
+
+A delivery is entered in `Stream.delivery` and `Session.deliveries`, and in three places of its
+connection: `deliveries` until all of it is handed to the sender, `ready` while it may have
+something to send, and `_Write.finished` while its last bytes are being written.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -141,7 +142,7 @@ class Granted:
     __slots__ = ("ended", "grant", "is_call", "stop")
 
     def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
-        self.grant = grant  # None for the response to the originating request
+        self.grant = grant  # None for the response to the original request
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
         # Why the response has ended before the stream: `superseded` by another session, or
@@ -160,7 +161,7 @@ class Granted:
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The request id under which the response ends; None for the originating request's."""
+        """The request id under which the response ends; None for the original request's."""
         return None if self.grant is None else self.grant.reply_id
 
     @property
@@ -435,7 +436,7 @@ class Connection:
 
     @property
     def embeds_responses(self) -> bool:
-        """Whether the reply to a resume contains the final response instead of following it."""
+        """Whether replies to resumes contain the final response, which is not sent apart then."""
         has_room = self.session.settings.replay_response and self._framing.announces
         return self.is_response and not has_room
 
@@ -540,9 +541,8 @@ class Connection:
             except* trio.BrokenResourceError:
                 pass
         if not (self._has_written or self._is_hung_up or self._framing.is_json):
-            # The delivery was dropped without an answer: the request was cancelled, or made again
-            # elsewhere under the same id. MCP has no response to it, but HTTP must have one, so the
-            # response is empty.
+            # The delivery was dropped without an answer: its request was cancelled, or repeated
+            # over another connection. MCP has no response then. HTTP must have one, so it is empty.
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self.channel.send(b"")
 

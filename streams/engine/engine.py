@@ -25,16 +25,17 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
-from streams.journal.contract import Create, Journal, Outcome, Record, Restart
+from streams.journal.contract import Journal
+from streams.journal.records import Create, Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits, Overflow
 from streams.messages import Message
 from streams.protocol.extension import Mark
 
 # Returns the final response as a line, and whether that is an error.
-Handler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
+StreamHandler = Callable[[Stream], Awaitable[tuple[bytes, bool]]]
 # Finds the handler of a restarted call by its stream; None where the call cannot be restarted.
-RestartHandler = Callable[[Stream], Handler | None]
+RestartHandler = Callable[[Stream], StreamHandler | None]
 
 FENCE_FIRST: Final = 1  # each claim of the journal adds one
 RESTORE_S: Final = 5.0  # the server starts after this time even if the journal takes no commit
@@ -104,7 +105,7 @@ class Engine:
         self,
         connection: Connection,
         request: bytes,
-        handler: Handler,
+        handler: StreamHandler,
         *,
         min_s: float,
         max_s: float,
@@ -114,7 +115,7 @@ class Engine:
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
-        """Start a handler for an originating request, and deliver what it sends.
+        """Start a handler for an original request, and deliver what it sends.
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
@@ -153,7 +154,7 @@ class Engine:
         self._start(stream, handler)
         return stream
 
-    def _start(self, stream: Stream, handler: Handler) -> None:
+    def _start(self, stream: Stream, handler: StreamHandler) -> None:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
 
@@ -167,7 +168,7 @@ class Engine:
         self._committer.check(principal)
         await self._streams.make_room(principal)
 
-    async def _run(self, stream: Stream, handler: Handler) -> None:
+    async def _run(self, stream: Stream, handler: StreamHandler) -> None:
         final: tuple[bytes, bool] | None = None
         failure = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
@@ -220,7 +221,7 @@ class Engine:
     ) -> AsyncIterator[Connection]:
         """Open a connection for the response to one HTTP request.
 
-        What is begun in the block is sent at its end, and then the connection is closed.
+        At the end of the block the response is sent, and then the connection is closed.
         """
         connection = Connection(
             channel, self._journal, session, framing=framing, event_ids=event_ids
@@ -274,7 +275,7 @@ class Engine:
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()
 
-    async def _restart(self, handler: Handler, stream: Stream) -> tuple[bytes, bool]:
+    async def _restart(self, handler: StreamHandler, stream: Stream) -> tuple[bytes, bool]:
         assert stream.rerun is not None
         await stream.rerun.begin()
         return await handler(stream)

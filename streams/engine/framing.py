@@ -35,10 +35,10 @@ class Framing(Protocol):
     def opening(
         self, preamble: Sequence[bytes], position: int, *, retry_s: float, is_lone: bool
     ) -> bytes:
-        """What goes ahead of the messages behind `position`.
+        """The bytes ahead of the messages behind `position`.
 
-        `retry_s` is how long a client should wait before it resumes. `is_lone`: one message
-        follows, and no other ever will.
+        `retry_s` is how long a client should wait before it resumes. `is_lone`: exactly one message
+        follows.
         """
 
     def line(self, line: bytes) -> bytes:

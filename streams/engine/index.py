@@ -9,7 +9,7 @@ import msgspec
 
 from streams.engine.stream import Stream
 from streams.errors import refusal
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.keys import Keyring
 from streams.limits import Limits
 
@@ -39,7 +39,7 @@ class Registry:
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # for requests with a token or key and no id
         # The wanted streams of each principal, by their numbers and in that order. The order is
-        # lost where a stream is loaded again.
+        # lost where an evicted stream is loaded.
         self._wanted: dict[str, dict[int, Stream]] = {}
         self._disordered: set[str] = set()
         # Drained, abandoned and cancelled streams, those first that make room first.
@@ -141,8 +141,8 @@ class Registry:
     ) -> list[Stream | Record]:
         """The streams to be forgotten before this principal has one more.
 
-        A wanted stream is chosen only where it was probably read. Raises `Refusal` where there is
-        none to choose.
+        A wanted stream is chosen only where it was probably read. Raises `Refusal` where no stream
+        can be chosen.
         """
         if self._is_principal_full(principal, elsewhere):
             wanted = self._in_order(principal)

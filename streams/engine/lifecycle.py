@@ -13,7 +13,7 @@ Lines up to `delivered` are no longer kept.
 
 `position` is how far the delivery that is attached now has come, if there is one. `delivered` never
 passes it, so a delivery always finds in the journal what follows its position. A new delivery may
-stand far below `handed`: the replay of a backlog begins again at `delivered`.
+stand far below `handed`: the replay of a backlog begins at `delivered`.
 """
 
 import enum
@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import Ended
-from streams.journal.contract import Append, Close, Outcome, Record
+from streams.journal.records import Append, Close, Outcome, Record
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 
@@ -37,7 +37,7 @@ class Event(enum.Enum):
     APPEND = "a message"
     END = "the final response"
     FAIL = "an error as the final response"
-    ABANDON = "nobody came back in time"
+    ABANDON = "no client came back in time"
     CANCEL = "the client cancelled"
 
     __hash__ = object.__hash__  # as in Outcome
@@ -60,7 +60,8 @@ TRANSITIONS: Final[dict[Outcome, dict[Event, Outcome]]] = {
     Outcome.CANCELLED: {},
 }
 
-# What was handed is remembered in steps of at least this size, so that the steps stay few.
+# The sizes of handed lines are remembered in steps of at least this many bytes, so that the steps
+# stay few.
 MARK_BYTES: Final = 64 * 1024
 
 
@@ -118,7 +119,7 @@ class StreamState:
         self.outcome = record.outcome
         # Whether there may be responses before the final one, which only their page tokens confirm.
         self.is_paged = record.pages is not None
-        self.pages = list(record.pages or ())  # the seqs of the kept ones
+        self.pages = list(record.pages or ())  # the seqs of those that are kept
         self.last = self.durable = record.last
         self.delivered = record.acked
         self.handed = record.last if record.is_read else record.acked
@@ -127,7 +128,7 @@ class StreamState:
         self._last_error = record.last_error
         self._was_ended_at = record.ended_at
         self._batch: list[bytes] = []
-        self.batch_bytes = 0  # that are numbered and wait for the next commit
+        self.batch_bytes = 0  # bytes that are numbered and wait for the next commit
         # Progress that there was no room for: the latest line of each token, without a number.
         self.held_back: dict[ProgressToken, bytes] = {}
         # Up to this seq the lines were numbered before this object was made, and their sizes are
@@ -159,7 +160,7 @@ class StreamState:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that were numbered since the stream is in memory, and are not delivered."""
+        """Bytes that were numbered since the stream came into memory, and are not delivered."""
         return max(0, self._bytes_numbered - self._bytes_delivered)
 
     def add(self, line: bytes, *, is_page: bool = False) -> bool:
@@ -268,7 +269,7 @@ class StreamState:
         oldest of that counts as delivered.
         """
         last = run.last
-        self.committed(last)  # it came from the journal, which may be ahead of its own report
+        self.committed(last)  # the journal may be ahead of its report of the commit
         self.position = last
         if last <= self.handed:
             return False
@@ -392,7 +393,7 @@ class StreamState:
             self.idle_since = now
 
     def is_early(self, now: float) -> float:
-        """How many seconds longer the client should have waited before it came back."""
+        """How many seconds longer the client should have waited before it resumed."""
         if self.idle_since is None:
             return 0.0
         return max(0.0, self.idle_since + self._record.min_s - now)

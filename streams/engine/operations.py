@@ -21,7 +21,7 @@ from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import authenticated, is_anonymous
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.keys import Keyring, name_of, place_of
 from streams.logs import log
 from streams.messages import Message, RequestId
@@ -74,7 +74,7 @@ class Operations:
     ) -> list[bytes]:
         """The announcements ahead of the messages behind `after`.
 
-        An announcement names the originating request. A client that has made the call again under
+        An announcement names the original request. A client that has made the call again under
         another id does not know that request, so it gets none.
         """
         is_known = called_as is None or called_as == stream.request_id
@@ -181,7 +181,7 @@ class Operations:
     ) -> None:
         state = stream.state
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
-        # Open requests are sent again even where the cursor lies behind them: they need an answer.
+        # Open requests are sent again even where the cursor covers them: they need an answer.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         stream.let_answer(connection.session, after)
         connection.attach(
@@ -410,7 +410,7 @@ def _cursor(stream: Stream, intent: Resume | Poll, event_ids: EventIds | None) -
 
 
 def _is_answered(state: StreamState) -> bool:
-    """Whether the originating request was answered, if only with the first of many pages."""
+    """Whether the original request was answered, if only with the first of many pages."""
     answer = state.answer_after(0)
     return answer is not None and answer <= state.handed
 
@@ -442,7 +442,7 @@ def check_free(session: Session, request_id: RequestId, *, besides: Stream | Non
 
 
 def _check_ids(stream: Stream, session: Session) -> None:
-    """The response is replayed under the id of the originating request, which must be unused."""
+    """The response is replayed under the id of the original request, which must be unused."""
     if session.is_taken(stream.request_id, besides=stream):
         raise refusal("id_in_use")
 

@@ -1,9 +1,9 @@
-"""What shows that a peer has read what was written to it, and the two things that wait for that.
+"""Evidence that a peer has read what was written to it, and the two users of that evidence.
 
-A pong shows it, where it answers a ping that was sent afterwards. Where the transport has no such
-question, the kernel's queue shows what the peer has taken. `Receipts` count messages as delivered
-on this evidence, for a client that confirms nothing itself. `Separation` holds a response back
-until the progress ahead of it was read.
+A pong is evidence, if its ping was sent after the write. On a transport without pings, the
+kernel's queue shows how much the peer has taken. `Receipts` count messages as delivered on this
+evidence, for a client that sends no acks. `Separation` holds a response back until the progress
+ahead of it was read.
 """
 
 from collections import deque
@@ -16,8 +16,8 @@ from streams.engine.stream import Stream
 from streams.exchange import Channel
 from streams.messages import Run
 
-# What was written, has left the kernel's queue, and is followed so much later by a sign of life,
-# has arrived: the time is the one that the Streams page names.
+# A write has arrived if it has left the kernel's queue and a sign of life of the peer follows at
+# least this much later. The Streams proposal names this time.
 BELIEF_S: Final = 120.0
 
 # Of each stream, the number of the delivery that was written last, and up to which seq. A stream
@@ -41,7 +41,7 @@ class Receipts:
 
     @property
     def marks(self) -> Marks:
-        """What was written until now and not seen to leave the kernel's queue since."""
+        """Everything that was written and has not been seen to leave the kernel's queue."""
         return dict(self._unread)
 
     def wrote(self, stream: Stream, delivery_number: int, seq: int) -> None:
@@ -216,7 +216,7 @@ class Separation:
 
     async def _wait_until_read(self, written: int) -> None:
         look_s = LOOK_S
-        # Bytes written since may still be in the queue, where other streams go on.
+        # Bytes that other streams have written since may still be in the queue.
         while self._written_bytes - (self._channel.unsent_bytes() or 0) < written:
             await trio.sleep(look_s)
             look_s = min(2 * look_s, LOOK_S_MAX)

@@ -1,12 +1,12 @@
-"""A call that is run again after its server died: what its tool sends once more, and how often the
-call is run.
+"""The restarts of one call: how often it is restarted, and the lines that its tool sends once more.
 
-Behind its last checkpoint a tool repeats what it did before its server died. Its messages of that
-time are in the journal, so each is swallowed when it comes once more. A message that differs ends
-the call, because numbers that a client has seen cannot get another meaning.
+After a restart the tool does everything behind its last checkpoint a second time. The lines that it
+sent the first time are in the journal, so each of them is swallowed when the tool sends it once
+more. A line that differs ends the call, because a number that a client has seen cannot get another
+meaning.
 
 The first run may have dropped progress and log messages, where the client read too slowly or did
-not want them. So one of these that is not the next in the journal is dropped once more.
+not want them. So such a message is dropped where it is not the next line in the journal.
 """
 
 from collections import deque
@@ -21,26 +21,19 @@ from streams.engine.committer import Committer
 from streams.engine.lifecycle import Question
 from streams.engine.retry import patiently
 from streams.errors import Missing, Refusal, refusal
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
-    Answered,
-    Checkpoint,
-    Journal,
-    Record,
-    Restart,
-    Restarted,
-)
+from streams.journal.contract import STORED_BYTES_MAX, Journal
+from streams.journal.records import Answered, Checkpoint, Record, Restart, Restarted
 from streams.limits import Limits
 from streams.messages import Kind, RequestId
 
-# The pause before the second restart; the first comes at once. Each further pause is twice as long,
+# The first restart comes at once, the second after this pause. Each further pause is twice as long,
 # up to the maximum: a call that kills its server must not do so over and over without a pause.
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 60.0
 
 
 class Rerun:
-    """The restarts of one call. Knows where it begins and which lines are expected once more."""
+    """The restarts of one call: where it begins, and which lines are expected once more."""
 
     def __init__(
         self, record: Record, journal: Journal, committer: Committer, limits: Limits
@@ -51,12 +44,12 @@ class Rerun:
         self._journal = journal
         self._committer = committer
         self._limits = limits
-        self._position = self._restart.seq  # of the line that came once more last
-        self._has_dropped = False  # a message since that line
+        self._position = self._restart.seq  # of the last line that came once more
+        self._has_dropped = False  # whether a message was dropped since that line
         self._lines: deque[bytes] = deque()  # read from the journal, and expected next
         self._turn = trio.Lock()  # a tool may have several tasks that send
-        self.checkpoint_seq = 0  # up to where a checkpoint stands, durable or about to be
-        self.is_suspended = False
+        self.checkpoint_seq = 0  # of the newest checkpoint, which may not be durable yet
+        self.is_suspended = False  # the server shuts down
 
     @property
     def state(self) -> bytes | None:
@@ -75,9 +68,9 @@ class Rerun:
         """
         return not self.is_over and (self._has_dropped or not is_error)
 
-    # What the tool does once more
+    # Lines of the first run
 
-    async def swallow(self, line: bytes, *, is_droppable: bool = False) -> bool:
+    async def swallow(self, line: bytes, is_droppable: bool) -> bool:
         """Whether this line needs no sending, because it was sent or dropped the first time.
 
         Raises `Refusal` where another line was sent in its place.
@@ -145,7 +138,7 @@ class Rerun:
         self._position += 1
         self._has_dropped = False
 
-    # What the journal keeps for the next restart
+    # Changes for the next restart
 
     async def begin(self) -> None:
         """Wait until it is time to run the call, and record the attempt.
@@ -195,7 +188,7 @@ def _request_id(line: bytes) -> RequestId | None:
 
 
 def diverged(why: str) -> Refusal:
-    """How a call ends whose tool, run again, does not do the same as before."""
+    """The end of a restarted call whose tool does not do the same as before."""
     return refusal("interrupted").saying(
         f"The server stopped, and the tool, run again, did not repeat itself ({why}): "
         "make the call again if that is safe."

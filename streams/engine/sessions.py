@@ -4,7 +4,7 @@ A client's session outlives its connections and the server's process. Its id is 
 the journal has a hash. An event id names a stream, a seq in it, and, in the response to a resume,
 the grant of that delivery:
 
-    <key>_<seq>            the response to the originating request
+    <key>_<seq>            the response to the original request
     <key>_<seq>_<grant>    the response to a resume
 
 `.end` follows where the event said that nothing more will come of that response.
@@ -78,7 +78,7 @@ class HttpSession(Session):
         return bool(self.deliveries or self.checking) or self.standing is not None
 
     def is_of(self, caller: str | None) -> bool:
-        """Whether this caller may use it: its own session, or any without authentication."""
+        """Whether this caller has begun it; without authentication, whether it is anonymous."""
         return self.is_anonymous if caller is None else self.principal == caller
 
     def has_begun(self, stream: Stream) -> bool:
@@ -125,7 +125,7 @@ class _Named:
     def __init__(self, stream: str, key: str) -> None:
         self.stream = stream
         self.key = key  # of its event ids, made with the newest key of the keyring
-        # The responses, by the names of their grants; "" for the originating request's.
+        # The responses, by the names of their grants; "" for the original request's.
         self.granted: dict[str, Granted] = {}
 
 
@@ -329,7 +329,7 @@ class Sessions:
     def _named(self, session: HttpSession, key: str) -> _Named | None:
         """The stream of a key that this session was given.
 
-        After a restart, any session of the principal may claim the response to the originating
+        After a restart, any session of the principal may claim the response to the original
         request: the first one that uses its event ids has it from then on.
         """
         stream = self._unclaimed.get(key)

@@ -3,11 +3,14 @@
 `StreamState` (`streams.engine.lifecycle`) decides what may happen. A `Stream` adds what takes time:
 it waits for room, for commits and for the client's answers. It sees the delivery and its client
 through two protocols, so that it knows nothing of connections.
+
+This is one file because a stream is one object with two sides. The handler's side (sending, asking)
+and the engine's side (committing, delivering, confirming) wake each other, over the same state.
 """
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import trio
 
@@ -19,7 +22,7 @@ from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.contract import Ack, Append, Close, Forget, Record
+from streams.journal.records import Ack, Append, Close, Forget, Record
 from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
@@ -28,6 +31,8 @@ from streams.protocol import extension
 # A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
 # messages that it was sent. This much later no ack is expected any more.
 ACK_WAIT_S: Final = 10.0
+
+_T = TypeVar("_T")
 
 
 class Reader(Protocol):
@@ -65,7 +70,7 @@ class Follower(Protocol):
 
     @property
     def reply_id(self) -> RequestId | None:
-        """The id of the resume that asked for it; None for the originating request's own."""
+        """The id of the resume that asked for it; None for the original request's own."""
 
     def wake(self) -> None:
         """The stream may have something to deliver."""
@@ -104,7 +109,7 @@ class Answer:
 
 
 class Stream:
-    """All messages of one originating request, from its handler to its deliveries."""
+    """All messages of one original request, from its handler to its deliveries."""
 
     __slots__ = (
         "__weakref__",
@@ -156,7 +161,7 @@ class Stream:
         origin: Message | None = None,
     ) -> None:
         """`answers` are those that the handlers of all streams wait for. `origin` is the
-        originating request, where that was parsed already.
+        original request, where that was parsed already.
         """
         self.record = record
         self.id = record.stream  # the streamId
@@ -174,7 +179,7 @@ class Stream:
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
         self.asked = 0  # the highest seq behind which a client has asked for a page
         self._progress_token: ProgressToken | None = None
-        # In the originating request, of which a restarted server has no more than the text.
+        # In the original request, of which a restarted server has no more than the text.
         self._asked_for_progress = b'"progressToken"' in record.origin
         # Whether a call has asked for progress, and some of it may be among the messages.
         self.is_progress_wanted = self._asked_for_progress
@@ -185,8 +190,8 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether a client can resume it
         self.is_recorded = False  # whether its record is durable; it is announced after that
-        self.was_evicted = False  # once: the journal finds it, too
-        self.is_evicted = False  # now: memory may have another object of the same stream
+        self.was_evicted = False  # before it was loaded: the journal can find it too
+        self.is_evicted = False  # now: a load makes another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
@@ -236,7 +241,8 @@ class Stream:
         restarted and its first run sent another line in this place.
         """
         await self._let_out_ahead_of(line)
-        if self.rerun is None or not await self._swallow(line, is_droppable=is_droppable):
+        rerun = self.rerun
+        if rerun is None or not await self._compared(rerun.swallow(line, is_droppable)):
             await self._offer(lambda: self.state.add(line))
 
     async def send_page(self, line: bytes) -> None:
@@ -247,7 +253,8 @@ class Stream:
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
-        if self.rerun is not None and await self._swallow(line, is_droppable=True):
+        rerun = self.rerun
+        if rerun is not None and await self._compared(rerun.swallow(line, is_droppable=True)):
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -260,10 +267,12 @@ class Stream:
 
         Raises as `send` does.
         """
-        repeated = None if self.rerun is None else await self._asked(method, params)
-        request_id, answer = repeated or (new_request_id(), Answer(self))
+        rerun = self.rerun
+        first_id = None if rerun is None else await self._compared(rerun.asked(method, params))
+        request_id = new_request_id() if first_id is None else first_id
+        answer = Answer(self) if first_id is None else self._rerun_answers[first_id]
         try:
-            if repeated is None:
+            if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
             return await answer.wait()
@@ -281,7 +290,7 @@ class Stream:
         """The token under which progress is reported; None while no request wants it.
 
         MCP: "Progress notifications MUST only reference tokens that: were provided in an active
-        request". So there is none for a page that is made before it is asked for.
+        request". So a page that is made before it is asked for has no token.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         return self._progress_token if is_awaited else None
@@ -352,7 +361,7 @@ class Stream:
         self.fail(failure)
         return failure
 
-    # For a handler that runs its call again
+    # For the handler of a restarted call
 
     async def checkpoint(self, state: bytes) -> None:
         """Begin here, with this state in JSON, at the next restart; returns when that is durable.
@@ -384,30 +393,14 @@ class Stream:
                 self._answers[request_id] = answer
                 self.state.questions[request_id] = question
 
-    async def _swallow(self, line: bytes, *, is_droppable: bool) -> bool:
-        """Whether a line needs no sending. A line that differs from the first run's ends the
-        stream.
-        """
-        assert self.rerun is not None
+    async def _compared(self, ask: Awaitable[_T]) -> _T:
+        """What the rerun answers. A difference from the first run, a `Refusal`, ends the stream."""
         try:
-            return await self.rerun.swallow(line, is_droppable=is_droppable)
+            return await ask
         except Refusal as difference:
-            self._end_by(difference)
+            if not self.state.is_ended:
+                self.fail(difference)
             raise
-
-    async def _asked(self, method: str, params: Any) -> tuple[RequestId, Answer] | None:
-        """The id and the answer of a request that the first run sent. Raises as `_swallow`."""
-        assert self.rerun is not None
-        try:
-            request_id = await self.rerun.asked(method, params)
-        except Refusal as difference:
-            self._end_by(difference)
-            raise
-        return None if request_id is None else (request_id, self._rerun_answers[request_id])
-
-    def _end_by(self, difference: Refusal) -> None:
-        if not self.state.is_ended:
-            self.fail(difference)
 
     # For the engine
 
@@ -481,7 +474,7 @@ class Stream:
     def forget(self) -> Forget:
         """Keep nothing of the stream; returns the change for the journal.
 
-        What the handler sends from now on is dropped.
+        All that the handler sends from now on is dropped.
         """
         if not self.state.is_tombstone:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
@@ -513,7 +506,7 @@ class Stream:
         return (state.delivered, *state.pages) if state.delivered else state.pages
 
     def tell_page(self, seq: int) -> str:
-        """The page token for what follows `seq`. From now on a client can come back by it."""
+        """The page token for what follows `seq`, by which a client can come back from now on."""
         self.is_reachable = True
         return self._keyring.page_token(self.id, seq, self.digest)
 

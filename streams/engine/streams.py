@@ -21,7 +21,8 @@ from streams.engine.retry import patiently
 from streams.engine.sessions import HttpSession, Sessions
 from streams.engine.stream import Answer, Stream
 from streams.errors import refusal
-from streams.journal.contract import Journal, Outcome, Record
+from streams.journal.contract import Journal
+from streams.journal.records import Outcome, Record
 from streams.journal.sessions import Grant
 from streams.keys import Keyring
 from streams.limits import Limits, Overflow

@@ -14,19 +14,17 @@ import msgspec
 import trio
 
 from streams.errors import JournalError
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
+from streams.journal.contract import STORED_BYTES_MAX, Shortage, Totals
+from streams.journal.records import (
     Append,
     Change,
     Create,
     Evict,
     Outcome,
     Record,
-    Shortage,
     StreamChange,
     apply,
 )
-from streams.journal.lookups import Totals
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord, apply_to_sessions
 from streams.messages import Run
@@ -201,7 +199,7 @@ _At = tuple[str, str]  # a session's key and a delivery
 
 
 class _Rows:
-    """`streams.journal.contract.SessionRows`; whoever was put last is last."""
+    """`streams.journal.sessions.SessionRows`; whoever was put last is last."""
 
     def __init__(self) -> None:
         self.sessions: dict[str, SessionRecord] = {}

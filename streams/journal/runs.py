@@ -35,10 +35,11 @@ def joined(stored: Iterable[Run], after: int, bytes_max: int) -> Sequence[Run]:
             room = STORED_BYTES_MAX
         groups[-1].append(run)
         room -= size
-    return [_as_one(group) for group in groups]
+    return [as_one(group) for group in groups]
 
 
-def _as_one(group: Sequence[Run]) -> Run:
+def as_one(group: Sequence[Run]) -> Run:
+    """Runs that follow each other, as one."""
     first, *others = group
     if not others:
         return first

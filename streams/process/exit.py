@@ -24,7 +24,7 @@ from streams.logs import log
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
-DEADLINE_S: Final = 4.0  # from the signal, or from what has failed; `docs/design.md` promises it
+DEADLINE_S: Final = 4.0  # from the signal or the failure; the design page promises it
 LAST_WORDS_S: Final = 0.2  # of them, for the log: standard error may be a pipe without a reader
 
 END_OF_SIGNAL: Final = 0

@@ -221,7 +221,7 @@ def _warn_of_limit(journal: Journal) -> None:
 @asynccontextmanager
 async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
     """A block that, once it fails or is cancelled, leaves the process no more than its deadline."""
-    exit.tools = lambda: running.tools_at_work
+    exit.tools = lambda: running.running_tools
     exit.failure = lambda: running.engine.failure
     try:
         yield

@@ -1,1 +1,1 @@
-"""What is said on the wire, by either side: the proposals as tables over one vocabulary."""
+"""The messages on the wire, for both sides: the proposals as tables over one vocabulary."""

@@ -1,7 +1,7 @@
-"""The proposals, as tables: the only place that knows their methods and their fields.
+"""The proposals as tables: no other module knows their methods and fields.
 
-A dialect says how a client opts in, under which methods it asks for what, how a stream is announced
-and ended, and how a page leads to the next. The wire's camelCase stops here.
+A dialect defines how a client opts in, the methods of its requests, how a stream is announced and
+ended, and how a page leads to the next. The wire's camelCase stops here.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from streams.protocol.vocabulary import (
 
 
 def _number(seconds: float) -> float:
-    """Whole seconds as the pages print them: 5, not 5.0."""
+    """Seconds as the proposals print them: 5, not 5.0."""
     return int(seconds) if float(seconds).is_integer() else seconds
 
 
@@ -60,8 +60,8 @@ class _Page(msgspec.Struct):
     cursor: str | None = None
 
 
-# Of an announcement a client reads what is there: the page's own example has neither request nor
-# token, and an absent field may be written as null.
+# A client accepts an announcement that lacks some fields: the example in the proposal has neither
+# request nor token. An absent field may also be written as null.
 
 
 class _Interval(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ def _tell_create(made: Announcement) -> Any:
 
 
 def _hear_create(params: msgspec.Raw) -> Announcement:
-    # Nested as the proposal's page prints it, or flat as its schema has it.
+    # Nested, as in the proposal's example, or flat, as in its schema.
     made = messages.decode(params, _Nested).stream or messages.decode(params, _Create)
     interval = made.resume_interval or _Interval()
     return Announcement(
@@ -247,10 +247,10 @@ RESUMABLE_REQUESTS: Final = Dialect(
 )
 
 
-# Resume tokens, pull request 1003. One official SDK drops the fields that it does not know, from
-# params and from results, but never what is in `_meta`: so the server puts a token into both, and
-# reads it from either. The client "MUST only mutate the resumeToken field of a resumed request", so
-# it changes `_meta` only for a token that came there alone.
+# Resume tokens, pull request 1003 (page tokens here). One official SDK drops unknown fields from
+# params and from results, but nothing from `_meta`. So the server puts a token into both, and reads
+# it from either. The client "MUST only mutate the resumeToken field of a resumed request", so it
+# changes `_meta` only for a token that came there alone.
 
 _TOKEN: Final = "mcp-streams/resumeToken"
 _NEXT: Final = "mcp-streams/nextResumeToken"
@@ -300,7 +300,7 @@ RESUME_TOKENS: Final = Dialect(
     ),
 )
 
-# The best first: the client takes the first one that the server knows as well.
+# In the order of preference: the client takes the first one that the server knows as well.
 DIALECTS: Final[dict[str, Dialect]] = {
     "streams": STREAMS,
     "resumableRequests": RESUMABLE_REQUESTS,
@@ -309,32 +309,32 @@ DIALECTS: Final[dict[str, Dialect]] = {
 
 
 def resumings() -> dict[str, Resuming]:
-    """Every way to ask for a delivery, by its method."""
+    """The requests for a delivery in all dialects, by their methods."""
     words = [dialect.resuming for dialect in DIALECTS.values()]
     return {word.method: word for word in words if word is not None}
 
 
 def questions() -> dict[str, Polling | Listing]:
-    """Every way to ask how streams stand, by its method."""
+    """The requests for the status of streams in all dialects, by their methods."""
     words = [word for each in DIALECTS.values() for word in (each.polling, each.listing)]
     return {word.method: word for word in words if word is not None}
 
 
 def speakers_of(method: str) -> tuple[Dialect, ...]:
-    """The dialects that resume by this method: who uses it speaks them, declared or not."""
+    """The dialects that resume by this method: a client that uses it need not declare them."""
     return tuple(d for d in DIALECTS.values() if d.resuming and d.resuming.method == method)
 
 
 def pagings() -> list[Paging]:
-    """Every way to lead from a page to the next."""
+    """The page tokens of all dialects."""
     return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
 
 
 def page_token(params: msgspec.Raw) -> str | None:
-    """What a call says of the page that it is for; None for a new call. Raises `Refusal`.
+    """The page token in a call; None for a new call. Raises `Refusal`.
 
-    Most calls name no token, which a search tells faster than decoding does. A backslash may hide
-    a letter of the name.
+    Most calls have none. A search for the name finds that out faster than decoding, unless there is
+    a backslash, which may hide a letter of the name.
     """
     given = bytes(params)
     if b"\\" not in given and not any(word.argument.encode() in given for word in pagings()):
@@ -346,10 +346,10 @@ def page_token(params: msgspec.Raw) -> str | None:
 def split_arguments(
     arguments: msgspec.Raw, takes: Callable[[str], bool]
 ) -> tuple[str | None, msgspec.Raw]:
-    """The token of a page that stands among the arguments of a call, and the arguments without it.
+    """The page token among the arguments of a call, and the arguments without it.
 
-    A name that the tool `takes` is a parameter of its own and stays. Raises `Refusal` for a token
-    that is no text.
+    A name that the tool `takes` is a parameter of the tool and stays. Raises `Refusal` for a token
+    that is not a string.
     """
     token: str | None = None
     for name in (word.argument for word in pagings()):
@@ -358,7 +358,7 @@ def split_arguments(
         try:
             given = messages.decode(arguments, dict[str, msgspec.Raw])
         except ValueError:
-            break  # no object: the call is refused for that
+            break  # not an object: the call will be refused
         if name in given:
             found = _token_in(given.pop(name))
             token = token if found is None else found
@@ -367,7 +367,7 @@ def split_arguments(
 
 
 def _token_in(value: msgspec.Raw) -> str | None:
-    """A token among arguments; null is what a client may send for the first page."""
+    """A page token among arguments. A client may send null for the first page."""
     token: Any = messages.decode(value, Any)
     if token is None or isinstance(token, str):
         return token
@@ -375,7 +375,7 @@ def _token_in(value: msgspec.Raw) -> str | None:
 
 
 def leading_on(result: msgspec.Raw, token: str, ttl_s: float) -> dict[str, Any]:
-    """A result that leads to the next page, for which the token holds `ttl_s` seconds."""
+    """A result with the page token for the next page, which is valid for `ttl_s` seconds."""
     fields = messages.decode(result, dict[str, msgspec.Raw])
     meta = messages.decode(fields.get("_meta", msgspec.Raw(b"{}")), dict[str, Any])
     led: dict[str, Any] = dict(fields)

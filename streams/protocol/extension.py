@@ -1,5 +1,5 @@
-"""Our own extension: what a client opts in to, numbers, acks, why a delivery is over, and keys of
-calls that may be made again.
+"""The extension `mcp-streams/v1`: opt-in settings, positions, acks, the ends of deliveries, and
+idempotency keys.
 """
 
 import itertools
@@ -22,9 +22,9 @@ EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's li
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What a client opted in to. A plain MCP client opted in to nothing.
+    """The settings that a client opted in to. A plain MCP client opted in to none.
 
-    With `replay_response` a resume over HTTP brings the stream's response as a message of its own,
+    With `replay_response` a resume over HTTP brings the stream's response as a separate message,
     and not inside the reply.
     """
 
@@ -45,10 +45,10 @@ class _Acked(msgspec.Struct, rename="camel"):
 
 
 class Mark(msgspec.Struct, frozen=True, rename="camel"):
-    """What is kept of a call's idempotency key, and stands in its place."""
+    """Replaces a call's idempotency key in the request that is stored."""
 
-    name: str  # in hexadecimal digits: what the key leads to
-    is_own: bool  # and only the principal that made the call
+    name: str  # to which the key leads, in hexadecimal digits
+    is_own: bool  # the key works only for the principal that made the call
 
 
 class _Marks(msgspec.Struct):
@@ -60,7 +60,7 @@ class _Marked(msgspec.Struct):
 
 
 def settings_of(capabilities: Mapping[str, Any]) -> Settings:
-    """What these client `capabilities` opt in to. Raises `Refusal` where they do not fit."""
+    """The settings in a client's `capabilities`. Raises `Refusal` where they do not fit."""
     names = [name for name, dialect in DIALECTS.items() if dialect.capability in capabilities]
     chosen: list[_Extension] = []
     for place in ("experimental", "extensions"):
@@ -72,11 +72,11 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
                 where = f"capabilities.{place}[{EXTENSION!r}]"
                 raise Refusal(INVALID_PARAMS, f"Bad settings in {where}: {error}.") from None
     names += itertools.chain.from_iterable(each.dialects for each in chosen)
-    # A dialect that this server does not speak is not an error: the client sees what is announced.
+    # An unknown dialect is no error: the client sees in which dialects its streams are announced.
     known = tuple(each for name, each in DIALECTS.items() if name in names and each.announcing)
     if not chosen:
-        # A stock client that takes any response on its event stream for its own cannot declare the
-        # bare capability.
+        # The bare capability is enough here: a client that cannot take separate responses, such as
+        # a stock client, does not declare it.
         return Settings(known, replay_response=STREAMS.capability in capabilities)
     return Settings(
         known,
@@ -86,8 +86,9 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
 
 
 def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    """The names of all capabilities, and our own settings in them. No more is decoded: what else a
-    client sends may be 4 MiB of empty objects.
+    """The names of all capabilities, and the settings of this extension in them.
+
+    Nothing else is decoded, because a client may send 4 MiB of empty objects.
     """
     known: dict[str, Any] = {name: {} for name in capabilities}
     for place in ("experimental", "extensions"):
@@ -96,15 +97,14 @@ def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
             if EXTENSION in given:
                 known[place] = {EXTENSION: messages.decode(given[EXTENSION], Any)}
         except ValueError:
-            continue  # no object, or none that can be read: there are no settings in it
+            continue  # not a readable object: there are no settings in it
     return known
 
 
 def understood(capabilities: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of client capabilities that `settings_of` reads, which it reads in the same way.
+    """The part of a client's capabilities that `settings_of` reads, with the same result.
 
-    It is kept for as long as the session, so nothing else is: at most some hundred bytes, of
-    whatever a client sends.
+    It is stored with the session. So it has at most some hundred bytes, whatever the client sends.
     """
     names = [dialect.capability for dialect in DIALECTS.values()]
     kept: dict[str, Any] = {name: {} for name in names if name and name in capabilities}
@@ -122,9 +122,9 @@ def understood(capabilities: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advertisement(memory: str) -> dict[str, Any]:
-    """What the server says of itself, under `extensions` and `experimental`.
+    """The server's capabilities under `extensions` and `experimental`.
 
-    `memory` tells the memory in which it looks up idempotency keys from any other server's.
+    `memory` identifies the servers that look up idempotency keys in the same place.
     """
     return {
         EXTENSION: {"dialects": list(DIALECTS), "positions": True, "idempotencyKeys": memory},
@@ -132,7 +132,7 @@ def advertisement(memory: str) -> dict[str, Any]:
 
 
 def key_in(given: Any) -> str | None:
-    """An idempotency key as a client sent it, if it did. Raises `Refusal` for what is none."""
+    """The idempotency key of a call, if it has one. Raises `Refusal` for an invalid one."""
     if given is msgspec.UNSET:
         return None
     if isinstance(given, str) and 1 <= len(given) <= KEY_LETTERS_MAX:
@@ -144,8 +144,9 @@ def key_in(given: Any) -> str | None:
 
 
 def marked(request: Message, mark: Mark) -> bytes:
-    """A call with an idempotency key as it is to be kept: without the key, which may open the call
-    to anybody.
+    """A call as it is stored: with `mark` in place of its idempotency key.
+
+    The key is not stored, because a long one opens the call to any caller.
     """
     assert isinstance(request.id, int | str)
     params: dict[str, Any] = dict(messages.decode(request.params, dict[str, msgspec.Raw]))
@@ -155,20 +156,20 @@ def marked(request: Message, mark: Mark) -> bytes:
 
 
 def mark_of(params: msgspec.Raw) -> Mark | None:
-    """What a call was `marked` with; None where it had no key."""
+    """The mark of a stored call; None where the call had no idempotency key."""
     if KEY.encode() not in bytes(params):
         return None
     try:
         meta = messages.decode(params, _Marked).meta
     except ValueError:
-        return None  # it was kept before there were keys
+        return None  # a call from before there were keys
     return meta.mark if meta else None
 
 
 def resumed(request_id: RequestId, ended: str, response: bytes | None = None) -> bytes:
-    """The reply to a resume, which says why this delivery is over.
+    """The reply to a resume, with the reason why the delivery has ended.
 
-    `response` is the stream's final response, where that is not sent on its own.
+    `response` is the stream's final response, where that is embedded.
     """
     meta: dict[str, Any] = {"mcp-streams/ended": ended}
     if response is not None:
@@ -182,6 +183,6 @@ def position(stream: str, run: Run) -> bytes:
 
 
 def ack(params: msgspec.Raw) -> Ack:
-    """What a client confirms."""
+    """The ack in a client's notification. Raises `Refusal` where it does not fit."""
     acked = read_params(params, _Acked)
     return Ack(acked.stream_id, acked.seq)

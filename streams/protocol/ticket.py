@@ -1,4 +1,4 @@
-"""What is needed to come back to a call: plain data, to be kept anywhere and used from anywhere."""
+"""A ticket: the data with which a client resumes a call, from any process on any machine."""
 
 import base64
 import binascii
@@ -9,13 +9,13 @@ from streams.messages import RequestId
 
 
 class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a call stands and the right to resume it.
+    """The position in a call's stream, and the right to resume it.
 
-    `token` is a secret: whoever has it may read the call's messages. `after` is the number of the
-    last message that was handed out, None before the first: then the server starts with whatever it
-    does not know to have arrived. Times are seconds: the server wants nobody back before `min_s`
-    and deletes the stream when nobody came for `max_s`. `dialect` is the proposal that leads back
-    to it; where the token is all that this takes, `stream` is empty.
+    `token` is a secret: it is enough to read the call's messages. `after` is the number of the last
+    message that the program has taken; None before the first, where the server starts with the
+    first message that it does not know to be delivered. Times are seconds: a client should not
+    resume before `min_s`, and the server deletes the stream when no client has used it for `max_s`.
+    `dialect` is the proposal to resume with; `stream` is empty where the token alone is enough.
     """
 
     stream: str
@@ -33,16 +33,16 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError("min_s must be 0 or more")
 
     def __str__(self) -> str:
-        """One word of url-safe letters. It holds the token: not for logs."""
+        """The ticket as one word of url-safe characters. It contains the token: do not log it."""
         return base64.urlsafe_b64encode(msgspec.json.encode(self)).rstrip(b"=").decode()
 
     def leads_to_same(self, other: "Ticket") -> bool:
-        """Whether both are for the same call, wherever they stand and whoever told of it."""
+        """Whether both are for the same call, whatever their positions."""
         is_named = self.stream != "" and self.stream == other.stream
         return is_named or bool(self.token and self.token == other.token)
 
     def named(self, stream: str) -> "Ticket":
-        """The same ticket, now that one knows to which stream its token leads."""
+        """The same ticket with the id of its stream, once that is known."""
         return msgspec.structs.replace(self, stream=stream)
 
     def __repr__(self) -> str:
@@ -66,4 +66,4 @@ class Ticket(msgspec.Struct, frozen=True, omit_defaults=True):
             UnicodeEncodeError,
             RecursionError,
         ) as error:
-            raise ValueError(f"This is no ticket: {error}.") from None
+            raise ValueError(f"Not a ticket: {error}.") from None

@@ -1,7 +1,7 @@
-"""What the proposals have in common: what a client may want, what a server has to say.
+"""The common vocabulary of the proposals: the intents of a client, the reports of a server.
 
-A dialect (`streams.protocol.dialects`) is a proposal's way to say these things, word by word. The
-rest of the house knows intents, reports and streams only, whichever side it is on.
+A dialect (`streams.protocol.dialects`) is one proposal's way to write these, word by word. All
+other code, of the server and of the client, knows intents, reports and streams only.
 """
 
 from collections.abc import Callable
@@ -13,46 +13,46 @@ from streams import messages
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.messages import RequestId
 
-# What a client may want
+# Intents of a client
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Send me a stream, from `after` on, or from what I am not known to have."""
+    """Deliver a stream: what follows `after`, or what is not known to be delivered."""
 
-    stream: str | None  # None where the token alone says which
+    stream: str | None  # None where the token alone tells the stream
     token: str | None
     after: int | None
 
 
 class Poll(msgspec.Struct, frozen=True):
-    """Tell me how a stream stands."""
+    """Report the status of a stream."""
 
     stream: str | None
     token: str | None
     after: int | None
-    request_id: RequestId | None = None  # which must be the originating request's, where it is told
+    request_id: RequestId | None = None  # if given, it must be the original request's
 
 
 class PollAll(msgspec.Struct, frozen=True):
-    """Tell me how my streams stand, a page at a time."""
+    """Report the status of all streams of the principal, one page at a time."""
 
     cursor: str | None
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """I have this stream up to `seq`."""
+    """The client has this stream up to `seq`."""
 
     stream: str
     seq: int
 
 
-# What a server has to say
+# Reports of a server
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What a client needs to come back to a stream; `stream` is "" where the token is enough.
+    """All that a client needs to resume a stream; `stream` is "" where the token is enough.
 
-    Other servers may give no token, and not say of which request the stream is.
+    Other servers may send no token, and not name the original request.
     """
 
     stream: str
@@ -63,7 +63,7 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How a stream stands, in nobody's words."""
+    """The status of a stream, in the words of no dialect."""
 
     stream: str
     request_id: RequestId
@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, rename="camel"):
-    """How a stream stands: the StreamStatus of Streams, all of it required."""
+    """The status of a stream, as the StreamStatus of Streams: all of it is required."""
 
     stream_id: str
     status: str
@@ -84,24 +84,25 @@ class Standing(msgspec.Struct, frozen=True, rename="camel"):
     has_error: bool
 
 
-# The words of a dialect. Each knows how one side writes it and the other one reads it: `read` is
-# the server's and raises `Refusal`, `hear` the client's and raises `ValueError`.
+# The words of a dialect. Each has functions with which one side writes it and the other reads it:
+# `ask` and `hear` are the client's, `read` and `tell` the server's. `read` raises `Refusal`, `hear`
+# raises `ValueError`.
 
 
 class Announcing(msgspec.Struct, frozen=True):
-    """The notification that tells how to come back."""
+    """The notification that tells a client how to resume."""
 
     method: str
     tell: Callable[[Announcement], Any]
     hear: Callable[[msgspec.Raw], Announcement]
-    names_stream: bool = True  # else numbers are of no use, as they go by the stream's id
+    names_stream: bool = True  # without the stream's id, positions are of no use
 
 
 class Resuming(msgspec.Struct, frozen=True):
     """The request for a delivery.
 
-    One that `takes_over` stands in for the originating request: the original response is the answer
-    to it. Any other has a reply of its own, which comes last.
+    A request that `takes_over` replaces the original request: the stream's response is the
+    answer to it. Any other request has a reply of its own, which comes last.
     """
 
     method: str
@@ -111,7 +112,7 @@ class Resuming(msgspec.Struct, frozen=True):
 
 
 class Polling(msgspec.Struct, frozen=True):
-    """The request for how a stream stands."""
+    """The request for the status of a stream."""
 
     method: str
     ask: Callable[[str, str, RequestId, int | None], Any]  # streamId, token, its request, cursor
@@ -121,7 +122,7 @@ class Polling(msgspec.Struct, frozen=True):
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """The request for how all streams stand."""
+    """The request for the status of all streams."""
 
     method: str
     read: Callable[[msgspec.Raw], PollAll]
@@ -137,30 +138,32 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Lead(msgspec.Struct, frozen=True):
-    """What leads from a page to the next, and whether it came in the result's `_meta` alone."""
+    """The page token for the next page, and whether it came in the result's `_meta` alone."""
 
     token: str
     is_in_meta: bool = False
 
 
 class Paging(msgspec.Struct, frozen=True):
-    """How a result leads to the next page, and a call to the page that it is for.
+    """Page tokens: in a result for the next page, in a call for the page that it asks for.
 
-    Both may say it among their own fields and in their `_meta`.
+    Both may have the token among their own fields and in their `_meta`.
     """
 
     ask: Callable[[str], dict[str, Any]]  # fields of the params of a call
     ask_in_meta: Callable[[str], dict[str, Any]]  # fields of their `_meta` instead
     read: Callable[[msgspec.Raw], str | None]  # the params of a call
-    argument: str  # the token's name among a call's arguments; it is part of each other name
-    tell: Callable[[str, float], tuple[dict[str, Any], dict[str, Any]]]  # token, seconds it holds
+    argument: str  # the token's name among a call's arguments; part of all its other names
+    tell: Callable[
+        [str, float], tuple[dict[str, Any], dict[str, Any]]
+    ]  # token, its seconds to live
     hear: Callable[[Any], Lead | None]  # a result
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
-    """One proposal, in as many of these words as it has."""
+    """One proposal, with those of the words that it has."""
 
-    capability: str | None = None  # None where clients need not say that they know it
+    capability: str | None = None  # None where a client need not declare the dialect
     announcing: Announcing | None = None
     resuming: Resuming | None = None
     polling: Polling | None = None
@@ -169,12 +172,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     paging: Paging | None = None
 
     def announce(self, made: Announcement) -> bytes:
-        """The line that tells a client how to come back; nothing in a dialect without a word."""
+        """The line that tells a client how to resume; b"" in a dialect without that word."""
         word = self.announcing
         return b"" if word is None else messages.notification(word.method, word.tell(made))
 
     def end(self, stream: str) -> bytes:
-        """The line that says that a stream is over; nothing in a dialect without a word for it."""
+        """The line that says that a stream is over; b"" in a dialect without that word."""
         word = self.ending
         return b"" if word is None else messages.notification(word.method, word.tell(stream))
 
@@ -183,7 +186,7 @@ _T = TypeVar("_T")
 
 
 def read_params(params: msgspec.Raw, shape: type[_T]) -> _T:
-    """What a client sent, as the server reads it. Raises `Refusal` where it does not fit."""
+    """Decode the params of a client's request. Raises `Refusal` where they do not fit."""
     try:
         return messages.decode(params, shape)
     except ValueError as error:

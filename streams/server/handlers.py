@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.engine.engine import Handler
+from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
 from streams.errors import StreamsError
@@ -28,7 +28,7 @@ from streams.forks import Confined
 from streams.logs import log
 from streams.protocol.extension import KEY
 from streams.server.call import Call, SyncCall
-from streams.server.pages import Paging
+from streams.server.pages import PagedCall
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
 from streams.turns import large_work
@@ -71,12 +71,12 @@ class Handlers:
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
         self._confined = Confined()
         self._workers = Workers()
-        self._at_work: dict[Stream, str] = {}
+        self._running: dict[Stream, str] = {}
 
     @property
-    def at_work(self) -> list[str]:
+    def running_tools(self) -> list[str]:
         """The names of the tools that have not ended, each once."""
-        return sorted(set(self._at_work.values()))
+        return sorted(set(self._running.values()))
 
     def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
         """Whether a worker has to check these arguments, which may take seconds."""
@@ -94,7 +94,7 @@ class Handlers:
         """End the processes that check arguments and results."""
         await self._workers.aclose()
 
-    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> Handler:
+    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> StreamHandler:
         """What runs the tool for one stream."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
@@ -103,7 +103,7 @@ class Handlers:
 
         return handle
 
-    def restart_handler(self, stream: Stream) -> Handler | None:
+    def restart_handler(self, stream: Stream) -> StreamHandler | None:
         """The handler of a stream that had one in another process; None where that cannot be."""
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
@@ -125,7 +125,7 @@ class Handlers:
         call = Call(stream, tool)
         first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
         work = partial(tool.function, *first, **arguments)
-        self._at_work[stream] = tool.name
+        self._running[stream] = tool.name
         try:
             with self._confined:
                 return await self._run(tool, work, stream)
@@ -137,23 +137,25 @@ class Handlers:
             await let_pass(error)
             return error_result(text_of(error))
         finally:
-            del self._at_work[stream]
+            del self._running[stream]
 
     async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
         if tool.paged is not None:
-            paging = Paging(stream, partial(to_result, tool=tool), tool.paged)
+            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            return await self._promised(to_result(await work(), tool), tool, stream)
+            return await self._checked_result(to_result(await work(), tool), tool, stream)
 
         def work_in_thread() -> Any:
             with self._confined:
                 return work()
 
         value = await run_in_thread(work_in_thread, self._limiter)
-        return await self._promised(to_result(value, tool), tool, stream)
+        return await self._checked_result(to_result(value, tool), tool, stream)
 
-    async def _promised(self, result: dict[str, Any], tool: Tool, stream: Stream) -> dict[str, Any]:
+    async def _checked_result(
+        self, result: dict[str, Any], tool: Tool, stream: Stream
+    ) -> dict[str, Any]:
         """The result, once it is checked against an output schema where that is costly."""
         schema = tool.output_given
         if schema is None:

@@ -27,7 +27,7 @@ EMPTY: Final[dict[str, Any]] = {"content": []}
 Pages = AsyncGenerator[Any, None] | Generator[Any, None, None]
 
 
-class Paging:
+class PagedCall:
     """The pages of one stream, from what a tool yields; `to_result` makes each a result.
 
     At most `paged.ahead` pages are made before they are asked for. A call is answered with an empty
@@ -55,7 +55,7 @@ class Paging:
 
         A plain generator runs in one thread, from its beginning to its end. Raises what it raises.
         """
-        self._stream.ahead_of_messages = self._let_out
+        self._stream.ahead_of_messages = self._send_made
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._make, pages, limiter)
@@ -128,7 +128,7 @@ class Paging:
             self._made.popleft()
             self._stream.notify()
             return
-        with trio.move_on_at(self._patience()) as waiting:
+        with trio.move_on_at(self._deadline()) as waiting:
             await self._stream.change()
         if not waiting.cancelled_caught:
             return
@@ -137,14 +137,14 @@ class Paging:
         else:
             await self._send(EMPTY)
 
-    async def _let_out(self) -> None:
+    async def _send_made(self) -> None:
         """Wait until what was made is sent: a message of the tool comes behind it."""
         while self._made and not self._is_over:
             self._is_followed = True
             self._stream.notify()
             await self._stream.change()
 
-    def _patience(self) -> float:
+    def _deadline(self) -> float:
         """Until when a page that is asked for may wait for what follows, or a caller for a page."""
         now, situation = trio.current_time(), (self._kept, len(self._made))
         if situation != self._since[0]:

@@ -7,7 +7,7 @@ arguments a worker has to check waits in a task of its own: the next message doe
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import trio
@@ -32,13 +32,10 @@ from streams.logs import log
 from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
-from streams.protocol.vocabulary import Polling
+from streams.protocol.vocabulary import Polling, read_params
 from streams.server.handlers import CallTool, Handlers
-from streams.server.tools import error_result
+from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
-
-if TYPE_CHECKING:
-    from streams.server.server import Server
 
 # Newest first: it is offered to a client that initializes with one that is not spoken.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
@@ -58,12 +55,24 @@ CHECKS_MAX: Final = 4
 
 # How many refusals are logged at once, and per second in the long run: a line takes longer than the
 # rest of a refusal, and a log has no end.
-REFUSALS_TOLD: Final = 100
-REFUSALS_TOLD_PER_S: Final = 10.0
+REFUSALS_LOGGED: Final = 100
+REFUSALS_LOGGED_PER_S: Final = 10.0
 
 _T = TypeVar("_T")
 
-_told: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
+_log_limit: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What a server tells its clients about itself, and its defaults for calls."""
+
+    name: str
+    version: str
+    instructions: str | None
+    tools: Tools
+    page_size: int  # of `tools/list`
+    resume_min_s: float
+    resume_max_s: float
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -95,17 +104,17 @@ class Peer:
     """The conversation with one client, over one connection or one after another."""
 
     def __init__(
-        self, server: "Server", engine: Engine, session: Session, handlers: Handlers
+        self, profile: Profile, engine: Engine, session: Session, handlers: Handlers
     ) -> None:
         self.session = session
-        self._server = server
+        self._profile = profile
         self._engine = engine
         self._handlers = handlers
         self._large = large_work()
         self._tasks: trio.Nursery | None = None  # of the connection, where that has a reader
-        self._may_check = trio.Semaphore(CHECKS_MAX)
-        self._questions = dialects.questions()
-        self._resumings = dialects.resumings()
+        self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._polls = dialects.questions()
+        self._resumes = dialects.resumings()
         self._requests: dict[str, Callable[[Message], Any]] = {
             "initialize": self._initialize,
             "ping": lambda _: {},
@@ -115,7 +124,7 @@ class Peer:
         # These answer when they are done, and need the message as it came.
         self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
             "tools/call": self._call_tool,
-            **dict.fromkeys(self._resumings, self._resume),
+            **dict.fromkeys(self._resumes, self._resume),
         }
         self._notifications: dict[str, Callable[[Message], None]] = {
             "notifications/cancelled": self._cancelled,
@@ -142,33 +151,33 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
-                await self._hear(incoming, connection)
+                await self._receive(incoming, connection)
                 if turns.spend(_units(incoming)):
                     await turns.wait()
             await connection.has_room()
 
-    async def _hear(self, incoming: Incoming, connection: Connection) -> None:
+    async def _receive(self, incoming: Incoming, connection: Connection) -> None:
         reply = await self._answer(incoming, connection)
         if reply is not None:
             connection.reply(reply)
 
     async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
-            return refused_line(incoming.id, refusal("too_large", limit=incoming.limit))
+            return error_line(incoming.id, refusal("too_large", limit=incoming.limit))
         try:
             message = await self._parse(incoming)
         except Refusal as refused:
             request_id = await self._work(incoming, partial(messages.salvage_id, incoming))
-            return refused_line(request_id, refused)
+            return error_line(request_id, refused)
         if message.kind is Kind.REQUEST:
             try:
                 self._engine.rates.check(self.session.principal)
             except Refusal as refused:
-                return refused_line(id_of(message), refused)
+                return error_line(id_of(message), refused)
         try:
-            return await self.take(message, incoming, connection)
+            return await self.handle(message, incoming, connection)
         except InsufficientScope as refused:
-            return refused_line(id_of(message), refused)
+            return error_line(id_of(message), refused)
 
     async def _parse(self, line: bytes) -> Message:
         if len(line) < LARGE_BYTES:
@@ -180,7 +189,7 @@ class Peer:
         """Do one piece of work on a message, a large one when it is its turn."""
         return await self._large.do_sized(len(line), self.session.principal, work)
 
-    async def take(
+    async def handle(
         self,
         message: Message,
         line: bytes,
@@ -206,9 +215,9 @@ class Peer:
         except InsufficientScope:
             raise
         except Refusal as refused:
-            return refused_line(id_of(message), refused)
+            return error_line(id_of(message), refused)
         except Unavailable as trouble:
-            return refused_line(id_of(message), unreadable(trouble))
+            return error_line(id_of(message), journal_unavailable(trouble))
         return None
 
     async def _request(
@@ -229,17 +238,17 @@ class Peer:
             await self._deliveries[method](message, line, connection)
             return None
         check_free(self.session, request_id)
-        if method in self._questions:
+        if method in self._polls:
             return messages.result(request_id, await self._poll(message, line, event_ids))
         if method in self._requests:
             answer = await self._work(line, partial(self._requests[method], message))
             return messages.result(request_id, answer)
-        known = ", ".join(sorted([*self._requests, *self._questions, *self._deliveries]))
+        known = ", ".join(sorted([*self._requests, *self._polls, *self._deliveries]))
         raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
-        if any(method in known for known in (self._deliveries, self._questions, self._requests)):
+        if any(method in known for known in (self._deliveries, self._polls, self._requests)):
             raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
         if method in self._notifications:
             try:
@@ -253,14 +262,14 @@ class Peer:
         session = self.session
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
-        params = _params(message, _Initialize)
+        params = read_params(message.params, _Initialize)
         capabilities = extension.known_of(params.capabilities)
         session.settings = extension.settings_of(capabilities)
         session.capabilities = extension.understood(capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)
-        server = self._server
+        profile = self._profile
         answer = {
             "protocolVersion": session.revision,
             "capabilities": {
@@ -269,23 +278,23 @@ class Peer:
                 "extensions": ours,
                 "experimental": ours,
             },
-            "serverInfo": {"name": server.name, "version": server.version},
+            "serverInfo": {"name": profile.name, "version": profile.version},
         }
-        if server.instructions is not None:
-            answer["instructions"] = server.instructions
+        if profile.instructions is not None:
+            answer["instructions"] = profile.instructions
         return answer
 
     def _list_tools(self, message: Message) -> dict[str, Any]:
         try:
-            tools, cursor = self._server.tools.page(
-                _params(message, _List).cursor, self._server.page_size
+            tools, cursor = self._profile.tools.page(
+                read_params(message.params, _List).cursor, self._profile.page_size
             )
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"{error}.") from None
         return {"tools": tools} if cursor is None else {"tools": tools, "nextCursor": cursor}
 
     def _set_level(self, message: Message) -> dict[str, Any]:
-        level = _params(message, _SetLevel).level
+        level = read_params(message.params, _SetLevel).level
         if level not in LEVELS:
             raise Refusal(
                 INVALID_PARAMS, f"No level {level[:40]!r}: there are {', '.join(LEVELS)}."
@@ -298,15 +307,15 @@ class Peer:
         message, line, params, token = await self._work(line, read)
         key = extension.key_in(params.meta.key)
         if token is not None:
-            self._turn(message, token, params.meta.progress_token, connection)
+            self._deliver_page(message, token, params.meta.progress_token, connection)
             return
         if key is not None:
             begin = partial(self._call_once, message, params, line, key, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         if tool is not None and self._handlers.is_costly(tool, params.arguments):
-            await self._begin_aside(message, connection, begin)
+            await self._begin_in_task(message, connection, begin)
         else:
             await begin()
 
@@ -314,9 +323,9 @@ class Peer:
         self, message: Message, line: bytes, scopes: Scopes
     ) -> tuple[Message, bytes, CallTool, str | None]:
         """A call without the token of a page among its arguments, its params, and that token."""
-        params = _params(message, CallTool)
+        params = read_params(message.params, CallTool)
         _check_name(params.meta.progress_token, "_meta.progressToken")
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
             tool.check_scopes(scopes)
@@ -324,10 +333,10 @@ class Peer:
             token = argued if token is None else token
             if arguments is not params.arguments:
                 params = msgspec.structs.replace(params, arguments=arguments)
-                message, line = _calling_with(message, arguments)
+                message, line = _with_arguments(message, arguments)
         return message, line, params, token
 
-    async def _begin_aside(
+    async def _begin_in_task(
         self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
     ) -> None:
         """Begin a call that takes long to check, while the reader goes on: meanwhile its id is
@@ -342,9 +351,9 @@ class Peer:
                 with scope:
                     await begin()
             except Refusal as refused:
-                connection.reply(refused_line(request_id, refused))
+                connection.reply(error_line(request_id, refused))
             except Unavailable as trouble:
-                connection.reply(refused_line(request_id, unreadable(trouble)))
+                connection.reply(error_line(request_id, journal_unavailable(trouble)))
             finally:
                 if checking.get(request_id) is scope:
                     del checking[request_id]
@@ -353,13 +362,13 @@ class Peer:
             try:
                 await run()
             finally:
-                self._may_check.release()
+                self._check_slots.release()
 
         if self._tasks is None:  # over HTTP the reader is this call's alone
             checking[request_id] = scope
             await run()
         else:
-            await self._may_check.acquire()
+            await self._check_slots.acquire()
             checking[request_id] = scope
             self._tasks.start_soon(run_beside)
 
@@ -392,7 +401,7 @@ class Peer:
         checking = self.session.checking
         if message.id not in checking:  # else it is this call that has the id
             check_free(self.session, message.id)
-        tool = self._server.tools.get(params.name)
+        tool = self._profile.tools.get(params.name)
         if tool is None:
             raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
         try:
@@ -406,9 +415,9 @@ class Peer:
             result = error_result(f"Bad arguments for {tool.name}: {error}")
             connection.reply(messages.result(message.id, result))
             return
-        server = self._server
-        min_s = server.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
-        max_s = server.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
+        profile = self._profile
+        min_s = profile.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
+        max_s = profile.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # it may have been taken meanwhile
@@ -426,7 +435,7 @@ class Peer:
         )
         stream.progress_token = params.meta.progress_token
 
-    def _turn(
+    def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
     ) -> None:
         assert isinstance(message.id, int | str)
@@ -436,14 +445,16 @@ class Peer:
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.operations.cancel(self.session, _params(message, _Cancelled).request_id)
+        self._engine.operations.cancel(
+            self.session, read_params(message.params, _Cancelled).request_id
+        )
 
     # The proposals
 
     async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        word = self._resumings[method]
+        word = self._resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
         stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
@@ -463,13 +474,13 @@ class Peer:
         It needs the scopes that the call needed: the same bearer may have other tokens with fewer.
         A resume token is the authority itself.
         """
-        if self._server.tools.scopes:
+        if self._profile.tools.scopes:
             origin = messages.parse(stream.record.origin)
-            if tool := self._server.tools.get(_params(origin, CallTool).name):
+            if tool := self._profile.tools.get(read_params(origin.params, CallTool).name):
                 tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
-        word = self._questions[str(message.method)]
+        word = self._polls[str(message.method)]
         operations = self._engine.operations
         if isinstance(word, Polling):
             intent = await self._work(line, partial(word.read, message.params))
@@ -498,7 +509,7 @@ def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
         )
 
 
-def unreadable(trouble: Unavailable) -> Refusal:
+def journal_unavailable(trouble: Unavailable) -> Refusal:
     """What to say where the journal cannot be asked."""
     message = f"The journal cannot be read now ({trouble}): try again later."
     return refusal("unavailable").saying(message)
@@ -537,29 +548,22 @@ def id_of(message: Message) -> RequestId | None:
     return message.id if isinstance(message.id, int | str) else None
 
 
-def refused_line(request_id: RequestId | None, refused: Refusal) -> bytes:
+def error_line(request_id: RequestId | None, refused: Refusal) -> bytes:
     """The error that answers a request. A flood of them is not logged one by one."""
     try:
-        budget = _told.get()
+        budget = _log_limit.get()
     except LookupError:
-        budget = RateLimit(REFUSALS_TOLD, REFUSALS_TOLD_PER_S)
-        _told.set(budget)
+        budget = RateLimit(REFUSALS_LOGGED, REFUSALS_LOGGED_PER_S)
+        _log_limit.set(budget)
     if budget.spend():
         log.info("refused", code=refused.code, why=refused.message[:200])
     return messages.error(request_id, refused)
 
 
-def _calling_with(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
+def _with_arguments(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
     """The same call with other arguments, and as a line."""
     assert isinstance(message.id, int | str)
     params = messages.decode(message.params, dict[str, msgspec.Raw]) | {"arguments": arguments}
     changed = msgspec.structs.replace(message, params=msgspec.Raw(messages.encode(params)))
     line = messages.request(message.id, str(message.method), changed.params)
     return changed, line.rstrip(b"\n")
-
-
-def _params(message: Message, shape: type[Any]) -> Any:
-    try:
-        return messages.decode(message.params, shape)
-    except ValueError as error:
-        raise Refusal(INVALID_PARAMS, f"Bad params for {message.method}: {error}.") from None

@@ -247,7 +247,7 @@ class GivenSchema:
 
     def is_costly(self, value_bytes: int) -> bool:
         """Whether to check a value of this size could hold up others: then a worker does."""
-        return self._validator.takes(value_bytes) > INLINE_WORK_MAX
+        return self._validator.work(value_bytes) > INLINE_WORK_MAX
 
     def check(self, value: Any, whole: str) -> None:
         """Check a value at once. Raises `ValueError` with the mismatch; `whole` names the value."""

@@ -1,9 +1,9 @@
 """What a tool author sees: a server, and its tools."""
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
@@ -11,11 +11,11 @@ from streams.errors import JournalUnusable
 from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Limits, Overflow
+from streams.limits import Limits
 from streams.logs import log
 from streams.server.handlers import Handlers
-from streams.server.peer import Peer
-from streams.server.tools import ToolAnnotations, Tools, make_tool
+from streams.server.peer import Peer, Profile
+from streams.server.tools import Tools, ToolSettings, make_tool
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,25 +61,7 @@ class Server:
     def tool(self, function: Function, /) -> Function: ...
     @overload
     def tool(
-        self,
-        function: None = None,
-        /,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        description: str | None = None,
-        input_schema: Mapping[str, Any] | None = None,
-        output_schema: Mapping[str, Any] | None = None,
-        annotations: ToolAnnotations | None = None,
-        resume_min_s: float | None = None,
-        resume_max_s: float | None = None,
-        overflow: Overflow = "block",
-        pages: bool = False,
-        pages_ahead: int = 1,
-        page_wait_s: float = 10.0,
-        expected_s: float | None = None,
-        restart: bool = False,
-        scopes: Iterable[str] = (),
+        self, function: None = None, /, **settings: Unpack[ToolSettings]
     ) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
@@ -132,11 +114,20 @@ class RunningServer:
         self.server = server
         self.engine = engine
         self._handlers = handlers
+        self._profile = Profile(
+            name=server.name,
+            version=server.version,
+            instructions=server.instructions,
+            tools=server.tools,
+            page_size=server.page_size,
+            resume_min_s=server.resume_min_s,
+            resume_max_s=server.resume_max_s,
+        )
 
     @property
-    def tools_at_work(self) -> list[str]:
+    def running_tools(self) -> list[str]:
         """The names of the tools whose calls have not ended, each once."""
-        return self._handlers.at_work
+        return self._handlers.running_tools
 
     async def serve(self, channel: Channel) -> None:
         """Serve one connection until it is over."""
@@ -151,4 +142,4 @@ class RunningServer:
 
     def peer(self, session: Session) -> Peer:
         """What talks to one client."""
-        return Peer(self.server, self.engine, session, self._handlers)
+        return Peer(self._profile, self.engine, session, self._handlers)

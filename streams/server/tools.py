@@ -23,7 +23,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypedDict, get_args
+from typing import Any, Final, TypedDict, Unpack, get_args
 
 import msgspec
 
@@ -61,6 +61,28 @@ class ToolAnnotations(TypedDict, total=False):
     destructiveHint: bool
     idempotentHint: bool
     openWorldHint: bool
+
+
+class ToolSettings(TypedDict, total=False):
+    """The keywords of `Server.tool`. Each may be left out."""
+
+    name: str | None  # by default the function's
+    title: str | None
+    description: str | None  # by default the docstring
+    # With this, arguments are checked against it alone and come as plain JSON. Annotations are not
+    # looked at.
+    input_schema: Mapping[str, Any] | None
+    output_schema: Mapping[str, Any] | None  # by default made from the return annotation
+    annotations: ToolAnnotations | None
+    resume_min_s: float | None  # by default the server's
+    resume_max_s: float | None  # by default the server's
+    overflow: Overflow  # "block" by default
+    pages: bool
+    pages_ahead: int  # 1 by default
+    page_wait_s: float  # 10 by default
+    expected_s: float | None
+    restart: bool
+    scopes: Iterable[str]
 
 
 class Paged(msgspec.Struct, frozen=True):
@@ -129,47 +151,28 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return allows_more or name in self.input_schema.get("properties", {})
 
 
-def make_tool(
-    function: Callable[..., Any],
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    input_schema: Mapping[str, Any] | None = None,
-    output_schema: Mapping[str, Any] | None = None,
-    annotations: ToolAnnotations | None = None,
-    resume_min_s: float | None = None,
-    resume_max_s: float | None = None,
-    overflow: Overflow = "block",
-    pages: bool = False,
-    pages_ahead: int = 1,
-    page_wait_s: float = 10.0,
-    expected_s: float | None = None,
-    restart: bool = False,
-    scopes: Iterable[str] = (),
-) -> Tool:
-    """Look at a function once; everything that can be wrong with it is told here.
+def make_tool(function: Callable[..., Any], **settings: Unpack[ToolSettings]) -> Tool:
+    """Inspect a function once, and report here everything that is wrong with it.
 
-    With `input_schema` the arguments are checked by it alone and come as plain JSON; annotations
-    are not looked at. With `pages` it is a generator, and each of what it yields is a result.
-    Raises `TypeError` for a function that cannot be a tool, `ValueError` for a name, a schema, a
-    scope or a setting that cannot be.
+    Raises `TypeError` for a function that cannot be a tool and for an unknown setting, `ValueError`
+    for a name, a schema, a scope or a setting that cannot be used.
     """
+    if unknown := settings.keys() - ToolSettings.__annotations__.keys():
+        raise TypeError(f"unknown settings of a tool: {', '.join(sorted(unknown))}")
     core = innermost(function)
-    tool_name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
-    what = f"tool {tool_name}"
-    _require_settings(resume_min_s, resume_max_s, overflow, what)
-    _require_page_settings(pages_ahead, page_wait_s, expected_s, what)
-    if restart:
-        _require_repeatable(resume_max_s, pages, what)
-    if pages:
-        _require_pageable(resume_max_s, output_schema, what)
-    accepted = Signature.of(function, what, pages=pages)
-    in_schema, binder, input_given = _input(accepted, input_schema, what)
-    returns = inspect.Signature.empty if pages else accepted.returns
-    out_schema, output_check, output_given = _output(returns, output_schema, what)
+    name, description = settings.get("name"), settings.get("description")
+    name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
+    what = f"tool {name}"
+    _require_settings(settings, what)
+    paged = _paged(settings, what)
+    if settings.get("restart"):
+        _require_restartable(settings, what)
+    accepted = Signature.of(function, what, pages=paged is not None)
+    in_schema, binder, input_given = _input(accepted, settings.get("input_schema"), what)
+    returns = inspect.Signature.empty if paged else accepted.returns
+    out_schema, output_check, output_given = _output(returns, settings.get("output_schema"), what)
     return Tool(
-        name=tool_name,
+        name=name,
         function=function,
         is_async=is_async(function),
         takes_call=accepted.call_name is not None,
@@ -177,16 +180,16 @@ def make_tool(
         is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
         output_schema=out_schema,
-        title=title,
+        title=settings.get("title"),
         description=description if description is not None else inspect.getdoc(core),
-        annotations=_checked_annotations(annotations, what),
-        resume_min_s=resume_min_s,
-        resume_max_s=resume_max_s,
-        overflow=overflow,
-        paged=Paged(pages_ahead, page_wait_s) if pages else None,
-        expected_s=expected_s,
-        restart=restart,
-        scopes=_checked_scopes(scopes, what),
+        annotations=_checked_annotations(settings.get("annotations"), what),
+        resume_min_s=settings.get("resume_min_s"),
+        resume_max_s=settings.get("resume_max_s"),
+        overflow=settings.get("overflow", "block"),
+        paged=paged,
+        expected_s=settings.get("expected_s"),
+        restart=settings.get("restart", False),
+        scopes=_checked_scopes(settings.get("scopes", ()), what),
         binder=binder,
         input_given=input_given,
         output_check=output_check,
@@ -202,43 +205,42 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _require_settings(
-    min_s: float | None, max_s: float | None, overflow: Overflow, what: str
-) -> None:
+def _require_settings(settings: ToolSettings, what: str) -> None:
+    min_s, max_s = settings.get("resume_min_s"), settings.get("resume_max_s")
     for name, seconds in (("resume_min_s", min_s), ("resume_max_s", max_s)):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"{what}: {name}: expected seconds from 0, got {seconds}")
     # A max of 0 means "not resumable", whatever the min.
     if min_s is not None and max_s and min_s > max_s:
         raise ValueError(f"{what}: resume_min_s ({min_s}) is above resume_max_s ({max_s})")
+    overflow = settings.get("overflow", "block")
     if overflow not in get_args(Overflow):
         raise ValueError(f"{what}: overflow: expected 'block' or 'fail', got {overflow!r}")
 
 
-def _require_page_settings(ahead: int, wait_s: float, expected_s: float | None, what: str) -> None:
+def _paged(settings: ToolSettings, what: str) -> Paged | None:
+    ahead, wait_s = settings.get("pages_ahead", 1), settings.get("page_wait_s", 10.0)
     if ahead < 1:
         raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
-    for name, seconds in (("page_wait_s", wait_s), ("expected_s", expected_s)):
+    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings.get("expected_s"))):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
-
-
-def _require_pageable(
-    max_s: float | None, output_schema: Mapping[str, Any] | None, what: str
-) -> None:
-    if max_s == 0:
-        raise ValueError(f"{what}: pages are asked for one by one: resume_max_s must be above 0")
-    if output_schema is not None:
-        raise ValueError(f"{what}: output_schema: a page may be empty, so nothing can be promised")
-
-
-def _require_repeatable(max_s: float | None, pages: bool, what: str) -> None:
-    if max_s == 0:
+    if not settings.get("pages"):
+        return None
+    if settings.get("resume_max_s") == 0:
         raise ValueError(
-            f"{what}: nobody could come back after a restart: resume_max_s must be > 0"
+            f"{what}: a later call asks for the next page: resume_max_s must be above 0"
         )
-    if pages:
-        raise ValueError(f"{what}: a tool that gives pages cannot be run again: drop restart")
+    if settings.get("output_schema") is not None:
+        raise ValueError(f"{what}: output_schema: pages cannot have one, since a page may be empty")
+    return Paged(ahead, wait_s)
+
+
+def _require_restartable(settings: ToolSettings, what: str) -> None:
+    if settings.get("resume_max_s") == 0:
+        raise ValueError(f"{what}: no client can resume after a restart: resume_max_s must be > 0")
+    if settings.get("pages"):
+        raise ValueError(f"{what}: a tool that gives pages cannot be restarted: drop restart")
 
 
 def _checked_scopes(given: Iterable[str], what: str) -> tuple[str, ...]:
@@ -326,7 +328,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     `ValueError` for an object that does not fit that schema.
     """
     if tool.output_check is not None:
-        return _promised(value, tool, tool.output_check)
+        return _structured(value, tool, tool.output_check)
     content = _content(value, tool)
     if content is not None:
         return {"content": content}
@@ -335,7 +337,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
 
 
-def _promised(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
+def _structured(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
     encoded, plain = _as_json(value, tool)
     if isinstance(value, Block) or not isinstance(plain, dict):
         raise TypeError(f"{_returned(value, tool)}, but its output schema promises an object")

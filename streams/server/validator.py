@@ -2,7 +2,7 @@
 
 jsonschema-rs does the work: it compares items by hash, and matches patterns in linear time with
 Rust's `regex`. It holds the GIL, and a schema that refers to itself can still take exponential time
-for a hundred bytes. So `Validator.takes` estimates the work of a check: little of it is done where
+for a hundred bytes. So `Validator.work` estimates the work of a check: little of it is done where
 it comes up, the rest in a worker (`streams.server.workers`), which the kernel ends after `CPU_S`.
 
 A worker runs this file by its path. So nothing of `streams` is imported here, and it starts fast.
@@ -81,7 +81,7 @@ class Validator:
             raise ValueError(_explain_schema(error, schema)) from None
         self._words = _words(schema)
 
-    def takes(self, value_bytes: int) -> float:
+    def work(self, value_bytes: int) -> float:
         """The most work of checking a value of so many bytes, 15 ns each; infinite where that
         is exponential.
         """
@@ -271,20 +271,20 @@ def _verdict(validator: Validator, encoded: bytes, whole: str) -> Iterator[bytes
     try:
         value = msgspec.json.decode(encoded)
     except msgspec.DecodeError as error:
-        yield UNFIT + _told(f"{whole}: not JSON: {error}")
+        yield UNFIT + _sentence(f"{whole}: not JSON: {error}")
         return
     except RecursionError:
-        yield UNFIT + _told(f"{whole}: nested too deeply")
+        yield UNFIT + _sentence(f"{whole}: nested too deeply")
         return
     if validator.fits(value):
         yield FIT
         return
     yield UNFIT
     signal.setitimer(signal.ITIMER_PROF, EXPLAIN_CPU_S)
-    yield _told(validator.mismatch(value, whole) or f"{whole}: does not fit the schema")
+    yield _sentence(validator.mismatch(value, whole) or f"{whole}: does not fit the schema")
 
 
-def _told(sentence: str) -> bytes:
+def _sentence(sentence: str) -> bytes:
     encoded = sentence.encode(errors="backslashreplace")
     return LENGTH.pack(len(encoded)) + encoded
 

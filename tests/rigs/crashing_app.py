@@ -18,9 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from streams import Call, Server, logs
-from streams.journal.sqlite import SQLiteJournal, SQLiteStore
-from streams.journal.sqlite.tails import Budget
-from streams.journal.sqlite.thread import JobThread
+from streams.journal.sqlite import JobThread, SQLiteJournal, SQLiteStore
+from streams.journal.sqlite.log import Budget
 from streams.limits import Durability
 from streams.process import serve
 from streams.process.options import Options

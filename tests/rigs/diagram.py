@@ -1,8 +1,8 @@
 """Draws the life of a stream from the transition table. Run it to see what belongs in
-docs/design.md; tests/system/test_docs.py compares."""
+docs/inside/design.md; tests/system/test_docs.py compares."""
 
 from streams.engine.lifecycle import TRANSITIONS
-from streams.journal.contract import Outcome
+from streams.journal.records import Outcome
 
 
 def state_diagram() -> str:

@@ -15,15 +15,16 @@ import msgspec
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (
     *(ROOT / name for name in ("README.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 )
 
-# The addresses in the pages' examples, for each way to listen; free ports replace them.
+# The addresses that the pages name; free ports take their place.
 DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
 COMMAND_S: Final = 60.0
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE: Final = re.compile(r"# (\w+\.py)\n")
+_KILL: Final = re.compile(r"kill (-9 )?\"")
 _LISTENING: Final = re.compile(r"listening.*\b(ws|http)://([0-9.:]+)")
 
 
@@ -48,7 +49,7 @@ def sessions(block: Block) -> Iterator[tuple[str, str]]:
 
 
 class Stage:
-    """Runs the examples of one page as a reader would; `close` ends the processes."""
+    """Runs the examples of one page as a reader would; `close` ends the servers that still run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -65,7 +66,7 @@ class Stage:
             assert server.returncode == 0, log
 
     def play(self, block: Block) -> None:
-        """Run an example; other blocks are left alone."""
+        """Run an example; other blocks are skipped."""
         if block.language == "python":
             self._python(block.text)
         elif block.language == "console":
@@ -87,6 +88,8 @@ class Stage:
             self._serve(command.removesuffix(" &"))
             return
         printed = self._run(command)
+        if ended := _KILL.match(command):
+            self._await_end(-signal.SIGKILL if ended[1] else 0)
         if output:
             pattern = ".*".join(map(re.escape, output.split("…")))
             assert re.fullmatch(pattern, printed, re.DOTALL), printed
@@ -108,7 +111,10 @@ class Stage:
     def _serve(self, command: str) -> None:
         awaited = {scheme for scheme in DOCUMENTED if f"--{scheme} " in command}
         for scheme in awaited:
-            command = command.replace(DOCUMENTED[scheme], "127.0.0.1:0")
+            # A server that is started again has its old address, by which clients come back.
+            is_new = self._addresses[scheme] == DOCUMENTED[scheme] or self._servers
+            here = "127.0.0.1:0" if is_new else self._addresses[scheme]
+            command = command.replace(DOCUMENTED[scheme], here)
         server = self._start(command)
         self._servers.append(server)
         assert server.stderr is not None
@@ -118,6 +124,13 @@ class Stage:
             if listening := _LISTENING.search(line):
                 self._addresses[listening[1]] = listening[2]
                 awaited.remove(listening[1])
+
+    def _await_end(self, code: int) -> None:
+        """Wait for the page's one server, to which the page has sent a signal."""
+        server = self._servers.pop()
+        assert not self._servers, "a page that ends a server has one"
+        _, log = server.communicate(timeout=COMMAND_S)
+        assert server.returncode == code, log
 
     def _interrupted(self, command: str, output: str) -> None:
         """Press Ctrl-C once the call prints a message, and keep the ticket."""

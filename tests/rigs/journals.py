@@ -6,16 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
-    Append,
-    Change,
-    Journal,
-    Outcome,
-    Record,
-    Restart,
-)
+from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Append, Change, Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite import open_sqlite_journal
 from streams.messages import RequestId, Run

@@ -3,7 +3,7 @@
 from typing import Any
 
 from streams.engine.lifecycle import StreamState
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.messages import Run
 
 FENCE = 1

@@ -32,7 +32,7 @@ RESUME_REQUEST: Final = "requests/resume"
 STATUS_OF_REQUEST: Final = "requests/getStatus"
 
 # Where ended streams are kept. Clients must not notice a difference.
-RESIDENT_MAX: Final = [pytest.param(5_000, id="in memory"), pytest.param(0, id="at rest")]
+RESIDENT_MAX: Final = [pytest.param(5_000, id="in memory"), pytest.param(0, id="evicted")]
 
 PATIENCE_S: Final = 5 * 86_400  # of a mock clock mostly; a bound for a test that hangs
 

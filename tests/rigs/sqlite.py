@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from streams.journal.contract import Append, Create, Record
+from streams.journal.records import Append, Create, Record
 from streams.journal.sqlite import APPLICATION_ID, SQLiteStore
 from streams.messages import Run
 from tests.rigs.journals import as_one
@@ -172,7 +172,7 @@ def running(program: str, *args: object) -> Iterator[subprocess.Popen[str]]:
 APPENDING = """
     import sys
     from pathlib import Path
-    from streams.journal.contract import Create
+    from streams.journal.records import Create
     from streams.journal.sqlite import SQLiteStore
     from tests.rigs.sqlite import append, record
 

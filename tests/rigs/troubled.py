@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import trio
 
 from streams.errors import Full, JournalError
-from streams.journal.contract import Append, Change
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Append, Change
 from streams.messages import Run
 
 

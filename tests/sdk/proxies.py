@@ -1,4 +1,4 @@
-"""nginx and HAProxy as real processes, with the configuration of the documentation's page."""
+"""nginx and HAProxy as real processes, with the configuration of docs/operate/deploy.md."""
 
 import contextlib
 import socket
@@ -10,10 +10,10 @@ from typing import Final, NamedTuple
 
 from tests.rigs.doc_pages import ROOT, blocks
 
-PAGE: Final = ROOT / "docs" / "proxies.md"
-HARDENED_PAGE: Final = ROOT / "docs" / "security.md"
+PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
+_HAPROXY_TLS: Final = " ssl crt /etc/ssl/mcp.pem alpn http/1.1 ssl-min-ver TLSv1.2"
 
 # The frame for the documented block: one process, all files in its folder.
 _NGINX: Final = """
@@ -44,15 +44,20 @@ def nginx_before(
 ) -> Iterator[int]:
     """Run an nginx in front of the server at `server_port`; yields its port, free by default."""
     port = free_port() if port is None else port
-    changes = {"listen 80;": f"listen 127.0.0.1:{port};"}
-    if hardened is not None:
+    if hardened is None:
+        changes = {
+            "listen 443 ssl;": f"listen 127.0.0.1:{port};",
+            "ssl_certificate /etc/ssl/mcp.pem;": "",
+            "ssl_certificate_key /etc/ssl/mcp.key;": "",
+        }
+    else:
         changes = {
             "listen 443 ssl;": f"listen 127.0.0.1:{port} ssl;",
             "/etc/ssl/mcp.pem": str(hardened.certificate),
             "/etc/ssl/mcp.key": str(hardened.certificate),
             "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
         }
-    documented = _documented("nginx", server_port, changes, hardened)
+    documented = _documented("nginx", server_port, changes)
     configuration = folder / "nginx.conf"
     configuration.write_text(_NGINX.format(folder=folder, documented=documented))
     command = [nginx, "-e", "stderr", "-p", str(folder), "-c", str(configuration)]
@@ -68,18 +73,17 @@ def haproxy_before(
     hardened: "Hardened | None" = None,
     port: int | None = None,
 ) -> Iterator[int]:
-    """Run an HAProxy in front of the server at `server_port`; yields its port, by default a free
-    one.
-    """
+    """Run an HAProxy in front of the server at `server_port`; yields its port, free by default."""
     port = free_port() if port is None else port
-    changes = {"bind :80": f"bind 127.0.0.1:{port}"}
-    if hardened is not None:
+    if hardened is None:
+        changes = {f"bind :443{_HAPROXY_TLS}": f"bind 127.0.0.1:{port}"}
+    else:
         changes = {
             "bind :443": f"bind 127.0.0.1:{port}",
             "/etc/ssl/mcp.pem": str(hardened.certificate),
             "127.0.0.1:8765": f"127.0.0.1:{hardened.ws_port}",
         }
-    documented = _documented("haproxy", server_port, changes, hardened)
+    documented = _documented("haproxy", server_port, changes)
     configuration = folder / "haproxy.cfg"
     configuration.write_text(documented)
     with _running([haproxy, "-db", "-f", str(configuration)], port, folder / "haproxy.log"):
@@ -87,17 +91,15 @@ def haproxy_before(
 
 
 class Hardened(NamedTuple):
-    """The additions of the page on security: TLS, with a certificate and its key, and WebSocket."""
+    """The settings of a proxy that ends TLS and forwards a WebSocket, too."""
 
     certificate: Path
     ws_port: int
 
 
-def _documented(
-    language: str, server_port: int, changes: dict[str, str], hardened: Hardened | None
-) -> str:
+def _documented(language: str, server_port: int, changes: dict[str, str]) -> str:
     """The page's one block in this language, with the addresses of a test."""
-    (block,) = blocks(PAGE if hardened is None else HARDENED_PAGE, language)
+    (block,) = blocks(PAGE, language)
     text = block.text
     for written, meant in {"127.0.0.1:8080": f"127.0.0.1:{server_port}", **changes}.items():
         assert written in text, f"{written} is to be on the page"

@@ -1,6 +1,6 @@
 """Clients with a bearer token, over TLS: the official Python SDK's, and our own command.
 
-The server ends TLS itself, or nginx or HAProxy does as docs/security.md configures them.
+The server ends TLS itself, or nginx or HAProxy does as docs/operate/deploy.md says.
 """
 
 import asyncio

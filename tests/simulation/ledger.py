@@ -9,17 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streams.journal.contract import (
-    Ack,
-    Append,
-    Change,
-    Close,
-    Create,
-    Forget,
-    Journal,
-    Outcome,
-    Record,
-)
+from streams.journal.contract import Journal
+from streams.journal.records import Ack, Append, Change, Close, Create, Forget, Outcome, Record
 from streams.messages import Run
 from tests.simulation.world import Job, World
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.log import Budget
 from streams.limits import Limits
 
 # The `max` of calls that may be abandoned, and of all others.

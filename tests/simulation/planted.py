@@ -17,10 +17,10 @@ from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
 from streams.journal import contract
-from streams.journal.contract import Ack, Append, Record
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Ack, Append, Record
 from streams.journal.sqlite.batch import Batch
-from streams.journal.sqlite.tails import Tail, Tails
+from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
 
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import trio
 
 from streams.errors import Full, JournalError, Unavailable
-from streams.journal.contract import Change, Journal, Record, Shortage
-from streams.journal.lookups import Totals
+from streams.journal.contract import Journal, Shortage, Totals
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite import SQLiteJournal, SQLiteStore
 from streams.messages import Run

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from streams.engine.engine import Engine
 from streams.errors import first_of
-from streams.journal.contract import Outcome
+from streams.journal.records import Outcome
 from streams.keys import Keyring
 from tests.simulation.callers import Caller, Process
 from tests.simulation.network import Cable, Network

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streams.cli.actions.callbook import Callbook
+from streams.cli.actions.notes import Callbook
 from tests.acceptance.launch import LINGER, owners, wait_for_end
 from tests.rigs import HERE
 from tests.rigs.command import Following, run, run_as_printed, stdio_url

@@ -21,7 +21,7 @@ import trio
 from streams import Client
 from streams.client.call import RunningCall
 from streams.errors import CallFailed, CallLost, CannotConnect
-from streams.journal.contract import Outcome
+from streams.journal.records import Outcome
 from streams.journal.sqlite import SQLiteStore
 from streams.limits import Durability
 from streams.messages import Message, decode

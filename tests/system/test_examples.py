@@ -1,4 +1,4 @@
-"""The examples of the documentation do what they say, as they say, and bear what they claim to."""
+"""The examples of the documentation run as their docstrings say, and keep their promises."""
 
 import ast
 import importlib.util
@@ -82,8 +82,8 @@ def test_an_example_is_one_file_that_can_be_read_at_once(path: Path) -> None:
 
 @every_example
 def test_an_example_is_linked_from_a_page(path: Path) -> None:
-    pages = "".join(page.read_text() for page in (ROOT / "docs").glob("*.md"))
-    assert f"(examples/{path.name})" in pages
+    pages = "".join(page.read_text() for page in (ROOT / "docs").rglob("*.md"))
+    assert f"examples/{path.name})" in pages
 
 
 @pytest.fixture

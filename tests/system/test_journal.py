@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from streams.cli import app
 from streams.errors import JournalError
-from streams.journal.contract import Ack, Append, Change, Close, Create, Evict, Outcome
 from streams.journal.ownership import key_path
+from streams.journal.records import Ack, Append, Change, Close, Create, Evict, Outcome
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from streams.journal.sqlite.backup import back_up, save

@@ -13,8 +13,9 @@ import trio
 from msgspec.structs import replace
 
 from streams.errors import JournalUnusable
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
+from streams.journal.contract import STORED_BYTES_MAX
+from streams.journal.memory import MemoryJournal
+from streams.journal.records import (
     Ack,
     Append,
     Change,
@@ -25,9 +26,8 @@ from streams.journal.contract import (
     Outcome,
     Record,
 )
-from streams.journal.memory import MemoryJournal
 from streams.journal.sqlite import SQLiteStore
-from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.log import Budget
 from streams.limits import MIB
 from tests.rigs.journals import append, as_one, last_append, lines, record
 from tests.rigs.sqlite import PLENTY, crashed, running
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 def workload() -> Iterator[list[Change]]:
     """Commits that log, write tails, write segments past the log, trim, close and forget."""
     yield [Create(record(stream)) for stream in STREAMS]
-    for n in range(12):
+    for n in range(30):
         appends: list[Change] = [
             append(10 * n + 1, 10 * n + 10, stream=stream) for stream in STREAMS[: 2 + n % 3]
         ]
@@ -219,7 +219,7 @@ def test_a_kill_at_a_statement_leaves_what_was_committed(path: Path, statement: 
 WRITING = """
     import sys
     from pathlib import Path
-    from streams.journal.contract import Create
+    from streams.journal.records import Create
     from streams.journal.sqlite import SQLiteStore
     from tests.rigs.journals import append, record
     from tests.system.test_sqlite_tiers import SMALL, STREAMS

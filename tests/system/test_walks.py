@@ -244,3 +244,10 @@ async def test_a_walk_is_as_the_page_tells(title: str, tmp_path: Path) -> None:
     rest = iter(walk.steps)
     missed = [step for step in steps if step not in rest]
     assert not missed, "\n".join(walk.steps)
+
+
+async def test_a_message_passes_through_few_files(tmp_path: Path) -> None:
+    """A reader has to follow each of these crossings."""
+    walk = await message_out(Tool(), Guide(), tmp_path)
+    assert len(walk.files) <= 20, sorted(walk.files)
+    assert walk.crossings <= 70

@@ -1,4 +1,4 @@
-"""An audit that learned nothing is none."""
+"""An audit that learned nothing counts as failed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is installed is this project, whole and typed, and its command works."""
+"""The installed package is the whole project, typed, and its command works."""
 
 import importlib.util
 import os

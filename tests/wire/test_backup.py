@@ -44,7 +44,7 @@ def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path) -> None:
 
 
 def restore(copy: Path, journal: Path) -> None:
-    """Restore as docs/operations.md says: of the old journal only its keys and its lock stay."""
+    """As docs/operate/operations.md says: only the keys and the lock of the old one stay."""
     for suffix in ("-wal", "-shm"):
         Path(f"{journal}{suffix}").unlink(missing_ok=True)
     os.replace(copy, journal)

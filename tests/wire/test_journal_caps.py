@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from streams import messages
-from streams.journal.contract import Create
+from streams.journal.records import Create
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.verify import inspect
 from tests.rigs.sqlite import append, record
@@ -19,7 +19,7 @@ from tests.wire.verbs import MIB, POSITIONS, Reader, Started, ack, opting_in, st
 
 LIMIT = 64 * MIB
 SHARE = LIMIT // 4
-COMMIT = 49 * MIB  # `docs/operations.md`: how much one more commit may add to the WAL
+COMMIT = 49 * MIB  # `docs/operate/operations.md`: what one commit more may add to the WAL
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 ENDLESS = 1_000_000
 WAIT, GO_ON = "anonymous callers wait for room", "there is room for anonymous callers again"

@@ -100,7 +100,7 @@ def test_a_server_on_its_own_standard_streams_ends_at_its_deadline(tmp_path: Pat
 
 
 def test_a_server_that_has_failed_ends_at_its_deadline_and_says_why(tmp_path: Path) -> None:
-    """`docs/operations.md`: one line on standard error and exit code 2."""
+    """`docs/operate/operations.md`: one line on standard error and exit code 2."""
     with ServerProcess(tmp_path, app=FAULTY_APP) as server:
         with server.connect("ws-streams") as peer:
             peer.initialize(POSITIONS)

@@ -1,5 +1,5 @@
-"""Streamable HTTP: `serve` and `connect`. Each is loaded with its first use, since a client is to
-start fast and needs nothing of the server.
+"""Streamable HTTP: `serve` and `connect`. Each is loaded with its first use, so that a client
+starts without loading the server.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""What the bodies of HTTP responses say: bytes to lines, whatever the server answers with.
+"""Reads the bodies of HTTP responses: bytes become lines, for each media type that servers use.
 
-Each body is read by a task of its own, and all of their lines go into one channel. There the lines
-that a position header announces must follow it with nothing in between, so a body gives away only
-what is whole: single lines, and headers together with all of their lines.
+Each body is read by a task of its own, and all lines go into one channel. There the lines that a
+position header announces must follow it at once. So a body returns only single lines, and position
+headers together with all of their lines.
 """
 
 import enum
@@ -26,7 +26,7 @@ from transports.net.sockets import READ_BYTES
 
 
 class Media(enum.StrEnum):
-    """What a body may be."""
+    """The media types that a body may have."""
 
     NDJSON = "application/x-ndjson"
     JSON = "application/json"
@@ -35,58 +35,58 @@ class Media(enum.StrEnum):
 
 ACCEPT: Final = ", ".join(Media)
 
-# A server writes no longer runs; one message above that may be a run of its own.
+# A server writes no longer runs, unless one message alone is longer.
 RUN_BYTES_MAX: Final = 256 * 1024
 
-# Of one event, most of which was thrown away as it came: a server that ends none is not listened to
-# for ever.
+# The size of one event, including bytes that were discarded. An event without end is an error.
 EVENT_BYTES_MAX: Final = 32 * 1024 * 1024
 
-# Longer ids are not sent back, in a header: such an event stream cannot be continued. Ours have 60.
+# A longer event id is not sent back in a header: the event stream cannot be continued. Our ids have
+# 60 bytes.
 EVENT_ID_BYTES_MAX: Final = 1024
 
-# Event ids that are remembered of each event stream, to recognize what comes twice.
+# How many event ids of each event stream are remembered, to recognize repeated events.
 EVENT_IDS_MAX: Final = 1_000
 
-# A server may ask for a longer pause than this before a client comes back; it is given this.
+# The longest pause before a reconnect, even if the server asks for a longer one.
 RETRY_MAX_S: Final = 300.0
 
-# Characters of a server's own words in an error.
+# How many characters of a server's own words an error has.
 SAID_MAX: Final = 200
 
 _EVENT_ID: Final = re.compile(rb"[\x21-\x7e\x80-\xff]([\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?")
 _RETRY: Final = re.compile(rb"[0-9]{1,15}")
 _METHOD: Final = POSITION.encode()
-_HEADER_BYTES: Final = 128  # in which the method of a header stands
+_HEADER_BYTES: Final = 128  # a position header has its method in these
 
 
 class Malformed(Exception):
-    """A body that breaks the rules; the message says which."""
+    """A body that violates a rule, which the message names."""
 
 
 class Body(Protocol):
-    """One response's body on its way in."""
+    """Reads the body of one response."""
 
     tail_lines: ClassVar[int]
-    """How many of the last lines of what `feed` returns can be the response to the request."""
+    """The response to the request is among so many of the last lines that `feed` returns."""
 
     is_useless: bool
-    """Whether the rest of the body can hold no message: it need not be read."""
+    """Whether the rest of the body has no messages and need not be read."""
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
-        """The lines that are whole now and may be given away. Raises `Malformed`."""
+        """The lines that are complete now. Raises `Malformed`."""
 
     def end(self) -> list[Block | TooLarge]:
-        """The last lines, of a body that ended as it should. Raises `Malformed`."""
+        """The last lines, at the proper end of the body. Raises `Malformed`."""
 
     def held(self) -> list[Block | TooLarge]:
-        """Whole lines of a run that is not: they may be given away if nothing follows them."""
+        """The whole lines of an incomplete run, for a channel that ends with them."""
 
 
 def body_of(head: ResponseHead, limit: int, trail: "EventTrail | None" = None) -> Body | None:
-    """What reads the body after `head`, or None for what no MCP server says.
+    """The reader for the body after `head`; None for a media type that MCP does not use.
 
-    `limit` are the bytes that a message may have. `trail` is told how far an event stream comes.
+    `limit` is the maximum of bytes in a message. An event stream records its progress in `trail`.
     """
     match head.content_type:
         case Media.NDJSON:
@@ -99,22 +99,23 @@ def body_of(head: ResponseHead, limit: int, trail: "EventTrail | None" = None) -
 
 
 class LineBody:
-    """Our own framing: a line for each message, blank lines to keep the connection awake."""
+    """Our own framing: a line for each message, and blank lines to keep the connection alive."""
 
-    # The response, what ends the stream, and the reply to a resume come last.
+    # The last lines: the response, the announcement that the stream has ended, the reply to a
+    # resume.
     tail_lines: ClassVar[int] = 4
     is_useless = False
 
     def __init__(self, limit: int) -> None:
         self._splitter = LineSplitter(limit)
-        self._held: list[Block | TooLarge] = []  # the beginning of a run
-        self._held_bytes = 0  # or a little more
+        self._held: list[Block | TooLarge] = []  # the start of an incomplete run
+        self._held_bytes = 0  # of it, or a little more
         self._held_bytes_max = RUN_BYTES_MAX + limit + READ_BYTES
-        self._run_left = 0  # lines of it that have not come
+        self._run_left = 0  # how many of its lines have not come
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
         found = self._whole(self._splitter.blocks(data, 0, len(data)))
-        # What is held is one run that is not whole; it begins after whatever was found.
+        # Only an incomplete run is held; it begins after all that was found.
         self._held_bytes = len(data) if found else self._held_bytes + len(data)
         if self._held and self._held_bytes > self._held_bytes_max:
             raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
@@ -130,28 +131,28 @@ class LineBody:
         return self._held
 
     def _whole(self, blocks: list[Block | TooLarge]) -> list[Block | TooLarge]:
-        """What was held and has come, up to where a run begins that is not whole."""
+        """The held and the new blocks, up to the start of an incomplete run."""
         found: list[Block | TooLarge] = []
         for block in blocks:
             if isinstance(block, TooLarge):
                 self._run_left = max(0, self._run_left - 1)
                 self._held.append(block)
                 if not self._run_left:
-                    found += self._give_away()
+                    found += self._release()
                 continue
             end = self._walk(block)
             if end > block.start:
-                found += [*self._give_away(), Block(block.data, block.start, end)]
+                found += [*self._release(), Block(block.data, block.start, end)]
             if end < block.end:
                 self._held.append(Block(block.data, end, block.end))
         return found
 
-    def _give_away(self) -> list[Block | TooLarge]:
+    def _release(self) -> list[Block | TooLarge]:
         held, self._held = self._held, []
         return held
 
     def _walk(self, block: Block) -> int:
-        """Go through a block; where that ends which may be given away."""
+        """Count the lines of a block; return the end of the last complete run or single line."""
         at = end = block.start
         while at < block.end:
             if self._run_left:
@@ -166,7 +167,7 @@ class LineBody:
 
 
 def _run_length(line: bytes) -> int:
-    """How many lines belong to this one: none, but for a position header."""
+    """How many lines belong to this line: 0, except for a position header."""
     if _METHOD not in line[:_HEADER_BYTES]:
         return 0
     try:
@@ -175,11 +176,11 @@ def _run_length(line: bytes) -> int:
             return 0
         return messages.decode(message.params, Position).count
     except (ValueError, RecursionError):
-        return 0  # whoever receives it will say what is wrong with it
+        return 0  # the client finds the error when it reads the line
 
 
 class JsonBody:
-    """One message, which may be printed prettily."""
+    """One message, which may be pretty-printed."""
 
     tail_lines: ClassVar[int] = sys.maxsize
 
@@ -189,8 +190,8 @@ class JsonBody:
         self.is_useless = False
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
-        # Before it is compacted, a message may have twice the limit. What is longer is refused at
-        # once: its end may never come.
+        # A pretty-printed message may have twice the limit. A longer one is discarded at once: it
+        # may have no end.
         if self.is_useless:
             return []
         if len(self._text) + len(data) > 2 * self._limit:
@@ -208,24 +209,24 @@ class JsonBody:
 
 
 class EventTrail:
-    """How far an event stream has come, over all the responses that carry it."""
+    """The progress of an event stream, over all the responses that carry it."""
 
     def __init__(self) -> None:
-        self.last_id = b""  # what `Last-Event-ID` says; empty where the stream cannot be continued
-        self.retry_s: float | None = None  # the pause that the server asks for, before a reconnect
+        self.last_id = b""  # for `Last-Event-ID`; empty where the stream cannot be continued
+        self.retry_s: float | None = None  # the pause before a reconnect that the server asks for
         self.events = 0
-        self.responses = 0  # that went on with it
-        self._ids: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of this response
-        self._earlier: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of those before it
+        self.responses = 0  # how many have continued it
+        self._ids: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of the current response
+        self._earlier: deque[bytes] = deque(maxlen=EVENT_IDS_MAX)  # of earlier responses
 
     def continues(self) -> None:
-        """Another response carries the stream from here on."""
+        """Another response carries the stream from now on."""
         self.responses += 1
         self._earlier += self._ids
         self._ids.clear()
 
     def passes(self, event_id: bytes | None) -> bool:
-        """An event has come whole, with the id that it brought; False where it came before."""
+        """Record a complete event, with its id if it has one. False for a repeated event."""
         if event_id and event_id in self._earlier:
             return False
         self.events += 1
@@ -238,13 +239,13 @@ class EventTrail:
         return True
 
     def pause(self, value: bytes) -> None:
-        """The server has said how many milliseconds to wait before a reconnect."""
+        """Record the `retry` field: milliseconds to wait before a reconnect."""
         if _RETRY.fullmatch(value):
             self.retry_s = min(int(value) / 1000, RETRY_MAX_S)
 
 
 class EventBody:
-    """Server-sent events (WHATWG HTML, 9.2), as other servers speak them.
+    """Server-sent events (WHATWG HTML, 9.2), which other servers use.
 
     "Lines must be separated by either a U+000D CARRIAGE RETURN U+000A LINE FEED (CRLF) character
     pair, a single U+000A LINE FEED (LF) character, or a single U+000D CARRIAGE RETURN (CR)", and by
@@ -258,13 +259,14 @@ class EventBody:
     def __init__(self, limit: int, trail: EventTrail | None = None) -> None:
         self._limit = limit
         self._trail = trail or EventTrail()
-        self._rest = bytearray()  # of a line whose end has not come
-        self._id: bytes | None = None  # of the event that is being read, where it has one
+        self._rest = bytearray()  # the start of a line whose end has not come
+        # Of the current event:
+        self._id: bytes | None = None
         self._data: list[bytes] = []
         self._data_bytes = 0
-        self._event_bytes = 0  # that have come of it; some may count twice
+        self._event_bytes = 0  # received; some count twice
         self._type = b""
-        self._is_too_large = False  # the event that is being read
+        self._is_too_large = False
         self._is_start = True
         self._ended_with_cr = False
 
@@ -299,7 +301,7 @@ class EventBody:
         self._count(len(data))
         if len(self._rest) + len(data) > 2 * self._limit + _HEADER_BYTES:
             self._is_too_large |= not (self._rest or data).startswith(b":")
-            self._rest[:] = b":"  # the rest of the line may be read like a comment
+            self._rest[:] = b":"  # the rest of the line is skipped like a comment
         else:
             self._rest += data
 
@@ -314,7 +316,7 @@ class EventBody:
         if field == b"event":
             self._type = value
         elif field == b"data":
-            self._data_bytes += len(value) + 1  # with the newline that joins it to the next
+            self._data_bytes += len(value) + 1  # with the newline between two data lines
             self._count(len(line) + 1)
             if self._data_bytes > 2 * self._limit:
                 self._is_too_large = True
@@ -344,7 +346,7 @@ class EventBody:
 
 
 def _message(text: bytes, limit: int) -> list[Incoming]:
-    """A message as a line, if there is one in `text`."""
+    """The message in `text` as a line, if there is one."""
     line = one_line(text.strip())
     if not line:
         return []
@@ -354,7 +356,7 @@ def _message(text: bytes, limit: int) -> list[Incoming]:
 def answer_in(
     blocks: Sequence[Block | TooLarge], request_id: RequestId, most: int
 ) -> Message | TooLarge | None:
-    """The response to a request, or what may have been it, if it is among the last `most` lines."""
+    """The response to a request, or a `TooLarge` that may be it, among the last `most` lines."""
     needle = msgspec.json.encode(request_id)
     for line in last_lines(blocks, most):
         if isinstance(line, TooLarge):
@@ -373,26 +375,23 @@ def answer_in(
 def refusal_line(
     head: ResponseHead, text: bytes, request_id: RequestId | None, url: str = ""
 ) -> bytes:
-    """An answer that is no success, as the error response to the request that it answers.
-
-    `url` is where the request was sent.
-    """
+    """The JSON-RPC error response for an HTTP error. The request was sent to `url`."""
     try:
         said = msgspec.json.decode(text)
         error = said["error"]
         refused = Refusal(int(error["code"]), str(error["message"]), error.get("data"))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         refused = Refusal(INTERNAL_ERROR, _sentence(head, text, url))
-    if head.status == 401:  # whoever has answered so
+    if head.status == 401:  # from the server or from a proxy
         refused.data = {"reason": "unauthorized"}
-    elif head.status >= 500 and refused.data is None:  # perhaps a proxy's, ahead of the server
+    elif head.status >= 500 and refused.data is None:  # perhaps from a proxy
         refused.data = {"reason": "unavailable"}
     return messages.error(request_id, refused).rstrip(b"\n")
 
 
 def _sentence(head: ResponseHead, text: bytes, url: str) -> str:
     if head.status < 300:
-        return f"The server answered with {head}, and with nothing that MCP knows."
+        return f"The server answered with {head}, and a body that MCP does not allow."
     if location := head.fields.get("location"):
         return f"The server answered with {head}: {_redirected(url, location)}"
     said = " ".join(text.decode(errors="replace").split())
@@ -401,15 +400,15 @@ def _sentence(head: ResponseHead, text: bytes, url: str) -> str:
 
 
 def _redirected(url: str, location: str) -> str:
-    """The advice on a redirect, which is not followed: a token must not follow it.
+    """The advice for a redirect, which is not followed: the bearer token is for this server only.
 
-    The URL is the server's word: it is advised only where it is one, and quoted for a shell.
+    The new URL comes from the server: it is checked, and quoted for a shell.
     """
     try:
         to = urljoin(url, location)
         is_tls = Address(to, HTTP).is_tls
     except ValueError:
-        return "it redirects to no URL that can be dialed."
+        return "it redirects to a URL that cannot be dialed."
     if url.startswith("https:") and not is_tls:
         return "it redirects to an address without TLS, which is not safe to dial."
     if len(to) > SAID_MAX:

@@ -1,22 +1,22 @@
-"""MCP's Streamable HTTP, from the client's side: a `Channel` whose lines are POSTs.
+"""MCP's Streamable HTTP, from the client's side: a `ClientChannel` that sends each line as a POST.
 
-Each line goes out as a request of its own; the lines that are received are those of all the
-responses, and of the standing GET stream, on which a server says what belongs to no request.
+It receives the lines of all responses, and of the standing stream: a GET whose response carries
+messages that belong to no request.
 
-HTTP has no connection that both sides could lose. What stands for it depends on the server:
+HTTP has no connection whose end both sides notice. When the channel ends depends on the server:
 
-- One that answers in our own framing gives tokens to resume by. The channel is over when a response
-  breaks off or ends too early; its user connects again, and resumes. The same holds for a response
-  whose stream is resumed by a token (`leave_to_token`).
-- Of any other, the channel lasts as long as the session. A response whose event stream breaks off
-  or ends early is continued by a GET with `Last-Event-ID`, as often as that takes. One that cannot
-  be continued is lost: its request is answered by an error with the reason `lost` where others are
-  waiting for responses, which must not be lost with it; else the channel is over.
+- Our servers answer in our own framing, with resume tokens. The channel ends when a response is
+  interrupted or ends too early. The client connects again and resumes its streams. The same holds
+  for a response whose stream is resumed by a resume token (`leave_to_token`).
+- With other servers, the channel lasts as long as the session. An event stream that is interrupted
+  or ends too early is continued by a GET with `Last-Event-ID`, as often as necessary. A response
+  that cannot be continued is lost. If other requests wait for responses, only its own request is
+  answered by an error, with the reason `lost`; else the channel ends.
 
-In any case it is over when the server fails (5xx) or is not to be reached, and nothing can be
-continued; and when it has forgotten the session (404).
+The channel always ends when the server fails (5xx) or cannot be reached, and no response can be
+continued; and when the server no longer knows the session (404).
 
-This file is longer than others: all of it is about one request, from its line to its response.
+This file is longer than 500 lines: all of it is about one request, from its line to its response.
 """
 
 import random
@@ -62,43 +62,43 @@ from transports.net.dialing import (
 )
 from transports.net.sockets import CLOSE_S
 
-# The next line waits for the response to this one to begin, so that they arrive in order. A server
-# that begins its response when it has all of it may take long: after this time the line has arrived
-# for certain.
+# A line waits until the response to the line before it has begun, so that the lines arrive in
+# order. Some servers begin a response only when it is complete. After this time, the line has
+# certainly arrived.
 ORDER_S: Final = 5.0
-UNANSWERED_MAX: Final = 1_000  # requests whose response has not begun, beyond which none is sent
+UNANSWERED_MAX: Final = 1_000  # how many requests may wait for their response to begin
 
-# No response comes to what was cancelled; how long its body may take to end by itself.
+# How long the body of a cancelled request may take to end by itself.
 CANCELLED_S: Final = 1.0
 
-# Of a body that is no message, and how long it may take.
+# The size of a body without messages, and how long it may take.
 REFUSAL_BYTES_MAX: Final = 64 * 1024
 REFUSAL_S: Final = 10.0
 
-# A call waits so long for the standing stream to be there: a server may ask something of the client
-# while it works, and does not say it again.
+# How long the first call waits for the standing stream: a server may send a question on it during
+# the call, and does not repeat that.
 STANDING_S: Final = 1.0
 
-# What waits to be received before bodies are not read on. Each of them may hold a read more.
+# While so many bytes wait to be received, no more are read. Each response may hold one read more.
 RECEIVE_BYTES_MAX: Final = 1024 * 1024
 
-# How far a response has come: its request, and the id of its last event; empty for none.
+# The progress of a response: its request, and the id of its last event, which may be empty.
 Mark = tuple[RequestId, bytes]
 
-# The pause before an event stream is continued, where the server does not say (`retry`), and the
-# shortest one, whatever it says.
+# The pause before an event stream is continued, unless the server sets it (`retry`), and its
+# minimum in any case.
 RETRY_S: Final = 1.0
 RETRY_MIN_S: Final = 0.1
 
-# Where a server is not to be reached, pauses double up to these: the first while a response is
-# waited for, so that it comes soon after an outage, the second for a standing stream alone.
+# While a server cannot be reached, pauses double up to these: the first while a request waits, so
+# that its response comes soon after an outage, the second for the standing stream alone.
 WAITED_PAUSE_MAX_S: Final = 2.0
 IDLE_PAUSE_MAX_S: Final = 30.0
 
-# How long a response is tried to be continued without any success. As patient as `Client` is.
+# For how long a response is continued without success. `Client` gives up after the same time.
 CONTINUE_S: Final = 300.0
 
-# Status codes of a server that cannot serve now: it is asked again.
+# Status codes of a server that cannot answer now: the request is retried.
 _BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 _INITIALIZE: Final = "initialize"
@@ -117,8 +117,9 @@ async def connect(
 ) -> AsyncIterator["HttpChannel"]:
     """Connect to an MCP endpoint; leaving the block ends the session and closes, within a second.
 
-    Whether the server takes the `token` shows when the first message is answered. Raises `OSError`
-    when nobody answers within 10 seconds; `ValueError` when `url` is none, or no place for a token.
+    A refused `token` shows only in the answer to the first message. Raises `OSError` without an
+    answer within 10 seconds; `ValueError` for an invalid `url`, or one where others could read the
+    token.
     """
     address = Address(url, HTTP)
     bearer = bearer_for(address, token)
@@ -131,7 +132,7 @@ async def connect(
 
 
 class HttpChannel:
-    """The requests to one endpoint, in one session."""
+    """A `ClientChannel` and `RequestChannel`: the requests of one session."""
 
     def __init__(
         self, connections: ConnectionPool, message_bytes_max: int, token: str | None
@@ -142,9 +143,9 @@ class HttpChannel:
         self._received = ReceiveBuffer()
         self._session = ""
         self._version = ""
-        self._exchanges: dict[RequestId, _Exchange] = {}  # those that a response is awaited for
-        self._prepared: dict[RequestId, tuple[bytes, bool, bool]] = {}  # for what comes next
-        self._is_ours = False  # the server answers in our framing
+        self._exchanges: dict[RequestId, _Exchange] = {}  # requests that wait for a response
+        self._prepared: dict[RequestId, tuple[bytes, bool, bool]] = {}  # requests to be sent next
+        self._is_ours = False  # the server answers in our own framing
         self._is_listening = False  # to the standing stream
         self._has_asked = trio.Event()  # a request was sent
         self._unanswered = trio.Semaphore(UNANSWERED_MAX)
@@ -153,10 +154,9 @@ class HttpChannel:
         self._tasks = trio.CancelScope(shield=True)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Hold the tasks that read responses, until the channel is over.
+        """Run the tasks that read responses, until the channel is over.
 
-        Shielded, since to be cancelled is no reason to be impolite; `aclose` is their end in any
-        case.
+        They are shielded, because a graceful close needs them; `aclose` always ends them.
         """
         await begin_or_leave()
         with self._tasks:
@@ -164,7 +164,7 @@ class HttpChannel:
                 task_status.started()
                 await trio.sleep_forever()
 
-    # The channel
+    # -- the channel
 
     @property
     def principal(self) -> str:
@@ -192,7 +192,7 @@ class HttpChannel:
         except trio.BrokenResourceError:
             raise
         except BaseException:
-            self._end("interrupted")  # perhaps the server has some of the lines
+            self._end("interrupted")  # the server may have received some of the lines
             raise
 
     async def ping(self) -> bool:
@@ -222,7 +222,7 @@ class HttpChannel:
         try:
             connection = await self._connections.take()
         except OSError:
-            return  # the session's own time limit will do
+            return  # the session ends by its time limit
         try:
             await connection.write(self._request("DELETE"), b"")
             await connection.read_head()
@@ -232,92 +232,92 @@ class HttpChannel:
             await connection.aclose()
 
     def _end(self, why: str, last: Sequence[Block | TooLarge] = ()) -> None:
-        """The channel is over; `last` is received before its end, and nothing after that."""
+        """End the channel; `last` can still be received."""
         self._received.end(why, last)
         self._tasks.cancel()
 
-    # One line, one request
+    # -- one line, one request
 
     async def _post(self, line: bytes) -> None:
         await self._unanswered.acquire()
-        self._check()
+        self._check_open()
         exchange = _Exchange(line)
         if exchange.request_id in self._prepared:
             prepared = self._prepared.pop(exchange.request_id)
             exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
-        cancelled = self._give_up(exchange)
-        self._nursery.start_soon(self._carry, exchange)
+        cancelled = self._cancelled_by(exchange)
+        self._nursery.start_soon(self._run_exchange, exchange)
         await exchange.is_written.wait()
         with trio.move_on_after(ORDER_S):
             await exchange.is_ready.wait()
         if cancelled is not None:
-            # Who has cancelled and then asks something else expects to have heard the last of it
-            # when the answer to that is here.
+            # A request behind the cancellation must be answered after the last message of the
+            # cancelled one.
             await cancelled.is_over.wait()
-        self._check()
+        self._check_open()
 
-    def _check(self) -> None:
+    def _check_open(self) -> None:
         if self._received.ended is not None:
             raise trio.BrokenResourceError(self._received.ended)
 
-    def _give_up(self, exchange: "_Exchange") -> "_Exchange | None":
-        """What `exchange` cancels, if it is here: it need not be answered any more."""
+    def _cancelled_by(self, exchange: "_Exchange") -> "_Exchange | None":
+        """Stop waiting for the request that `exchange` cancels, and return it, if it is known."""
         cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
         if cancelled is not None:
             cancelled.is_answered = True
             cancelled.scope.deadline = trio.current_time() + CANCELLED_S
         return cancelled
 
-    async def _carry(self, exchange: "_Exchange") -> None:
+    async def _run_exchange(self, exchange: "_Exchange") -> None:
         if exchange.request_id is not None:
             self._exchanges[exchange.request_id] = exchange
             self._has_asked.set()
         try:
             with exchange.scope:
-                await self._see_through(exchange)
+                await self._complete(exchange)
         finally:
             if exchange.request_id is not None:
                 self._exchanges.pop(exchange.request_id, None)
             exchange.is_over.set()
-            self._begun(exchange)
+            self._allow_next(exchange)
 
-    async def _see_through(self, exchange: "_Exchange") -> None:
-        """Send a line and read the response, over as many connections as that takes."""
-        act: Callable[[_Exchange], Awaitable[None]] = self._ask
+    async def _complete(self, exchange: "_Exchange") -> None:
+        """Send a line and read the response, over as many connections as necessary."""
+        act: Callable[[_Exchange], Awaitable[None]] = self._send_request
         pauses = _Pauses(exchange.trail)
         while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
             if failure and exchange.is_answered and not self._is_ours:
-                return  # what broke is of no use any more
+                return  # the rest of the response is not needed
             if not failure and exchange.ends_with_body:
-                self._answer_lost(exchange, "the server ended a delivery without a reply")
+                self._answer_with_lost(exchange, "the server ended a delivery without a reply")
                 return
             if exchange.is_awaited and exchange.trail.last_id and not exchange.has_token:
-                act = self._continue
+                act = self._continue_response
             elif not (failure and self._may_send_again(exchange)):
-                self._lose(exchange, failure or "the server let go of a request")
+                self._fail(exchange, failure or "the server ended a response too early")
                 return
             pause_s = pauses.next(WAITED_PAUSE_MAX_S)
             if pauses.failing_s > CONTINUE_S:
-                self._lose(exchange, failure or "the server does not continue a response")
+                self._fail(exchange, failure or "the server does not continue a response")
                 return
             await trio.sleep(pause_s)
 
     def _may_send_again(self, exchange: "_Exchange") -> bool:
-        """Whether a line whose sending failed is sent again: it does no harm and others wait."""
+        """Whether a line is sent once more: that does no harm, and other requests wait."""
         is_harmless = exchange.request_id is None or not exchange.is_sent
         return is_harmless and not self._is_ours and self._has_others(exchange)
 
     def _has_others(self, exchange: "_Exchange") -> bool:
         return any(each.is_awaited for each in self._exchanges.values() if each is not exchange)
 
-    def _lose(self, exchange: "_Exchange", why: str) -> None:
-        """A line, or the response to it, is lost: end the channel, unless others need it."""
+    def _fail(self, exchange: "_Exchange", why: str) -> None:
+        """A line or its response is lost: end the channel, unless other requests need it."""
         if self._is_ours or exchange.has_token or not self._has_others(exchange):
             self._end(why)
             return
-        self._answer_lost(exchange, why)
+        self._answer_with_lost(exchange, why)
 
-    def _answer_lost(self, exchange: "_Exchange", why: str) -> None:
+    def _answer_with_lost(self, exchange: "_Exchange", why: str) -> None:
         log.info("a response was lost", why=why, method=exchange.method)
         if exchange.request_id is not None:
             exchange.is_answered = True
@@ -325,7 +325,7 @@ class HttpChannel:
             line = messages.error(exchange.request_id, refused).rstrip(b"\n")
             self._received.add(in_blocks([line]), len(line))
 
-    async def _ask(self, exchange: "_Exchange") -> None:
+    async def _send_request(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
             exchange.is_sent = True
@@ -335,8 +335,8 @@ class HttpChannel:
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
 
-    async def _continue(self, exchange: "_Exchange") -> None:
-        """Read on, behind the last event that has come of a response."""
+    async def _continue_response(self, exchange: "_Exchange") -> None:
+        """Continue a response behind its last event."""
         trail = exchange.trail
         async with self._connection() as connection:
             await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
@@ -349,12 +349,12 @@ class HttpChannel:
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
             if not self._is_gone(head, has_session=exchange.has_session):
-                trail.last_id = b""  # so it is lost
+                trail.last_id = b""  # the response cannot be continued
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[HttpConnection]:
-        """A connection for one request, closed unless the response was read to its end."""
+        """A connection for one request. Closed after an error, else kept for the next request."""
         connection = await self._connections.take()
         try:
             yield connection
@@ -363,8 +363,8 @@ class HttpChannel:
             raise
         await self._connections.put(connection)
 
-    def _begun(self, exchange: "_Exchange") -> None:
-        """The next line may be sent."""
+    def _allow_next(self, exchange: "_Exchange") -> None:
+        """The response has begun: the next line may be sent."""
         exchange.is_written.set()
         if not exchange.is_ready.is_set():
             exchange.is_ready.set()
@@ -377,7 +377,7 @@ class HttpChannel:
             ("Host", self._connections.address.host_header),
             ("User-Agent", "mcp-streams"),
             ("Accept", Media.EVENTS if method == "GET" else ACCEPT),
-            ("Accept-Encoding", "identity"),  # to be read as it comes
+            ("Accept-Encoding", "identity"),  # no compression
             *self._authorization,
         ]
         if body is not None:
@@ -390,7 +390,7 @@ class HttpChannel:
             fields.append(("MCP-Protocol-Version", self._version))
         return h11.Request(method=method, target=self._connections.address.target, headers=fields)
 
-    # Its response
+    # -- the response
 
     async def _answered(
         self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
@@ -404,22 +404,22 @@ class HttpChannel:
         if is_success and exchange.method == _INITIALIZE:
             self._is_ours = isinstance(body, LineBody)
         if is_success and exchange.method == _INITIALIZED:
-            await self._listen()
+            await self._open_standing_stream()
         if body is None:
             await self._no_messages(exchange, head, connection)
             return
-        # A reply in JSON says that the messages come elsewhere: on the standing stream.
+        # With a JSON reply, the messages come on the standing stream.
         is_event_stream = isinstance(body, EventBody)
         may_lack_reply = exchange.may_lack_reply and not self._is_ours
         exchange.ends_with_body = may_lack_reply and is_event_stream
-        if exchange.method != _INITIALIZE:  # whose result says how to go on
-            self._begun(exchange)
+        if exchange.method != _INITIALIZE:  # its result decides how the next line is sent
+            self._allow_next(exchange)
         await self._read(exchange, body, connection)
 
     async def _no_messages(
         self, exchange: "_Exchange", head: ResponseHead, connection: HttpConnection
     ) -> None:
-        """A response that is no success, or has nothing in it: mostly a 202."""
+        """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
         if self._is_gone(head, has_session=exchange.has_session):
             return
@@ -434,15 +434,15 @@ class HttpChannel:
                 self._end(f"the server answered with {head}")
 
     def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
-        """Whether a response says that the session is no more, which ends the channel."""
+        """Whether a response means that the session has ended; if so, end the channel."""
         if head.status == 404 and has_session:
-            self._end("the server has forgotten the session")
+            self._end("the server no longer knows the session")
         elif head.status == 401 and has_session:
-            self._end("the server does not take the token any more")
+            self._end("the server no longer accepts the bearer token")
         return self._received.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
-        """Read a response to its end, or for as long as it is of use.
+        """Read a response to its end, or until the rest is not needed.
 
         Raises `trio.BrokenResourceError`.
         """
@@ -466,7 +466,7 @@ class HttpChannel:
                 await self._deliver(exchange, blocks, body.tail_lines, size)
                 size = 0
             if body.is_useless:
-                return  # its connection is closed
+                return  # the connection closes, since the body was not read to its end
         if blocks := body.end():
             await self._deliver(exchange, blocks, body.tail_lines, size)
 
@@ -486,24 +486,24 @@ class HttpChannel:
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
     ) -> None:
-        assert exchange.request_id is not None  # else nothing is awaited
+        assert exchange.request_id is not None  # only requests are awaited
         answer = answer_in(blocks, exchange.request_id, tail_lines)
         if answer is None:
             return
         if exchange.ends_with_body and not (
             isinstance(answer, Message) and answer.error is not msgspec.UNSET
         ):
-            return  # its messages may follow
+            return  # messages of the stream may follow
         exchange.is_answered = True
         if exchange.method == _INITIALIZE:
             if not isinstance(answer, TooLarge):
                 self._version = _printable(_version_in(answer))
-            self._begun(exchange)
+            self._allow_next(exchange)
 
     def _look_for_others(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
     ) -> None:
-        """A server may answer a request on another response than its own: that one may go then."""
+        """A server may answer a request on another response: then its own one is not needed."""
         for line in last_lines(blocks, tail_lines):
             message = None if isinstance(line, TooLarge) else _look(line)
             if message is None or message.method is not msgspec.UNSET:
@@ -513,10 +513,9 @@ class HttpChannel:
                     each.is_answered = True
                     each.scope.deadline = trio.current_time() + CANCELLED_S
 
-    # What becomes of a response
+    # -- what the client knows of a response: see `RequestChannel`
 
     def leave_to_token(self, request_id: RequestId) -> None:
-        """The stream of this request is resumed by its token: its response is not continued."""
         if exchange := self._exchanges.get(request_id):
             exchange.has_token = True
 
@@ -545,43 +544,43 @@ class HttpChannel:
     def abandon(self, why: str) -> None:
         self._end(why)
 
-    # The standing stream
+    # -- the standing stream
 
-    async def _listen(self) -> None:
-        """Open the standing stream, before the first call. A server of ours says nothing there."""
+    async def _open_standing_stream(self) -> None:
+        """Open the standing stream, before the first call. Our servers send no messages on it."""
         if self._is_ours or self._is_listening:
             return
         self._is_listening = True
         standing = _Exchange(b"")
-        self._nursery.start_soon(self._stand, standing)
+        self._nursery.start_soon(self._keep_standing_stream, standing)
         with trio.move_on_after(STANDING_S):
             await standing.is_ready.wait()
 
-    async def _stand(self, standing: "_Exchange") -> None:
-        """Read the standing stream, and open it again when it ends, for as long as there is one."""
+    async def _keep_standing_stream(self, standing: "_Exchange") -> None:
+        """Read the standing stream; reopen it when it ends, unless the server refuses that."""
         pauses = _Pauses(standing.trail)
         while not standing.is_answered:
-            if failure := await _failure_of(self._stand_once, standing):
+            if failure := await _failure_of(self._read_standing_stream, standing):
                 log.debug("the standing stream has failed", why=failure)
             standing.is_ready.set()
             if not standing.is_answered:
-                await self._rest(standing, pauses)
+                await self._pause_standing_stream(standing, pauses)
 
-    async def _rest(self, standing: "_Exchange", pauses: "_Pauses") -> None:
-        """Wait before the standing stream is opened again: not for long where a call is running."""
+    async def _pause_standing_stream(self, standing: "_Exchange", pauses: "_Pauses") -> None:
+        """Wait before the standing stream is reopened: only shortly while a call is running."""
         self._has_asked = trio.Event()
         with trio.move_on_after(pauses.next(IDLE_PAUSE_MAX_S)):
             if not self._has_others(standing):
                 await self._has_asked.wait()
             await trio.sleep(max(pauses.least_s, WAITED_PAUSE_MAX_S))
 
-    async def _stand_once(self, standing: "_Exchange") -> None:
+    async def _read_standing_stream(self, standing: "_Exchange") -> None:
         trail = standing.trail
         async with self._connection() as connection:
             await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
             head = await connection.read_head()
             if _is_event_stream(head):
-                standing.has_session = bool(self._session)  # from now on, a 404 ends it
+                standing.has_session = bool(self._session)  # from now on, a 404 ends the session
                 standing.is_ready.set()
                 trail.continues()
                 await self._read(standing, EventBody(self._limit, trail), connection)
@@ -589,29 +588,29 @@ class HttpChannel:
             await _read_some(connection)
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
-            # 405, most of all: "the server does not offer an SSE stream at this endpoint".
+            # Mostly 405: "the server does not offer an SSE stream at this endpoint".
             if not self._is_gone(head, has_session=standing.has_session):
                 log.debug("the server has no standing stream", answer=str(head))
             standing.is_answered = True
 
 
 class ReceiveBuffer:
-    """What has come and waits to be received."""
+    """The lines of all responses that wait to be received: bounded."""
 
     def __init__(self) -> None:
-        self.ended: str | None = None  # why no more comes
-        self.event_ids: dict[RequestId, bytes] = {}  # of the last events that are done with
+        self.ended: str | None = None  # the reason, once the channel is over
+        self.event_ids: dict[RequestId, bytes] = {}  # of the last events that were handled
         self._batches: deque[tuple[Sequence[Block | TooLarge], int, Mark | None]] = deque()
-        self._mark: Mark | None = None  # of what was received last
+        self._mark: Mark | None = None  # of the lines that were received last
         self._bytes = 0
         self._has_come = trio.Event()
         self._has_room = trio.Event()
-        self._turn = trio.StrictFIFOLock()  # who waits for room, before the others who have more
+        self._turn = trio.StrictFIFOLock()  # one response waits for room, the others for this
 
     async def put(
         self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None
     ) -> None:
-        """Hand over blocks in one piece, when there is room; once it is over, to nobody."""
+        """Add blocks when there is room; after the end, discard them."""
         async with self._turn:
             while self._bytes >= RECEIVE_BYTES_MAX and self.ended is None:
                 self._has_room = trio.Event()
@@ -619,12 +618,12 @@ class ReceiveBuffer:
             self.add(blocks, size, mark)
 
     def add(self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None) -> None:
-        """Hand over blocks, room or not: for few and small ones."""
+        """Add blocks without waiting for room: for few and small ones."""
         if self.ended is None:
             self._add(blocks, size, mark)
 
     def end(self, why: str, last: Sequence[Block | TooLarge]) -> None:
-        """Nothing comes after `last`."""
+        """End, after `last`."""
         if self.ended is None:
             self.ended = why
             if last:
@@ -633,11 +632,11 @@ class ReceiveBuffer:
             self._has_room.set()
 
     def drop(self) -> None:
-        """Nobody receives any more."""
+        """Discard all that waits."""
         self._batches.clear()
 
     async def take(self) -> Sequence[Block | TooLarge]:
-        """The next lines; those before them are done with. Raises `trio.EndOfChannel`."""
+        """The next lines; the lines before them are handled then. Raises `trio.EndOfChannel`."""
         self._note()
         await trio.lowlevel.checkpoint()
         while not self._batches:
@@ -681,16 +680,16 @@ class _Pauses:
         self._seen = (0, 0)
         self._failures = 0
         self._since = trio.current_time()
-        self.failing_s = 0.0  # how long ago the last response was there that carried it
+        self.failing_s = 0.0  # the time since the last progress
 
     @property
     def least_s(self) -> float:
-        """The pause that the server asks for, or the usual one."""
+        """The pause that the server asks for, or the default."""
         retry_s = self._trail.retry_s
         return max(RETRY_S if retry_s is None else retry_s, RETRY_MIN_S)
 
     def next(self, most_s: float) -> float:
-        """How long to wait now: twice as long each time, while nothing comes."""
+        """How long to wait now: twice as long each time, while no event comes."""
         seen = (self._trail.responses, self._trail.events)
         if seen != self._seen:
             self._since = trio.current_time()
@@ -700,27 +699,27 @@ class _Pauses:
         self.failing_s = trio.current_time() - self._since
         pause_s = backoff_s(RETRY_MIN_S, self._failures, most_s)
         self._failures += 1
-        # Clients that have lost the same server do not all come back at once.
+        # Random, so that clients of one server do not all reconnect at the same moment.
         jitter_s: float = random.uniform(0.5, 1.0) * pause_s  # nosec B311 # jitter, not a secret
         return max(self.least_s, jitter_s)
 
 
 class _Exchange:
-    """One line, the response to it, and how far they have come."""
+    """The state of one line and of the response to it."""
 
     def __init__(self, line: bytes) -> None:
         self.line = line
         self.method: str | None = None
-        self.request_id: RequestId | None = None  # where it is a request, which is to be answered
+        self.request_id: RequestId | None = None  # None for a line that gets no response
         self.cancels: RequestId | None = None
         self.has_session = False
-        self.has_token = False  # by which its stream is resumed
-        self.follows = b""  # the id of an event: the last one of the stream that this is about
+        self.has_token = False  # its stream is resumed by a resume token
+        self.follows = b""  # the id of the last event that was read of the stream it asks for
         self.may_lack_reply = False
-        self.ends_with_body = False  # until then, no result is the last word
+        self.ends_with_body = False  # the response is complete only at the end of the body
         self.trail = EventTrail()
         self.heard_at = trio.current_time()
-        self.is_sent = False  # perhaps not all of it
+        self.is_sent = False  # perhaps only a part of it
         self.is_answered = False
         self.is_written = trio.Event()
         self.is_ready = trio.Event()  # its response has begun
@@ -730,7 +729,7 @@ class _Exchange:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a response must come yet."""
+        """Whether a response must still come."""
         return self.request_id is not None and not self.is_answered
 
     def _look(self) -> None:
@@ -744,13 +743,13 @@ class _Exchange:
             elif self.method == _CANCELLED:
                 self.cancels = messages.decode(message.params, _Params).request_id
         except (ValueError, RecursionError):
-            return  # what a line says is the server's business
+            return  # the server answers a malformed line with an error
 
 
 async def _failure_of(
     act: Callable[[_Exchange], Awaitable[None]], exchange: _Exchange
 ) -> str | None:
-    """Do it; what went wrong with the connection, if anything did."""
+    """Run `act`; return the failure of the connection, if there was one."""
     try:
         await act(exchange)
     except (trio.BrokenResourceError, OSError) as error:
@@ -759,7 +758,7 @@ async def _failure_of(
 
 
 async def _read_some(connection: HttpConnection) -> bytes:
-    """The body of a refusal, or how it begins. Raises `trio.BrokenResourceError`."""
+    """The body of a refusal, or its start. Raises `trio.BrokenResourceError`."""
     text = b""
     with trio.move_on_after(REFUSAL_S):
         while len(text) <= REFUSAL_BYTES_MAX and (data := await connection.read()):
@@ -775,7 +774,7 @@ def _look(line: bytes) -> Message | None:
     try:
         return look(line)
     except (ValueError, RecursionError):
-        return None  # what a line says is the receiver's business
+        return None  # the client reports a malformed line when it reads it
 
 
 def _version_in(answer: Message) -> str:
@@ -783,9 +782,9 @@ def _version_in(answer: Message) -> str:
     try:
         return "" if result is msgspec.UNSET else messages.decode(result, _Result).protocol_version
     except ValueError:
-        return ""  # whoever receives it will say what is wrong with it
+        return ""  # the client reports the error when it reads the result
 
 
 def _printable(value: str | None) -> str:
-    """A value of a header as the server gave it; empty where no header could have it."""
+    """A header's value from the server, to be sent back; empty if it is not a valid header."""
     return value if value and _HEADER_VALUE.fullmatch(value) else ""

@@ -1,12 +1,12 @@
-"""The HTTP/1.1 connections of a client: h11 speaks the protocol, trio moves the bytes.
+"""The HTTP/1.1 connections of a client: h11 has the protocol, trio moves the bytes.
 
-Not httpx2, which was tried first. Its pool looks at every one of its connections for every request,
-so that with 1,000 responses open a POST takes ten times as long as with none; it writes the head
-and the body of a request apart, reads 64 KiB at most, and cannot be given a connection that is open
-already, with which `connect` knows that somebody answers.
+httpx2 was tried first. Its pool looks at each of its connections for each request, so that a POST
+takes ten times as long with 1,000 open responses as with none. It writes the head and the body of a
+request apart, reads 64 KiB at most, and cannot use a connection that is already open. `connect`
+needs that, to know that the server answers.
 
-Proxies that the environment names are not used either: what is dialled is what is connected to, as
-over every other transport.
+Proxies in the environment are not used: the client connects to the dialed address, as over every
+other transport.
 """
 
 import ssl
@@ -19,27 +19,27 @@ import trio
 from transports.net.dialing import CONNECT_S, Address, ClientStream, reach
 from transports.net.sockets import READ_BYTES
 
-HEAD_BYTES_MAX: Final = 64 * 1024  # of a response; what comes is read in larger pieces
+HEAD_BYTES_MAX: Final = 64 * 1024  # of a response
 
-# Interim responses (1xx) ahead of a response. They mean nothing to MCP; a server needs one or two.
+# Interim responses (1xx) before a response. They have no meaning for MCP; one or two are usual.
 INTERIM_MAX: Final = 100
 
-# From the first byte of a response's head to its last. How long a server thinks before that is its
-# own affair.
+# From the first byte of a response's head to its last. The time before the first is not limited:
+# the server works.
 HEAD_S: Final = 30.0
 
-# One `read` returns at most so many chunks: those of a byte cost as much time as large ones.
+# One `read` returns at most so many chunks: a chunk of one byte costs as much time as a large one.
 READ_EVENTS_MAX: Final = 1_000
 
 REASON_CHARS_MAX: Final = 100  # of a status line, in an error
 
-# Some servers hang up on a connection that was idle for 5 s; a request must not cross that.
+# Some servers close a connection that was idle for 5 s. No request should be sent at that moment.
 IDLE_S: Final = 4.0
 IDLE_MAX: Final = 16  # a burst may need more connections at once, but not for long
 
 
 class ResponseHead(msgspec.Struct, frozen=True):
-    """How a response begins. Names of `fields` are lower-case."""
+    """The head of a response. Names of `fields` are lower-case."""
 
     status: int
     reason: str
@@ -47,7 +47,7 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
     @property
     def content_type(self) -> str:
-        """The media type of the body, without its parameters; empty where there is none."""
+        """The media type of the body without parameters; empty where it is missing."""
         return self.fields.get("content-type", "").partition(";")[0].strip().lower()
 
     def __str__(self) -> str:
@@ -55,10 +55,10 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class HttpConnection:
-    """One connection: a request, its response, and then perhaps the next.
+    """One connection: a request, its response, and then perhaps the next request.
 
-    All that waits raises `trio.BrokenResourceError`, with a sentence, when the connection fails or
-    the server breaks HTTP's rules; nothing can be asked over it any more then.
+    When the connection fails or the server violates HTTP, all methods that wait raise
+    `trio.BrokenResourceError`. Then no other request can be sent over it.
     """
 
     def __init__(self, stream: ClientStream, tcp: trio.SocketStream) -> None:
@@ -69,7 +69,7 @@ class HttpConnection:
         self._is_half_written = False
 
     async def write(self, request: h11.Request, body: bytes) -> None:
-        """Send a request, in one piece. What goes wrong, `read_head` will tell."""
+        """Send a request, in one piece. A failure is raised by `read_head`."""
         self._idle_since = None
         parts = [self._http.send(request)]
         if body:
@@ -78,7 +78,7 @@ class HttpConnection:
         try:
             await self._stream.send_all(b"".join(part or b"" for part in parts))
         except trio.BrokenResourceError:
-            # A server may refuse a request before it has read all of it.
+            # A server may answer a request before it has read all of it.
             self._is_half_written = True
 
     async def read_head(self) -> ResponseHead:
@@ -93,7 +93,7 @@ class HttpConnection:
         raise trio.BrokenResourceError(f"the server sent {INTERIM_MAX} interim responses (1xx)")
 
     async def read(self) -> bytes:
-        """More of the body, as much as is there; nothing once it has ended as it should."""
+        """The next bytes of the body, as many as there are; empty at its proper end."""
         found: list[bytes] = []
         while self._http.their_state is h11.SEND_BODY:
             event = self._look()
@@ -125,7 +125,7 @@ class HttpConnection:
         try:
             return self._http.next_event()
         except h11.RemoteProtocolError as error:
-            raise trio.BrokenResourceError(f"the server broke off: {error}") from None
+            raise trio.BrokenResourceError(f"the server violated HTTP: {error}") from None
 
     async def _fetch(self) -> None:
         try:
@@ -137,10 +137,10 @@ class HttpConnection:
         self._http.receive_data(bytes(data))
 
     def begin_again(self) -> bool:
-        """Make ready for the next request, after a whole response; False where that cannot be."""
+        """Prepare for the next request, after a whole response; False where that is impossible."""
         if not (self._http.our_state is h11.DONE and self._http.their_state is h11.DONE):
             return False
-        if self._is_half_written or self._http.trailing_data[0]:  # which nobody has asked for
+        if self._is_half_written or self._http.trailing_data[0]:  # bytes behind the response
             return False
         self._http.start_next_cycle()
         self._idle_since = trio.current_time()
@@ -150,7 +150,7 @@ class HttpConnection:
         """Whether the server is likely to read a request that is sent now."""
         if self._idle_since is None:
             return True  # just opened
-        # There is nothing to read on an idle connection but its end.
+        # An idle connection is readable only at its end.
         is_quiet = not self._tcp.socket.is_readable()
         return is_quiet and trio.current_time() - self._idle_since < IDLE_S
 
@@ -160,7 +160,7 @@ class HttpConnection:
 
 
 class ConnectionPool:
-    """As many connections to one server as there are requests at once."""
+    """The connections to one server: as many as there are requests at once."""
 
     def __init__(self, address: Address, ssl_context: ssl.SSLContext | None) -> None:
         self.address = address
@@ -171,11 +171,11 @@ class ConnectionPool:
             self._ssl_context = ssl.create_default_context()
 
     async def open(self) -> None:
-        """Connect, for the first request. Raises `OSError` when nobody answers in 10 seconds."""
+        """Connect, for the first request. Raises `OSError` without an answer within 10 seconds."""
         self._idle.append(await self._reach())
 
     async def take(self) -> HttpConnection:
-        """A connection for one request; the caller `put`s or closes it. Raises `OSError`."""
+        """A connection for one request; the caller must `put` or close it. Raises `OSError`."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_fresh():
@@ -184,7 +184,7 @@ class ConnectionPool:
         return await self._reach()
 
     async def put(self, connection: HttpConnection) -> None:
-        """Take a connection back: to be used again where that can be, else to be closed."""
+        """Keep a connection for another request where that is possible, else close it."""
         has_room = len(self._idle) < IDLE_MAX and not self._is_closed
         if has_room and connection.begin_again():
             self._idle.append(connection)
@@ -192,7 +192,7 @@ class ConnectionPool:
             await connection.aclose()
 
     async def aclose(self) -> None:
-        """Close those that nobody uses, and those in use when they are `put` back."""
+        """Close all idle connections now, and the others when they are `put` back."""
         self._is_closed = True
         while self._idle:
             await self._idle.pop().aclose()

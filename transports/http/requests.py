@@ -1,7 +1,7 @@
 """HTTP/1.1 on a server, without I/O: bytes become requests, responses become bytes.
 
-h11 knows the protocol. What it leaves open is decided here: how long anything may be, that framing
-which two readers could understand in two ways is refused, and what a refusal says.
+h11 has the protocol. This module adds limits of size, refuses framing that two readers could
+understand in two ways, and words the refusals.
 """
 
 import enum
@@ -18,21 +18,20 @@ from streams.exchange import Head, Headers, HttpError, Request
 from transports.net.heads import plain_head
 from transports.net.origins import Origins
 
-# Bearer tokens of several kilobytes exist; whoever needs more has another purpose.
+# Some bearer tokens have several kilobytes. No usual head needs more.
 HEAD_BYTES_MAX: Final = 16 * 1024
 
-# Each costs memory beyond its bytes. A browser behind two proxies sends some forty.
+# Each header costs memory beyond its bytes. A browser behind two proxies sends some forty.
 HEADERS_MAX: Final = 128
 
-# A body may end with a newline that does not count: a message of exactly the limit gets through.
+# A newline at the end of a body does not count: a message of exactly the limit is accepted.
 NEWLINE_BYTES: Final = 2
 
-# What the framing of chunks may take besides as many bytes as there are in them: chunks of a byte
-# would otherwise cost six times their size on the wire, and a hundred times that in work.
+# The framing of chunks may take as many bytes as their content, and so many more. Without a limit,
+# chunks of one byte would cost six times their size on the wire, and far more in work.
 CHUNKING_BYTES_MAX: Final = 64 * 1024
 
-# How many parts of a request are looked at without others running in between: chunks of a byte each
-# take 20 µs.
+# How many parts of a request are parsed before other tasks run: a chunk of one byte takes 20 µs.
 EVENTS_MAX: Final = 8
 
 _PHRASES: Final = {status.value: status.phrase.encode() for status in http.HTTPStatus}
@@ -51,8 +50,8 @@ class Phase(enum.Enum):
 class Requests:
     """One connection as a sequence of requests and their responses, strictly in turn.
 
-    Feed it bytes and ask for `next_request`; then compose the response, either `whole` or with
-    `begin`, `more` and `end`; then `next_cycle`. After a `HttpError` only its response may follow.
+    Call `feed` and `next_request`; then compose the response, either with `whole` or with `begin`,
+    `more` and `end`; then call `next_cycle`. After an `HttpError`, only its response may follow.
     """
 
     def __init__(self, origins: Origins, body_bytes_max: int) -> None:
@@ -60,20 +59,20 @@ class Requests:
         self._body_bytes_max = body_bytes_max
         self._limit = body_bytes_max  # of the body that is being read
         self._h11: h11.Connection | None = None
-        self._unseen = b""  # by h11, of the request: nothing, or all that came of it
-        self._is_plain = False  # the request, and h11 has not read it
+        self._unseen = b""  # all that came of the request, while h11 has not read it
+        self._is_plain = False  # the request was read without h11
         self._head: h11.Request | None = None
         self._fields: dict[str, list[str]] = {}  # its header, names in lower case
         self._body = bytearray()
-        self.has_more = False  # of what was fed, which has not been looked at
-        self._fed_bytes = 0  # of the head or the body that is being read, with what came behind it
-        self._may_have_body = True  # the response
-        self._ends_with_connection = False  # the response
+        self.has_more = False  # some of the fed bytes are not parsed yet
+        self._fed_bytes = 0  # of the current head or body, and of all that came behind it
+        self._may_have_body = True  # of the response
+        self._ends_with_connection = False  # of the response
 
     # -- reading
 
     def feed(self, data: bytes) -> None:
-        """Take what was read; not the end of it, which is for `phase` to judge."""
+        """Add bytes that were read. At the end of the input, `phase` tells what is incomplete."""
         if not self._fed_bytes and self._head is None:
             self._unseen = data
         else:
@@ -82,7 +81,7 @@ class Requests:
 
     @property
     def _protocol(self) -> h11.Connection:
-        """h11, made when it is needed first, up to what has come."""
+        """h11, created when it is needed, with all bytes that have come."""
         if self._h11 is None:
             self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
         if self._unseen:
@@ -98,19 +97,21 @@ class Requests:
 
     @property
     def head(self) -> Head | None:
-        """That of a request whose body has not come whole."""
+        """The head of a request whose body is incomplete."""
         return None if self._head is None else Head(*self._told(self._head))
 
     def limit_body(self, bytes_max: int) -> None:
-        """Take no more of the body of this request than that. Raises `HttpError`."""
+        """Limit the body of this request to so many bytes. Raises `HttpError`."""
         self._limit = min(bytes_max, self._body_bytes_max)
         lengths = self._fields.get("content-length", ["0"])
         if max(int(lengths[0]), len(self._body)) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def next_request(self, events_max: int = sys.maxsize) -> Request | None:
-        """The next request once it has come whole. None: feed more, or, where `has_more`, call it
-        again: `events_max` parts of it were looked at. Raises `HttpError`.
+        """The next request once it is complete. Raises `HttpError`.
+
+        None: feed more bytes. With `has_more`, call this again instead: `events_max` parts of the
+        request were parsed.
         """
         self.has_more = False
         if self._unseen and (request := self._plain_request(self._unseen)):
@@ -134,7 +135,10 @@ class Requests:
         return None
 
     def _plain_request(self, data: bytes) -> Request | None:
-        """A request that came in one piece and needs no h11, which sees it if its response does."""
+        """A usual request that came in one piece, read without h11.
+
+        h11 reads it later, if its response needs that.
+        """
         head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
         if head is None or head.method == "HEAD" or head.size + head.body_bytes != len(data):
             return None
@@ -148,7 +152,7 @@ class Requests:
         return Request(head.method, _path_of(head.target), _joined(head.fields), body)
 
     def go_ahead(self) -> bytes:
-        """What to send to a client that waits for leave to send its body; empty for any other."""
+        """The 100 response for a client that waits for it; empty for any other."""
         if not self._protocol.they_are_waiting_for_100_continue:
             return b""
         return self._send(
@@ -157,7 +161,7 @@ class Requests:
 
     def _begin(self, head: h11.Request) -> None:
         before, self._fed_bytes = self._fed_bytes, len(self._protocol.trailing_data[0])
-        if before - self._fed_bytes > HEAD_BYTES_MAX:  # h11 minds only what has no end yet
+        if before - self._fed_bytes > HEAD_BYTES_MAX:  # h11 checks incomplete heads only
             raise _head_too_long()
         if head.http_version not in _VERSIONS:
             raise HttpError(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
@@ -183,7 +187,7 @@ class Requests:
             raise self._too_large()
 
     def _check_origins(self, head: h11.Request) -> None:
-        """The names that the request goes to; each of them, where its target has one as well."""
+        """Check the `Host`, and the host of the target where it has one."""
         names = self._fields.get("host", [""])
         if not head.target.startswith(b"/") and head.target != b"*":
             names = [*names, _authority_of(head)]
@@ -220,20 +224,20 @@ class Requests:
         return Request(*self._told(head), body)
 
     def _told(self, head: h11.Request) -> tuple[str, str, dict[str, str]]:
-        """What is told of a head: method, path, and headers."""
+        """Method, path and headers of a head."""
         return head.method.decode(), _path_of(head.target.decode()), _joined(self._fields)
 
-    # -- writing; raises `h11.LocalProtocolError` for what HTTP does not allow
+    # -- writing; raises `h11.LocalProtocolError` for a response that HTTP does not allow
 
     def whole(self, status: int, headers: Headers, body: bytes) -> bytes:
-        """A response whose length is known."""
+        """A whole response."""
         fields = list(headers)
         if status not in _HAS_NO_BODY:
             fields.append(("Content-Length", str(len(body))))
         return b"".join((self._start(status, fields), *self.more(body), self.end()))
 
     def begin(self, status: int, headers: Headers) -> bytes:
-        """The head of a response of any length: chunked, or up to the end of the connection."""
+        """The head of a response of unknown length: chunked, or until the connection closes."""
         if ("connection", "close") not in headers:
             return self._start(status, headers)
         self._ends_with_connection = True  # h11 would chunk it as well
@@ -242,7 +246,7 @@ class Requests:
         return b"\r\n".join([*lines, b"", b""])
 
     def more(self, *data: bytes) -> Sequence[bytes]:
-        """Some of the body, in pieces, which are one chunk together where there are chunks."""
+        """A part of the body in pieces: one chunk, where the response is chunked."""
         if not self._may_have_body or self._ends_with_connection:
             return data if self._may_have_body else ()
         body = _Pieces(data)
@@ -257,7 +261,7 @@ class Requests:
         return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
 
     def next_cycle(self) -> bool:
-        """Turn to the next request; False when the connection must close instead."""
+        """Prepare for the next request; False when the connection must close."""
         is_done = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
         if self._ends_with_connection or self._protocol.states != is_done:
             return False
@@ -282,7 +286,7 @@ class Requests:
 
 
 class _Pieces:
-    """Data of which h11 looks at the length alone."""
+    """Pieces of a body for h11, which only needs their length."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._length = sum(map(len, pieces))
@@ -292,13 +296,13 @@ class _Pieces:
 
 
 def _authority_of(head: h11.Request) -> str:
-    """The host that a target in absolute form names: RFC 9112, 3.2.2 has it beat the header."""
+    """The host of a target in absolute form, which replaces the header (RFC 9112, 3.2.2)."""
     try:
         parts = urlsplit(head.target.decode())
     except ValueError:
         parts = None
     if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
-        raise HttpError(400, "The request's target is no path: send the path of the endpoint.")
+        raise HttpError(400, "The request's target is not a path: send the path of the endpoint.")
     return parts.netloc
 
 
@@ -313,7 +317,7 @@ def _path_of(target: str) -> str:
 
 
 def _malformed(error: h11.RemoteProtocolError) -> HttpError:
-    """What h11 found; the part after the colon is what the peer sent, and goes nowhere."""
+    """The refusal for an error of h11, without the peer's own words behind the colon."""
     status = error.error_status_hint
     if status == 431:
         return _head_too_long()

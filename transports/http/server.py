@@ -1,7 +1,7 @@
-"""HTTP/1.1: a listener that reads whole requests and hands them to an `Endpoint`.
+"""HTTP/1.1: a listener that reads whole requests and passes them to an `Endpoint`.
 
-It knows no MCP: only who may come in, how long anything may take or be, and how a response gets to
-a peer that may hang up meanwhile. `transports.http.requests` has the protocol.
+It knows no MCP. It checks connections, bounds all times and sizes, and writes responses to peers
+that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
 import select
@@ -31,20 +31,20 @@ from transports.net.sockets import (
     unsent_bytes,
 )
 
-# How long the next part of a request may take, counted from the end of the one before. Clients and
-# proxies keep idle connections for 60 s or so: the server is the last to give one up. A body has 30
-# seconds in all: 4 MiB in that time are 1.1 Mbit/s.
+# How long the next part of a request may take, counted from the end of the part before. Clients and
+# proxies keep idle connections for about 60 s; the server must not close first. A body of 4 MiB in
+# 30 s needs 1.1 Mbit/s.
 PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
 
-# What one read of a body asks for; what came is looked at without letting others run.
+# The size of one read of a body, which is parsed without letting other tasks run.
 BODY_READ_BYTES: Final = 64 * 1024
 
-# What is kept of a peer that goes on sending while its response is under way. Beyond that it is not
-# read until the response is over, nor is its hang-up seen.
+# How many bytes are kept of a peer that sends during its response. Beyond that the connection is
+# not read until the response is over, and a hang-up is not noticed.
 PIPELINED_BYTES_MAX: Final = 64 * 1024
 
-# The peer ended its output, whatever else it sent before. Elsewhere than on Linux only `gone` and a
-# failed write tell of a polite hang-up.
+# The peer has ended its output, whether all of it was read or not. On other systems than Linux,
+# only `gone` and failed writes notice that.
 _POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
 
 
@@ -62,7 +62,7 @@ async def serve(
 
     Reports the port, which matters for port 0. A newline at the end of a body does not count for
     `body_bytes_max`. Once a request is authenticated, `screen` says how long its body may be.
-    Cancelled, it closes every connection at once. Raises `OSError` when the address cannot be had.
+    Cancelled, it closes all connections at once. Raises `OSError` when the address cannot be bound.
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
@@ -71,7 +71,7 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What the connections of one `serve` share."""
+    """The state that all connections of one `serve` share."""
 
     listener: Listener
     endpoint: Endpoint
@@ -81,24 +81,24 @@ class _Server:
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
         """Serve one connection to its end; the caller closes it."""
         # The peer may hang up during the handshake or a refusal. Errors of an endpoint are caught
-        # before.
+        # in `_answer`.
         with suppress(trio.BrokenResourceError, OSError):
             stream = None
             with trio.move_on_after(HANDSHAKE_S):
-                stream = await self.listener.secured(tcp)
+                stream = await self.listener.secure(tcp)
             if stream is not None:
-                await self._converse(_Connection(stream, tcp, nursery))
+                await self._serve_requests(_Connection(stream, tcp, nursery))
 
-    async def _converse(self, connection: "_Connection") -> None:
+    async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
-        phase = Phase.HEAD  # the first request is due at once
+        phase = Phase.HEAD  # the first request must come at once
         try:
             self.listener.check_room(connection.tcp)
             while request := await self._next_request(connection, requests, phase):
                 if connection.turns.spend(TURN_UNITS):
                     await connection.turns.wait()
                 try:
-                    with self.listener.held_by(request.caller):
+                    with self.listener.counted(request.caller):
                         await self._answer(request, requests, connection)
                 except HttpError as refused:
                     refused.request_id = messages.salvage_id(request.body)
@@ -117,9 +117,9 @@ class _Server:
     async def _next_request(
         self, connection: "_Connection", requests: Requests, phase: Phase
     ) -> Request | None:
-        """The next request, or None when the peer has hung up or is idle for too long.
+        """The next request, or None when the peer has hung up or was idle for too long.
 
-        Raises `HttpError`, also for a request of which only a part comes.
+        Raises `HttpError`, also for a request of which only a part came in time.
         """
         caller: Caller | None = None
         is_admitted = False
@@ -129,7 +129,7 @@ class _Server:
                     phase = requests.phase
                     scope.deadline = trio.current_time() + PATIENCE_S[phase]
                 if not is_admitted and requests.head is not None:
-                    caller = await self.listener.caller(requests.head)
+                    caller = await self.listener.authenticate(requests.head)
                     self._screen(requests, requests.head, caller)
                     is_admitted = True
                 if permission := requests.go_ahead():
@@ -147,7 +147,7 @@ class _Server:
                     await connection.turns.wait()
             else:
                 if not is_admitted:
-                    caller = await self.listener.caller(request)
+                    caller = await self.listener.authenticate(request)
                 if caller is not None:
                     request = msgspec.structs.replace(request, caller=caller)
                 return request
@@ -156,7 +156,7 @@ class _Server:
         raise HttpError(408, "The request did not come whole in time: send it again.")
 
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
-        """Decide on a request whose body is to be read yet. Raises `HttpError`."""
+        """Check a request before its body is read. Raises `HttpError`."""
         if self.screen is None:
             return
         limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
@@ -166,7 +166,7 @@ class _Server:
     async def _answer(
         self, request: Request, requests: Requests, connection: "_Connection"
     ) -> None:
-        """Have the request answered. Raises `HttpError` where the endpoint failed to."""
+        """Let the endpoint answer a request. Raises `HttpError` if it fails without an answer."""
         response = _Response(requests, connection)
         try:
             await self.endpoint(request, response)
@@ -178,7 +178,7 @@ class _Server:
             if not response.has_begun:
                 raise _failed() from None
             if not response.has_ended:
-                await connection.close()  # half a response must not look like a whole one
+                await connection.close()  # an incomplete response must not look complete
 
 
 def _failed() -> HttpError:
@@ -192,11 +192,11 @@ def _is_hang_up(error: Exception) -> bool:
 
 
 class _Connection:
-    """The bytes of one connection, either way.
+    """The bytes of one connection, both ways.
 
-    Nobody reads while a request is being answered, unless somebody waits for the peer to hang up,
-    or for room to write: then `watch` reads, and keeps what it finds for later. (To do so for each
-    response would cost as much as to parse its request.)
+    While a request is answered, the connection is read only if the endpoint waits for the peer to
+    hang up, or for room to write: then `watch` reads, and keeps the bytes for later. To watch
+    during each response would cost as much as parsing its request.
     """
 
     def __init__(self, stream: ServerStream, tcp: trio.SocketStream, nursery: trio.Nursery) -> None:
@@ -211,7 +211,7 @@ class _Connection:
         self._sending: trio.CancelScope | None = None
 
     async def receive(self, bytes_max: int) -> bytes:
-        """What the peer sends next; empty when it sends no more."""
+        """The next bytes of the peer; empty when it sends no more."""
         if self._pipelined:
             data = bytes(self._pipelined)
             self._pipelined.clear()
@@ -224,7 +224,7 @@ class _Connection:
         try:
             return await receive_some(self._stream, bytes_max)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return b""  # which is a hang-up, if not a polite one
+            return b""  # the peer has hung up
 
     async def send(self, *data: bytes) -> None:
         """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
@@ -235,7 +235,7 @@ class _Connection:
             raise trio.BrokenResourceError("the peer has hung up")
         try:
             await trio.lowlevel.checkpoint()
-            if rest := send_now(self._stream, data):  # most writes fit into the socket's buffer
+            if rest := send_now(self._stream, data):  # most writes fit the socket's buffer
                 await self._send_watched(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             self._hang_up()
@@ -245,7 +245,7 @@ class _Connection:
             raise
 
     async def _send_watched(self, data: Pieces) -> None:
-        """Write, and stop waiting for room as soon as the peer hangs up."""
+        """Write; stop waiting for room as soon as the peer hangs up."""
         self.watch()
         with trio.CancelScope() as self._sending:
             await send_pieces(self._stream, data)
@@ -253,7 +253,7 @@ class _Connection:
             raise trio.BrokenResourceError("the peer has hung up")
 
     def watch(self) -> None:
-        """From here on notice at once when the peer hangs up."""
+        """Notice from now on when the peer hangs up."""
         if self._watch is None and not self.gone.is_set():
             self._watch = trio.CancelScope()
             self._has_stopped = trio.Event()
@@ -272,19 +272,19 @@ class _Connection:
             has_stopped.set()
 
     async def unwatch(self) -> None:
-        """Leave the reading to `receive` again."""
+        """Stop watching: `receive` reads again."""
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
             await self._has_stopped.wait()
 
     def end(self) -> None:
-        """Nobody has any more to do with this connection."""
+        """Stop watching for good."""
         if self._watch is not None:
             self._watch.cancel()
 
     def is_open(self) -> bool:
-        """Whether the peer may still read. The kernel knows before whoever watches does."""
+        """Whether the peer may still read. The kernel knows before `watch` has read."""
         if not self.gone.is_set() and _has_hung_up(self.tcp):
             self.gone.set()
         return not self.gone.is_set()
@@ -292,13 +292,13 @@ class _Connection:
     def _hang_up(self) -> None:
         self.gone.set()
         if self._sending is not None:
-            self._sending.cancel()  # nobody will read what it waits to write
+            self._sending.cancel()  # it waits for a peer that is gone
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self.tcp.socket.fileno())
 
     async def close(self) -> None:
-        """Close at once, with a reset for what is half written."""
+        """Close at once; the peer sees that the response is incomplete."""
         self._hang_up()
         await trio.aclose_forcefully(self.tcp)
 
@@ -307,7 +307,7 @@ class _Connection:
             await refuse(self._stream, refused)
 
     async def close_gracefully(self) -> None:
-        """End the connection, so that what was written last arrives; the caller closes."""
+        """End the connection so that the last response arrives; the caller closes it."""
         if not self.gone.is_set():
             with trio.move_on_after(CLOSE_S):
                 await close_gracefully(self._stream)
@@ -351,7 +351,7 @@ class _Response:
         return self._connection.unsent_bytes()
 
     async def complete(self) -> None:
-        """Finish what the endpoint has begun and left. Raises `RuntimeError` if it said nothing."""
+        """Finish a response that the endpoint has begun. Raises `RuntimeError` if it has not."""
         if self.has_ended or not self.is_open():
             return
         if not self.has_begun:
@@ -362,4 +362,4 @@ class _Response:
 def _has_hung_up(tcp: trio.SocketStream) -> bool:
     poller = select.poll()
     poller.register(tcp.socket.fileno(), _POLLRDHUP)
-    return bool(poller.poll(0))  # that, an error, or an end either way
+    return bool(poller.poll(0))  # a hang-up or an error

@@ -1,1 +1,1 @@
-"""What the transports over sockets have in common."""
+"""Listening, dialing and sockets, for the transports over TCP and Unix sockets."""

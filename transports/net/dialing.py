@@ -1,6 +1,6 @@
-"""How a client connects: a URL taken apart, the token to show there, the connection as far as TLS.
+"""How a client connects: the URL, the bearer token, TCP and TLS, and the tasks of a channel.
 
-A bearer token is as good as its owner. So it goes over TLS, or no further than this machine.
+A bearer token works for anyone who reads it. So it is sent over TLS, or to this machine only.
 """
 
 import re
@@ -16,23 +16,23 @@ import trio
 from transports.net.origins import names_loopback
 from transports.net.sockets import keep_alive
 
-# How long a connection may take, to the end of a WebSocket's handshake.
+# How long connecting may take, including TLS and the handshake of a WebSocket.
 CONNECT_S: Final = 10.0
 
-# A network that was away has lost the first packet of a connection. TCP repeats it after 1, 3, 7
-# and 15 s, so that a connection which is begun anew is there sooner.
-AGAIN_S: Final = 2.0
+# While a network is down, the first packet of a connection is lost. TCP sends it again after 1, 3,
+# 7 and 15 s. A second connection, begun after this time, is often faster.
+SECOND_TRY_S: Final = 2.0
 
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]+")
 
 Token = str | Callable[[], str] | None
-"""A token, or what gives it whenever a connection is opened."""
+"""A bearer token, or a function that returns it for each new connection."""
 
 ClientStream = trio.SocketStream | trio.SSLStream[trio.SocketStream]
 
 
 class Scheme(msgspec.Struct, frozen=True):
-    """What a URL begins with; with an s behind it, it is spoken over TLS."""
+    """The scheme of a URL, such as `http`; with an s at its end, the connection uses TLS."""
 
     plain: str
     name: str
@@ -44,7 +44,7 @@ WEBSOCKET: Final = Scheme("ws", "WebSocket", "/")
 
 
 class Address:
-    """A URL of `scheme` taken apart. Raises `ValueError` with a sentence when it is none."""
+    """The parts of a URL of this scheme. Raises `ValueError`, which says what is wrong with it."""
 
     def __init__(self, url: str, scheme: Scheme) -> None:
         parts = urlsplit(url)
@@ -54,7 +54,7 @@ class Address:
                 f"{url!r} is no {scheme.name} URL: write {plain}://HOST:PORT or {secure}://HOST"
             )
         if parts.username is not None:
-            raise ValueError("a URL is no place for a password: leave out what is before the @")
+            raise ValueError("a URL must not contain a password: leave out the part before the @")
         self.url = url
         self.is_tls = parts.scheme == secure
         self.host = parts.hostname
@@ -73,38 +73,38 @@ class Address:
 
 
 def check_place(address: Address, token: Token) -> None:
-    """Raises `ValueError` for what is no token, or where others could read it on its way."""
+    """Raises `ValueError` for an invalid token, or an address to which it must not be sent."""
     if isinstance(token, str) and not _PRINTABLE.fullmatch(token):
-        raise ValueError("a token is not empty, and of printable ASCII without blanks")
+        raise ValueError("a bearer token has printable ASCII characters without blanks")
     if token is not None and not (address.is_tls or names_loopback(address.host)):
-        raise ValueError(f"{address.url} is no place for a token, which others could read: use TLS")
+        raise ValueError(f"{address.url}: others could read the bearer token on its way: use TLS")
 
 
 def bearer_for(address: Address, token: Token) -> str | None:
-    """The token to show at an address, if any.
+    """The bearer token to send to an address, if any.
 
-    Raises `ValueError` as `check_place` does, or `OSError` where it cannot be had now.
+    Raises `ValueError` as `check_place` does, or `OSError` where there is no valid token now.
     """
     check_place(address, token)
     if token is None:
         return None
     given = token if isinstance(token, str) else token()
-    if not _PRINTABLE.fullmatch(given):  # it may be another one the next time
-        raise ConnectionError(f"{address.url}: there is no token to show, or it is none")
+    if not _PRINTABLE.fullmatch(given):  # the function may return a valid one the next time
+        raise ConnectionError(f"{address.url}: the bearer token is missing or invalid")
     return given
 
 
 def authorization(token: str | None) -> list[tuple[str, str]]:
-    """The header that shows it, where there is one."""
+    """The header with the bearer token, if there is one."""
     return [] if token is None else [("Authorization", f"Bearer {token}")]
 
 
 async def reach(
     address: Address, ssl_context: ssl.SSLContext | None, deadline: float
 ) -> tuple[trio.SocketStream, ClientStream]:
-    """Connect, as far as TLS: the TCP connection, and what to talk over.
+    """Connect, including TLS. Returns the TCP connection, and the stream over it to use.
 
-    Raises `OSError` with a sentence, whatever goes wrong until `deadline`.
+    Raises `OSError` for every failure, and at `deadline`.
     """
     with trio.CancelScope(deadline=deadline):
         tcp = await _connect(address)
@@ -121,7 +121,7 @@ async def reach(
 
 
 async def _connect(address: Address) -> trio.SocketStream:
-    """The first of several connections that are begun one after the other. Raises `OSError`."""
+    """The first to succeed of several connections, begun one after the other. Raises `OSError`."""
     found: list[trio.SocketStream] = []
     failures: list[OSError] = []
 
@@ -138,7 +138,7 @@ async def _connect(address: Address) -> trio.SocketStream:
         async with trio.open_nursery() as nursery:
             while True:
                 nursery.start_soon(begin, nursery.cancel_scope)
-                await trio.sleep(AGAIN_S)
+                await trio.sleep(SECOND_TRY_S)
     except BaseException:
         for each in found:
             await trio.aclose_forcefully(each)
@@ -165,9 +165,9 @@ def too_late(address: Address) -> TimeoutError:
 
 @asynccontextmanager
 async def tasks_until(aclose: Callable[[], Awaitable[object]]) -> AsyncIterator[trio.Nursery]:
-    """A nursery whose tasks `aclose` ends, whatever becomes of the block.
+    """A nursery for the tasks of a channel; `aclose` ends them at the end of the block.
 
-    An error of the block is raised as it is, where a nursery alone would make a group of it.
+    An error of the block is raised as it is; a nursery alone would put it into a group.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -181,13 +181,13 @@ async def tasks_until(aclose: Callable[[], Awaitable[object]]) -> AsyncIterator[
         try:
             raise failure
         finally:
-            del failure  # it refers to this frame, and would keep it alive
+            del failure  # its traceback refers to this frame: a reference cycle
 
 
 async def begin_or_leave() -> None:
-    """Ahead of a shielded scope of a task that `nursery.start` begins: leave if that was cancelled.
+    """Call this before a shielded scope in a task that `nursery.start` begins.
 
-    Whoever calls `started` too late is not taken over by the nursery: `start` waits for it to be
-    cancelled, and that nothing behind a shield ever is.
+    If `start` was cancelled, it waits until the task ends by that cancellation. A task that is
+    already behind its shield would never end. So it must end here.
     """
     await trio.lowlevel.checkpoint_if_cancelled()

@@ -1,6 +1,6 @@
-"""What the listeners that speak HTTP have in common: the door, and how somebody is turned away.
+"""Listening for HTTP and WebSocket: sockets, TLS, checks of each connection, refusals.
 
-A refusal is one HTTP response with a JSON-RPC error in it, and then the end of the connection, slow
+A refusal is one HTTP response with a JSON-RPC error as its body. Then the connection closes, late
 enough for the peer to read it.
 """
 
@@ -25,25 +25,24 @@ from streams.turns import TURN_UNITS, Turns
 from transports.net.origins import Origins, names_loopback
 from transports.net.sockets import CLOSE_S, ServerStream, close_gracefully, keep_alive
 
-# How many connections may be open, handshakes included; whoever comes after them gets a 503.
+# How many connections may be open, including those in a handshake. The next one gets a 503.
 CONNECTIONS_MAX: Final = 10_000
 
-# A thousand clients that come back at once must not find the door shut.
+# How many connections may wait to be accepted: a thousand clients may reconnect at once.
 BACKLOG: Final = 4096
 
-# Half the throughput is lost at 64 KiB, a fifth at 256; with more, a stalled reader costs more of
-# the kernel's memory.
+# 64 KiB cost half the throughput, 256 KiB a fifth. A larger buffer would let a stalled peer use
+# more of the kernel's memory.
 SEND_BUFFER_BYTES: Final = 512 * 1024
 
-# How many are accepted before others run. With 64, forty tools that began together left a server
-# 30 MiB larger than when they began in turn.
+# How many connections are accepted before other tasks run. With 64, forty tools that began together
+# made a server 30 MiB larger than when they began one after the other.
 ACCEPTED_MAX: Final = 4
 
-# File descriptors that are left for what is no connection, as a look into the journal, and for who
-# is turned away.
+# File descriptors that connections leave free, for reads of the journal and for refusals.
 DESCRIPTORS_KEPT: Final = 32
 
-# How long to wait for file descriptors, or memory of the kernel's, where there are none.
+# How long to wait when the system has no free file descriptors or no memory for a connection.
 SHORTAGE_S: Final = 0.1
 
 HANDSHAKE_S: Final = 10.0
@@ -53,54 +52,47 @@ _SOON: Final = ("Retry-After", "1")
 _SHORTAGES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 Contexts = ssl.SSLContext | Callable[[], ssl.SSLContext]
-"""The context of TLS, or a function that gives it for each handshake: certificates are renewed."""
+"""A TLS context, or a function that returns one for each handshake: certificates are renewed."""
 
 OnConnection = Callable[[trio.Nursery, trio.SocketStream], Awaitable[object]]
 
 
 class ListenOptions(TypedDict, total=False):
-    """What the `serve` of HTTP and of WebSocket have in common."""
+    """The options that `serve` has for HTTP and for WebSocket."""
 
     connections_max: int
-    """How many connections may be open, handshakes included; the next one gets a 503."""
+    """How many connections may be open, including those in a handshake. The next one gets a 503."""
 
     per_principal_max: int | None
-    """How many of them one caller may have who is known, over HTTP: requests at once."""
+    """How many connections an authenticated caller may have; over HTTP, how many requests at once.
+    """
 
     allowed_hosts: Collection[str]
-    """Names by which the listener may be called; `transports.net.origins` has the others."""
+    """Names that `Host` may have, besides those that `transports.net.origins` always allows."""
 
     allowed_origins: Collection[str]
-    """Web pages that may connect, likewise."""
+    """Origins of web pages that may connect, likewise."""
 
     ssl_context: Contexts | None
-    """With it, over TLS only."""
+    """With it, all connections must use TLS."""
 
     admit: Admit | None
     """Authenticates each request, before its body is read."""
 
 
 class Listener:
-    """The sockets that listen at one address, and what is checked of each connection."""
+    """Listens at one address, and checks each connection."""
 
-    def __init__(
-        self,
-        listeners: Sequence[trio.SocketListener],
-        *,
-        connections_max: int = CONNECTIONS_MAX,
-        per_principal_max: int | None = None,
-        allowed_hosts: Collection[str] = (),
-        allowed_origins: Collection[str] = (),
-        ssl_context: Contexts | None = None,
-        admit: Admit | None = None,
-    ) -> None:
+    def __init__(self, listeners: Sequence[trio.SocketListener], options: ListenOptions) -> None:
         self._listeners = listeners
-        self.origins = origins_for(listeners, allowed_hosts, allowed_origins)
-        self._ssl_context = ssl_context
-        self._admit = admit
+        self.origins = _origins_for(
+            listeners, options.get("allowed_hosts", ()), options.get("allowed_origins", ())
+        )
+        self._ssl_context = options.get("ssl_context")
+        self._admit = options.get("admit")
         self._open = 0
-        self._connections_max = connections_max
-        self._per_principal_max = per_principal_max
+        self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
+        self._per_principal_max = options.get("per_principal_max")
         self._of_principal: Counter[str] = Counter()
         descriptors_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._descriptors_max = descriptors_max - DESCRIPTORS_KEPT
@@ -110,19 +102,19 @@ class Listener:
         return port_of(self._listeners)
 
     async def serve(self, serve_connection: OnConnection) -> NoReturn:
-        """Run `serve_connection` for each connection, until cancelled; it is closed afterwards."""
+        """Run `serve_connection` for each connection and close that afterwards, until cancelled."""
 
-        async def counted(nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
+        async def serve_counted(nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
             self._open += 1
             try:
                 await serve_connection(nursery, tcp)
             finally:
                 self._open -= 1
 
-        await serve_listeners(counted, self._listeners)
+        await serve_listeners(serve_counted, self._listeners)
 
-    async def secured(self, tcp: trio.SocketStream) -> ServerStream:
-        """`tcp` itself, or TLS over it; the caller bounds the time that a handshake takes.
+    async def secure(self, tcp: trio.SocketStream) -> ServerStream:
+        """Return `tcp` itself, or TLS over it. The caller bounds the time of the handshake.
 
         Raises `trio.BrokenResourceError`.
         """
@@ -136,21 +128,22 @@ class Listener:
         return stream
 
     def check_room(self, tcp: trio.SocketStream) -> None:
-        """Raises `HttpError` where `tcp`, which counts as open already, is one too many, or has one
-        of the last file descriptors: the kernel gives the lowest that is free.
+        """Raises `HttpError` for too many connections, `tcp` included, or too few free descriptors.
+
+        The kernel always assigns the lowest free descriptor, so its number shows how many are used.
         """
         has_one_of_the_last = tcp.socket.fileno() >= self._descriptors_max
         if self._open > self._connections_max or has_one_of_the_last:
             full = "Too many connections are open: try again later."
             raise HttpError(503, Refusal(INTERNAL_ERROR, full))
 
-    async def caller(self, head: Head) -> Caller | None:
+    async def authenticate(self, head: Head) -> Caller | None:
         """Authenticate a request; None where the listener asks for no token. Raises `HttpError`."""
         return await self._admit(head) if self._admit is not None else None
 
     @contextlib.contextmanager
-    def held_by(self, caller: Caller | None) -> Iterator[None]:
-        """Room for one more that this caller has. Raises `HttpError` where it has too many."""
+    def counted(self, caller: Caller | None) -> Iterator[None]:
+        """Count a connection of this caller during the block. Raises `HttpError` for too many."""
         if caller is None:
             yield
             return
@@ -167,18 +160,18 @@ class Listener:
 
 
 async def open_listener(host: str, port: int, options: ListenOptions) -> Listener:
-    """Listen at every address of `host`. Raises `OSError` when an address cannot be had."""
-    return Listener(await listen(host, port), **options)
+    """Listen at every address of `host`. Raises `OSError` when an address cannot be bound."""
+    return Listener(await listen(host, port), options)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
-    """Listen at every address of `host`, at one and the same port; 0 picks a free one.
+    """Listen at every address of `host`, all at the same port; 0 picks a free one.
 
-    Raises `OSError` when an address cannot be had.
+    Raises `OSError` when an address cannot be bound.
     """
     listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
     if port == 0:
-        # Each address was given a port of its own: the others move to that of the first.
+        # Each address got a port of its own: the others move to that of the first.
         port = listeners[0].socket.getsockname()[1]
         others = [listener.socket.getsockname()[0] for listener in listeners[1:]]
         for listener in listeners[1:]:
@@ -192,7 +185,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
                 await listener.aclose()
             raise
     for listener in listeners:
-        # What is accepted inherits all of it.
+        # Accepted connections inherit these options.
         listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         keep_alive(listener.socket)
     return listeners
@@ -204,13 +197,13 @@ async def serve_listeners(
     """Run `serve_connection` for each connection and close that afterwards, until cancelled; then
     close the listeners.
 
-    Where there are no file descriptors left, connections wait in the kernel's queue until there
-    are: nobody is refused, and nothing ends. That is logged once until it is over.
+    While the system has no free file descriptors, new connections wait in the kernel's queue. No
+    connection is refused, and one warning is logged.
     """
     arrivals = Turns()
 
     async def serve_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
-        # A handshake is as much work as some frames, and may be the next flood.
+        # A handshake is as much work as some frames, and may be part of a flood.
         if arrivals.spend(TURN_UNITS):
             await arrivals.wait()
         await serve_connection(nursery, connection)
@@ -218,7 +211,7 @@ async def serve_listeners(
     async with trio.open_nursery() as nursery:
         for listener in listeners:
             nursery.start_soon(_accept_from, listener, serve_in_turn, nursery)
-    raise AssertionError("the listeners are there until they are cancelled")
+    raise AssertionError("listeners end by cancellation only")
 
 
 async def _accept_from(
@@ -243,19 +236,19 @@ async def _accept_from(
 
 
 def _accepted(listener: trio.socket.SocketType) -> Iterator[trio.SocketStream]:
-    """Who waits at the door, up to `ACCEPTED_MAX` of them. Raises `OSError` for a shortage."""
-    door = socket.socket(fileno=listener.fileno())
+    """Accept the connections that wait, up to `ACCEPTED_MAX`. Raises `OSError` for a shortage."""
+    accepting = socket.socket(fileno=listener.fileno())  # of the standard library: does not wait
     try:
         for _ in range(ACCEPTED_MAX):
             try:
-                connection, _ = door.accept()
+                connection, _ = accepting.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             stream = trio.SocketStream(trio.socket.from_stdlib_socket(connection))
             withhold(stream.socket)
             yield stream
     finally:
-        door.detach()
+        accepting.detach()
 
 
 async def _serve(
@@ -272,10 +265,10 @@ def port_of(listeners: Sequence[trio.SocketListener]) -> int:
     return port
 
 
-def origins_for(
+def _origins_for(
     listeners: Sequence[trio.SocketListener], hosts: Collection[str], origins: Collection[str]
 ) -> Origins:
-    """Who may come in through `listeners`: `hosts` and `origins` besides what goes unsaid."""
+    """The checks of `Host` and `Origin` for `listeners`, which allow `hosts` and `origins`."""
     names = [listener.socket.getsockname()[0] for listener in listeners]
     return Origins(
         is_loopback=all(names_loopback(name) for name in names),
@@ -294,14 +287,14 @@ def _response(refused: HttpError) -> bytes:
         ("Connection", "close"),
     ]
     lines = [f"HTTP/1.1 {refused.status} {phrase}", *(f"{name}: {value}" for name, value in fields)]
-    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 async def refuse(stream: ServerStream, refused: HttpError) -> None:
-    """Send the refusal and end the connection, within a second; the caller closes."""
+    """Send the refusal and end the connection, within a second; the caller closes it."""
     with trio.move_on_after(CLOSE_S):
         try:
             await stream.send_all(_response(refused))
         except trio.BrokenResourceError:
-            return  # it did not wait for the answer
+            return  # the peer did not wait for the response
         await close_gracefully(stream)

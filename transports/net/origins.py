@@ -1,8 +1,7 @@
-"""Who may knock: the `Host` and `Origin` checks of a listener that browsers can reach.
+"""The checks of `Host` and `Origin`, which keep web pages away from a listener.
 
-Any web page can open a WebSocket to loopback, and DNS rebinding can point a page's own name there:
-the first is told by its `Origin`, the second by its `Host`. A program that is no browser sends no
-`Origin`.
+Any web page can open a WebSocket to loopback: its `Origin` shows that. DNS rebinding can point a
+page's own name to loopback: the `Host` shows that. Programs other than browsers send no `Origin`.
 """
 
 import ipaddress
@@ -17,10 +16,10 @@ _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]\\]+)(:[0-9]*)?")
 
 
 class Origins(msgspec.Struct, frozen=True):
-    """What is let in: `hosts` are names without a port, `origins` whole (`https://example.com`).
+    """The allowed `hosts`, names without a port, and `origins`, such as `https://example.com`.
 
-    Bound to loopback, whatever names loopback is let in besides. Bound to anything else, any `Host`
-    will do unless `hosts` names some, and a browser's `Origin` must be listed. Case is ignored.
+    A listener on loopback also allows every name of loopback. Any other listener allows every
+    `Host` if `hosts` is empty, and only the listed origins. Case is ignored.
     """
 
     is_loopback: bool
@@ -28,7 +27,7 @@ class Origins(msgspec.Struct, frozen=True):
     origins: frozenset[str] = frozenset()
 
     def why_refused(self, host: str, origins: Sequence[str]) -> str | None:
-        """One sentence for a request that must not get in (HTTP 403), else None."""
+        """One sentence for a request that is not allowed (HTTP 403), else None."""
         if not self._allows_host(host):
             return "This Host is not served here: name it with allowed_hosts if it should be."
         if not all(self._allows_origin(origin) for origin in origins):
@@ -54,7 +53,7 @@ class Origins(msgspec.Struct, frozen=True):
         return self.is_loopback and name is not None and names_loopback(name)
 
 
-@lru_cache(maxsize=64)  # it is asked of each request, mostly of the same name
+@lru_cache(maxsize=64)  # called for each request, mostly with the same name
 def names_loopback(name: str) -> bool:
     """Whether a host name or address, with or without brackets, can only be this machine."""
     if name == "localhost":

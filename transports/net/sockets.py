@@ -1,6 +1,6 @@
-"""Sockets and pipes, where trio's streams cost too much or say too little.
+"""Sockets and pipes, where trio's streams cost too much or tell too little.
 
-What is stored goes from the journal to the kernel uncopied, many pieces in one write.
+Stored messages go from the journal to the kernel without a copy, many pieces in one write.
 """
 
 import array
@@ -19,28 +19,28 @@ import trio
 
 from streams.turns import FREE_UNITS, Turns
 
-# What one read asks for: the kernel hands over whatever it has, so replay is bound by memory, not
-# by system calls (4 KiB reads cost three quarters of the throughput).
+# The size of one read. With it, a client that catches up is limited by memory, not by system calls:
+# reads of 4 KiB cost three quarters of the throughput.
 READ_BYTES: Final = 256 * 1024
 
-# A pipe holds 64 KiB unless asked for more. This is what an unprivileged process may have.
+# A pipe holds 64 KiB by default. This is the most that an unprivileged process may set.
 PIPE_BYTES: Final = 1024 * 1024
 
-# How long a polite close may take.
+# How long a graceful close may take.
 CLOSE_S: Final = 1.0
 
-# How long the kernel goes on about bytes that nobody acknowledges, or no window is opened for.
+# After this long without an acknowledgement or a window update, the kernel ends the connection.
 USER_TIMEOUT_MS: Final = 180_000
 
-# One read of what is thrown away at the end of a connection, and the pause after it. A refused body
-# of 4 MiB is read in 0.2 s: some clients look for the answer only then. A client that floods a
+# At the end of a connection, bytes are read and discarded: so many, then a pause. A refused body of
+# 4 MiB is read in 0.2 s: some clients look for the response only then. A client that floods a
 # connection after its end is read at 25 MB/s at most.
 DISCARDED_BYTES: Final = 256 * 1024
 DISCARD_PAUSE_S: Final = 0.01
-# What such a read counts as in `Turns`: the second one joins the queue of the busy connections.
+# The units that such a read has in `Turns`: the second one joins the queue of busy connections.
 DISCARD_UNITS: Final = int(FREE_UNITS)
 
-_discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections: nothing is read from it
+_discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections, since it is never read
 
 Pieces = Sequence[bytes | memoryview]
 
@@ -51,7 +51,7 @@ ServerStream = trio.SocketStream | TLSStream
 
 
 def tcp_of(stream: ServerStream) -> trio.SocketStream:
-    """The connection below."""
+    """The TCP connection of a stream."""
     return stream if isinstance(stream, trio.SocketStream) else stream.transport_stream
 
 
@@ -59,7 +59,7 @@ def tcp_of(stream: ServerStream) -> trio.SocketStream:
 
 
 async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
-    """What comes next, as from the stream's own method, at a fraction of what that costs TCP.
+    """Like the stream's own `receive_some`, at a fraction of the cost over TCP.
 
     Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
     """
@@ -90,9 +90,9 @@ def _received(connection: trio.SocketStream, bytes_max: int) -> bytes | None:
 
 
 async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
-    """`stream.send_all` of one piece after the other, and raises what that does.
+    """Send one piece after the other; raises as `stream.send_all` does.
 
-    A pipe or a socket is given them where they are; any other stream, such as TLS, one copy.
+    Pipes and sockets need no copy of the pieces. Any other stream, such as TLS, gets one copy.
     """
     if isinstance(stream, trio.StapledStream):
         stream = stream.send_stream
@@ -105,9 +105,9 @@ async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
 
 
 def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
-    """`write_now` to a socket; any other stream, such as TLS, cannot but wait, and takes nothing.
+    """`write_now` to a socket. Any other stream, such as TLS, may have to wait: nothing is written.
 
-    Raises `OSError` when nobody reads.
+    Raises `OSError` when the peer is gone.
     """
     if isinstance(stream, trio.SocketStream):
         return write_now(stream.socket.fileno(), pieces)
@@ -115,7 +115,7 @@ def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
 
 
 def write_now(fd: int, pieces: Pieces) -> Pieces:
-    """Write what there is room for, and return the rest. Raises `OSError` when nobody reads."""
+    """Write without waiting, and return the rest. Raises `OSError` when the peer is gone."""
     if len(pieces) > PIECES_MAX:
         pieces = [b"".join(pieces)]
     try:
@@ -130,7 +130,7 @@ def write_now(fd: int, pieces: Pieces) -> Pieces:
 
 
 async def _write_all(fileno: Callable[[], int], pieces: Pieces) -> None:
-    """As trio's sockets do, it is either cancelled before the first byte, or while it waits."""
+    """Can be cancelled before the first byte and while it waits, as trio's sockets can."""
     await trio.lowlevel.checkpoint_if_cancelled()
     try:
         pieces = write_now(_open(fileno()), pieces)
@@ -149,32 +149,32 @@ def _open(fd: int) -> int:
     return fd
 
 
-# -- what the kernel knows
+# -- options and state
 
 
 def enlarge_pipe(fd: int) -> None:
-    """Let a pipe hold `PIPE_BYTES`; what is no pipe, or may not grow, stays as it is."""
+    """Let a pipe hold `PIPE_BYTES`, where that is possible; leave any other file as it is."""
     if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return
-    # Where the user's pages for pipes are used up, it is slower, not wrong.
+    # Where the user's pages for pipes are used up, the pipe is slower, but works.
     with contextlib.suppress(OSError):
         if fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) < PIPE_BYTES:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
 
 def has_reader(fd: int) -> bool:
-    """Whether somebody may still read what is written to `fd`."""
+    """Whether `fd` still has a reader."""
     if fd < 0:
         return False  # closed
     poller = select.poll()
-    poller.register(fd, 0)  # errors and hang-ups are always told
+    poller.register(fd, 0)  # errors and hang-ups are always reported
     return not any(events & (select.POLLERR | select.POLLHUP) for _, events in poller.poll(0))
 
 
 def unsent_bytes(fd: int) -> int | None:
-    """Bytes written to `fd` that its reader has not taken; None where the kernel cannot tell.
+    """Bytes written to `fd` that its reader has not taken; None where the kernel does not know.
 
-    On TCP they are the bytes that the peer's kernel has not acknowledged.
+    On TCP, the bytes that the peer's kernel has not acknowledged.
     """
     if fd < 0:
         return None  # closed
@@ -182,19 +182,19 @@ def unsent_bytes(fd: int) -> int | None:
     if stat.S_ISFIFO(mode):
         question = termios.FIONREAD
     elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        question = termios.TIOCOUTQ  # the same number as a socket's SIOCOUTQ
+        question = termios.TIOCOUTQ  # equals SIOCOUTQ, which is for sockets
     else:
         return None
     answer = array.array("i", [0])
     try:
         fcntl.ioctl(fd, question, answer)
     except OSError:
-        return None  # a device without such a queue, as /dev/null
+        return None  # a device without such a queue, like /dev/null
     return answer[0]
 
 
 def keep_alive(tcp: trio.socket.SocketType) -> None:
-    """Notice a peer that vanished without a word. Raises `OSError` when it is gone already."""
+    """Let the kernel notice a peer that vanished. Raises `OSError` when it is already gone."""
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
@@ -204,23 +204,23 @@ def keep_alive(tcp: trio.socket.SocketType) -> None:
 
 
 async def close_gracefully(stream: ServerStream) -> None:
-    """Say that nothing follows, and hear the peer out; to be bounded by the caller."""
+    """End the output, and read to the end of the peer's; the caller bounds the time."""
     if isinstance(stream, trio.SocketStream):
         await linger(stream)
         return
     tcp = stream.transport_stream
-    # Without the farewell of TLS, a body that ends with the connection looks cut off. A peer that
-    # talks on, or has hung up, is TCP's business alone.
+    # Without TLS's closure alert, a body that ends with the connection looks truncated. The alert
+    # fails where the peer still sends, or has hung up; then only TCP is closed.
     with contextlib.suppress(trio.BrokenResourceError):
         await stream.unwrap()
     await linger(tcp)
 
 
 async def linger(stream: trio.abc.Stream) -> None:
-    """End our output and read on to the end of the peer's; to be bounded by the caller.
+    """End the output and read to the end of the peer's; the caller bounds the time.
 
-    To close with bytes unread makes the kernel send a reset, which can overtake our last words. A
-    peer that goes on sending is read at a low rate, and in turn with the other busy connections.
+    A close with unread bytes would make the kernel send a reset, which can overtake the last bytes
+    of the output. A peer that still sends is read slowly, and in turn with other busy connections.
     """
     turns = Turns()
     try:
@@ -236,11 +236,11 @@ async def linger(stream: trio.abc.Stream) -> None:
         while await stream.receive_some(DISCARDED_BYTES):
             await trio.sleep(DISCARD_PAUSE_S)
     except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
-        return  # the peer was faster
+        return  # the peer has closed first
 
 
 async def _discard_some(connection: trio.SocketStream) -> int:
-    """Wait for bytes and throw them away; 0 at the end of them. Raises `OSError`."""
+    """Wait for bytes and discard them; 0 at the end of the input. Raises `OSError`."""
     while True:
         await trio.lowlevel.wait_readable(connection.socket)
         with contextlib.suppress(BlockingIOError):

@@ -1,1 +1,1 @@
-"""The socket between a relay, which a client spawns, and the owner of the journal."""
+"""The socket between a relay, which a client starts, and the owner of the journal."""

@@ -1,12 +1,12 @@
 """The relay: hands a process's standard streams over to the journal's owner, and waits.
 
-The owner (`transports.relay.owner`) speaks over them itself; the socket between the two only says
-that both are alive. A client waits for this process to start, so nothing is imported here that
-takes time to load, trio least of all.
+The owner (`transports.relay.owner`) reads and writes them itself. After the handover, the socket
+between the two only shows that both are alive. A client waits for the relay to start, so this
+module imports nothing that takes time to load, such as trio.
 
-The whole exchange: the relay sends one line, `{"app": …, "version": …}` or whatever the two have
-agreed on, and with it the two file descriptors; the owner answers `{"ok": true}` or
-`{"error": "…"}`, also a line. Then either side's end is the end of the connection.
+The whole exchange: the relay sends one line of JSON, such as `{"app": …, "version": …}`, and with
+it the two file descriptors. The owner answers with one line, `{"ok": true}` or `{"error": "…"}`.
+Then either side closes the socket when it ends.
 """
 
 import contextlib
@@ -17,21 +17,21 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 
-# `sockaddr_un` has room for 108 bytes, the last a zero.
+# `sockaddr_un` has room for 108 bytes; the last one is zero.
 PATH_BYTES_MAX = 107
 ANSWER_BYTES_MAX = 64 * 1024
 ANSWER_S = 10.0
 
 _UCRED = struct.Struct("3i")  # Linux, unix(7): pid, uid, gid
-# macOS and the BSDs, unix(4): the level, the option, and what a `struct xucred` begins with: its
-# version and the uid.
+# macOS and the BSDs, unix(4): the level, the option, and the start of a `struct xucred`: version
+# and uid.
 _SOL_LOCAL = 0
 _LOCAL_PEERCRED = 1
 _XUCRED = struct.Struct("2I")
 
 
 class NoOwner(ConnectionError):
-    """There is no owner at this path, or it went away before it took over: try again."""
+    """No owner listens at this path, or it ended before it took over: try again."""
 
 
 class AnotherUser(Exception):
@@ -39,13 +39,13 @@ class AnotherUser(Exception):
 
 
 class RelayRefused(Exception):
-    """The owner does not want this relay; the message is the owner's."""
+    """The owner has refused this relay; the message is the owner's."""
 
 
 @contextlib.contextmanager
 def socket_address(path: str | os.PathLike[str]) -> Iterator[str]:
-    """What to bind or connect to for a Unix socket at `path`, however long that is; valid within
-    the block.
+    """The address of a Unix socket at `path`, which may be longer than an address; valid within the
+    block.
 
     Raises `OSError` when the directory does not exist or the name alone is too long.
     """
@@ -69,9 +69,9 @@ def relay(
 ) -> None:
     """Hand `fds` (input, output) over to the owner at `path`; return when the owner has closed.
 
-    Once they are handed over their numbers lead to /dev/null here, so that the owner alone decides
-    when the client sees their end. Until then they are untouched. Raises `NoOwner`,
-    `RelayRefused`, or `AnotherUser` before anything is sent.
+    After the handover, /dev/null replaces them in this process, so that the owner alone decides
+    when the client sees their end. Before, they are unchanged. Raises `NoOwner`, `RelayRefused`,
+    or `AnotherUser` before anything is sent.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -82,21 +82,19 @@ def relay(
             socket.send_fds(connection, [json.dumps(hello).encode() + b"\n"], list(fds))
             answer = _read_answer(connection)
         except (OSError, ValueError, RecursionError) as error:
-            raise NoOwner(f"nobody took over at {os.fspath(path)}: {error}") from error
+            raise NoOwner(f"no owner took over at {os.fspath(path)}: {error}") from error
         if "error" in answer:
             raise RelayRefused(str(answer["error"]))
         _let_go(fds)
         connection.settimeout(None)
-        # A reset is an end too: the owner was killed.
+        # The owner ends the connection, or was killed, which resets it.
         with contextlib.suppress(ConnectionError):
             while connection.recv(4096):
                 pass
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """The effective uid of the process at the other end of a Unix socket, when it connected or
-    began to listen.
-    """
+    """The effective uid that the peer of a Unix socket had when it connected or began to listen."""
     if hasattr(socket, "SO_PEERCRED"):
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         return int(_UCRED.unpack(found)[1])
@@ -105,7 +103,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def _check_user(connection: socket.socket, path: str | os.PathLike[str]) -> None:
-    """Raise `AnotherUser` where the owner that listens is not ours, so that it is given nothing."""
+    """Raise `AnotherUser` where the owner is another user's: then nothing is sent."""
     uid = peer_uid(connection)
     if uid != os.geteuid():
         raise AnotherUser(
@@ -119,11 +117,11 @@ def _read_answer(connection: socket.socket) -> dict[str, object]:
     while not line.endswith(b"\n"):
         data = connection.recv(4096)
         if not data or len(line) > ANSWER_BYTES_MAX:
-            raise ConnectionResetError("the owner went away")
+            raise ConnectionResetError("the owner closed the connection")
         line += data
     answer = json.loads(line)
     if not isinstance(answer, dict) or not answer.keys() & {"ok", "error"}:
-        raise ConnectionAbortedError("whoever listens there is no owner of a journal")
+        raise ConnectionAbortedError("the process that listens there is no owner of a journal")
     return answer
 
 

@@ -1,8 +1,8 @@
-"""The owner's side of the relay socket: every relay that connects brings a client with it.
+"""The owner's side of the relay socket: each relay brings a client.
 
-A relay passes its standard input and output over the socket (SCM_RIGHTS), and from then on the
-owner speaks with the client directly, as over stdio: nothing is copied. `transports.relay.handover`
-is the other side and says what the two exchange.
+A relay passes its standard input and output over the socket (SCM_RIGHTS). From then on the owner
+talks to the client directly, as over stdio: nothing is copied. `transports.relay.handover` is the
+other side, and describes what the two exchange.
 """
 
 import array
@@ -22,8 +22,8 @@ from transports.lines import LineChannel, open_fds
 from transports.net.listening import serve_listeners
 from transports.relay.handover import peer_uid, socket_address
 
-# A relay sends its hello at once, and it is short; so many file descriptors at most are taken in
-# to be closed again where two were expected.
+# A relay sends its hello at once, and it is short. It brings two file descriptors. Of more, up to
+# `FDS_MAX` are received, to be closed.
 HELLO_S: Final = 5.0
 HELLO_BYTES_MAX: Final = 4096
 FDS_MAX: Final = 16
@@ -36,7 +36,7 @@ Hello = dict[str, Any]
 
 
 class _Garbage(Exception):
-    """What came over the socket is no relay's hello; the message says what it is instead."""
+    """The received bytes are not a relay's hello; the message says why."""
 
 
 async def serve(
@@ -49,10 +49,9 @@ async def serve(
 ) -> None:
     """Listen at `path` and run `handler` for each relay's client, until cancelled.
 
-    `hello_check` returns None for a relay that may come in, else the text of the refusal. Only
-    processes of the same user are listened to. A socket that is left over at `path` is removed
-    first, ours at the end: call this only while holding the journal's lock. Raises `OSError` when
-    the path cannot be had.
+    `hello_check` returns None to accept a relay, or the text of a refusal. Connections of other
+    users are closed. A socket at `path` is removed first, and the new one at the end: call this
+    only while holding the journal's lock. Raises `OSError` when it cannot listen at the path.
     """
     listener = _listen(path)
 
@@ -63,7 +62,7 @@ async def serve(
         task_status.started()
         await serve_listeners(serve_connection, [listener])
     finally:
-        with contextlib.suppress(FileNotFoundError):  # somebody has tidied up
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
             os.unlink(path)
 
 
@@ -73,7 +72,7 @@ def _listen(path: str | os.PathLike[str]) -> trio.SocketListener:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)
-        os.fchmod(listener.fileno(), 0o600)  # before it can be found
+        os.fchmod(listener.fileno(), 0o600)  # before `bind` makes it visible
         with socket_address(path) as address:
             listener.bind(address)
         listener.listen(BACKLOG)
@@ -90,8 +89,8 @@ async def _serve_connection(
     hello_check: Callable[[Hello], str | None],
     message_bytes_max: int,
 ) -> None:
-    """Serve one relay from its hello to its end. Whatever it does wrong ends nothing else."""
-    fds: list[int] = []  # ours to close until a channel has them
+    """Serve one relay from its hello to its end. Its errors affect no other relay."""
+    fds: list[int] = []  # to be closed here until a channel owns them
     try:
         uid = _peer_uid(stream)
         if uid != os.geteuid() or not await _admit(stream, hello_check, fds):
@@ -105,14 +104,14 @@ async def _serve_connection(
     finally:
         for fd in fds:
             os.close(fd)
-        with trio.CancelScope(shield=True):  # a cancellation must not hide what went wrong
+        with trio.CancelScope(shield=True):  # a cancellation must not replace the error
             await trio.aclose_forcefully(stream)
 
 
 async def _admit(
     stream: trio.SocketStream, hello_check: Callable[[Hello], str | None], fds: list[int]
 ) -> bool:
-    """Read the hello and answer it; whether the relay may stay."""
+    """Read the hello and answer it. False for a relay that was refused, or failed."""
     try:
         with trio.fail_after(HELLO_S):
             try:
@@ -138,8 +137,8 @@ async def _run(handler: Handler, channel: LineChannel, stream: trio.SocketStream
 
 
 async def _close_with(stream: trio.SocketStream, channel: LineChannel) -> None:
-    """Close the channel when its relay is gone, or says what it has no business to say."""
-    with contextlib.suppress(trio.BrokenResourceError):  # killed, which is an end as well
+    """Close the channel when its relay ends, or sends anything more."""
+    with contextlib.suppress(trio.BrokenResourceError):  # the relay was killed
         await stream.receive_some(1)
     await channel.aclose()
 
@@ -153,7 +152,7 @@ def _peer_uid(stream: trio.SocketStream) -> int:
 
 
 async def _read_hello(peer: trio.socket.SocketType, fds: list[int]) -> Hello:
-    """One line, with exactly two file descriptors; they are in `fds` whatever happens.
+    """Read one line, with exactly two file descriptors, which are added to `fds` in any case.
 
     Raises `_Garbage`, or `trio.BrokenResourceError` when the relay is gone.
     """
@@ -169,7 +168,7 @@ async def _read_hello(peer: trio.socket.SocketType, fds: list[int]) -> Hello:
             raise trio.BrokenResourceError from error
         for level, kind, payload in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                # What was cut short is no file descriptor.
+                # The last one may have been truncated.
                 fds += array.array("i", payload[: len(payload) - len(payload) % _INT_BYTES])
         if flags & socket.MSG_CTRUNC or len(fds) > 2:
             raise _Garbage("a hello comes with two file descriptors")

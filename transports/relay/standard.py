@@ -1,6 +1,6 @@
-"""A process's standard streams, taken out of everybody else's way.
+"""Takes a process's standard streams for a transport, so that nothing else uses them.
 
-Apart from `transports.stdio` because a relay needs it before, and without, trio.
+Apart from `transports.stdio`, because a relay needs it without trio, which takes time to load.
 """
 
 import contextlib
@@ -11,9 +11,9 @@ import stat
 def claim_standard_streams() -> tuple[int, int]:
     """Take the process's standard input and output, as new file descriptors for `serve`.
 
-    To be called before `trio.run`. Afterwards 0 is empty and 1 goes where 2 goes, so that a tool
-    may `print` and a child process inherits nothing that is ours. Whatever of 0-2 was closed is
-    opened on /dev/null first: else the next file that anybody opens would stand in its place.
+    Call it before `trio.run`. Afterwards 0 is /dev/null and 1 is a copy of 2, so that a tool may
+    `print`, and a child process does not inherit the transport. Any of 0, 1 and 2 that was closed
+    is opened on /dev/null first: else the next file to be opened would get its number.
     """
     for fd in (0, 1, 2):
         try:
@@ -36,15 +36,16 @@ def _put(opened: int, fd: int) -> None:
 
 
 def _own(fd: int, access: int) -> int:
-    """Another descriptor for the file, not inherited, and not sharing its flags where possible.
+    """Another descriptor for the file, which is not inherited and does not share its flags, where
+    possible.
 
-    trio switches what it is given to non-blocking. A duplicate shares that flag with every other
-    holder (standard error and the shell, on a terminal), which would then fail to write; pipes and
-    terminals can be opened anew instead, where the system has /proc.
+    trio makes it non-blocking. A duplicate would share that flag with every other holder, such as
+    standard error and the shell on a terminal, whose writes would then fail. So pipes and terminals
+    are opened anew, where the system has /proc.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or os.isatty(fd):
         flags = access | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
-        with contextlib.suppress(OSError):  # no /proc, or another user's: share it
+        with contextlib.suppress(OSError):  # no /proc, or another user's file: share its flags
             return os.open(f"/proc/self/fd/{fd}", flags)
     return os.dup(fd)

@@ -1,5 +1,5 @@
-"""WebSocket (RFC 6455): `serve` and `connect`. Each is loaded with its first use, since a
-client is to start fast and needs nothing of the server.
+"""WebSocket (RFC 6455): `serve` and `connect`. Each is loaded with its first use, so that a client
+starts without loading the server.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""A `Channel` over an open WebSocket: trio-websocket speaks the protocol, `Wire` moves the bytes.
+"""A client's WebSocket: trio-websocket has the protocol, `Wire` moves the bytes.
 
-Its reader hands over one message at a time and waits until somebody takes it (a queue would be
-thrown away by a message above the limit, with what came whole before it). So pings, pongs and Close
-frames are seen only while somebody receives.
+trio-websocket's reader passes on one message at a time and waits until it is received. A queue
+would be lost with a message above the limit. So pings, pongs and Close frames are handled only
+while `receive` runs.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from wsproto.utilities import RemoteProtocolError
 
 from streams.exchange import Scopes
 from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, TooLarge
-from transports.lines import LineSplitter, in_blocks, lines_of
+from transports.lines import in_blocks, lines_of
 from transports.net.dialing import (
     CONNECT_S,
     WEBSOCKET,
@@ -45,10 +45,10 @@ from transports.websocket.frames import (
 from transports.websocket.sieve import Piece, Sieve, Slot
 from transports.websocket.wire import Wire, open_wire
 
-# After this long a peer that answers no ping counts as detached.
+# A peer that answers no ping for so long counts as gone.
 PING_S: Final = 60.0
 
-# A pong to one of our pings: header and payload (a client's mask is not worth telling them apart).
+# The size of a pong to one of our pings: header and payload. A server sends no mask.
 _PONG_BYTES: Final = 2 + 8
 
 
@@ -63,17 +63,18 @@ async def connect(
 ) -> AsyncIterator["WebSocketChannel"]:
     """Open a WebSocket; leaving the block closes it, within a second.
 
-    Raises `OSError` when nobody answers, or refuses, within 10 seconds (`PermissionError` where the
-    server does not take the `token`); `ValueError` when `url` is none, or no place for a token.
+    Raises `PermissionError` where the server refuses the `token`; another `OSError` for another
+    refusal, or without an answer within 10 seconds; `ValueError` for an invalid `url`, or one where
+    others could read the token.
     """
     address = Address(url, WEBSOCKET)
     bearer = bearer_for(address, token)
     deadline = trio.current_time() + CONNECT_S
     tcp, stream = await reach(address, ssl_context, deadline)
-    # What was agreed on decides what a message may be; until then the larger of the two.
+    # The limit depends on the subprotocol; during the handshake, the larger one applies.
     message_size_max = framing_of(MCP_STREAMS, message_bytes_max).message_size_max
     async with open_wire(stream) as (wire, nursery):
-        connection = await _ask(
+        connection = await _handshake(
             wire,
             nursery,
             address,
@@ -98,13 +99,13 @@ def _channel(
     socket: trio.SocketStream,
 ) -> "WebSocketChannel":
     principal = f"server({address.host}:{address.port})"
-    if connection.subprotocol == MCP_STREAMS:
-        return BlockChannel(wire, connection, message_bytes_max, principal=principal, socket=socket)
     framing = framing_of(connection.subprotocol, message_bytes_max)
+    if isinstance(framing, LineFraming):
+        return BlockChannel(wire, connection, framing, principal=principal, socket=socket)
     return WebSocketChannel(wire, connection, framing, principal=principal, socket=socket)
 
 
-async def _ask(
+async def _handshake(
     stream: Wire,
     nursery: trio.Nursery,
     address: Address,
@@ -114,11 +115,11 @@ async def _ask(
     message_size_max: int,
     deadline: float,
 ) -> WebSocketConnection:
-    """Ask for a WebSocket. Raises `OSError` when refused, cut off, or late."""
+    """Make the opening handshake. Raises `OSError` when it is refused, interrupted, or late."""
     with stream.until_ended(deadline):
         return await wrap_client_stream(
             nursery,
-            cast(trio.SocketStream, stream),  # any stream will do, says its documentation
+            cast(trio.SocketStream, stream),  # its documentation allows any stream
             address.host_header,
             address.target,
             subprotocols=subprotocols,
@@ -133,7 +134,10 @@ async def _ask(
 
 
 def _refusal(address: Address, stream: Wire) -> OSError:
-    """Why there is no WebSocket: trio-websocket tells only of a body whose length was announced."""
+    """The error for a failed handshake, with the text of the server's response.
+
+    trio-websocket has that text only where the response has a Content-Length.
+    """
     if not stream.answer:
         return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
     protocol = WSConnection(ConnectionType.CLIENT)
@@ -143,7 +147,7 @@ def _refusal(address: Address, stream: Wire) -> OSError:
     try:
         protocol.receive_data(stream.answer)
     except (RemoteProtocolError, ValueError) as error:
-        return ConnectionRefusedError(f"{address.url} speaks no WebSocket: {error}")
+        return ConnectionRefusedError(f"{address.url} does not speak WebSocket: {error}")
     for event in protocol.events():
         if isinstance(event, RejectConnection):
             rejected = event
@@ -156,7 +160,7 @@ def _refusal(address: Address, stream: Wire) -> OSError:
 
 
 def _reason(body: bytes) -> str:
-    """What the body of a refusal says, be it JSON-RPC's error or text."""
+    """The message in the body of a refusal: that of a JSON-RPC error, or the text."""
     try:
         said = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -165,7 +169,7 @@ def _reason(body: bytes) -> str:
 
 
 class WebSocketChannel:
-    """An open WebSocket."""
+    """A `ClientChannel` over an open WebSocket."""
 
     def __init__(
         self,
@@ -227,11 +231,11 @@ class WebSocketChannel:
         except (ConnectionClosed, trio.BrokenResourceError):
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
         except BaseException:
-            self._wire.cut_short()  # perhaps some of the lines are out
+            self._wire.cut_short()  # perhaps some of the lines were sent
             raise
 
     async def ping(self) -> bool:
-        """False as well when no pong came within `PING_S`; somebody must be receiving meanwhile.
+        """See `Channel`; also False when no pong comes within `PING_S`. `receive` must run.
 
         Raises `trio.BrokenResourceError` when the connection ends first.
         """
@@ -272,24 +276,23 @@ class WebSocketChannel:
                 await self._connection.aclose(code)
             await self._wire.close_gracefully()
         except trio.BrokenResourceError:
-            return  # the peer did not wait for it
+            return  # the peer did not wait for our Close frame
 
 
 class BlockChannel(WebSocketChannel):
-    """An open WebSocket to a server that speaks `mcp-streams.v1`."""
+    """The same for `mcp-streams.v1`: frames are received in blocks, past trio-websocket."""
 
     def __init__(
         self,
         wire: Wire,
         connection: WebSocketConnection,
-        message_bytes_max: int,
+        framing: LineFraming,
         *,
         principal: str,
         socket: trio.SocketStream,
     ) -> None:
-        framing = LineFraming(message_bytes_max)
         super().__init__(wire, connection, framing, principal=principal, socket=socket)
-        self._splitter = LineSplitter(message_bytes_max)
+        self._splitter = framing.splitter
         self._slot = Slot()
         wire.divert(Sieve(framing.message_size_max), self._slot)
 
@@ -308,8 +311,8 @@ class BlockChannel(WebSocketChannel):
         raise trio.EndOfChannel
 
     async def _next(self) -> Sequence[Piece]:
-        """What trio-websocket hands over, unless pieces come or nothing will."""
-        # What is in the slot came before anything that its reader still holds.
+        """The next message from trio-websocket; empty when pieces come first, or at the end."""
+        # Pieces in the slot came before any message that the reader still holds.
         with self._slot.until_put():
             try:
                 message = await self._connection.get_message()

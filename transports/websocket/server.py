@@ -1,15 +1,15 @@
-"""A server's end of an open WebSocket, without a task of its own: wsproto knows the protocol.
+"""A WebSocket listener. wsproto has the protocol; a connection has no tasks of its own.
 
-A thousand clients that come back at once are served, and ten thousand that wait are held, for what
-trio-websocket, a task for its reader and another for what that owes would cost on top:
+trio-websocket would need two tasks for each connection. Without them, the server can hold ten
+thousand connections, and answer a thousand that come back at once.
 
-- Whoever receives reads the frames. So pings, pongs and Close frames are seen only then.
-- What a control frame calls for is written at once where the socket takes it, or by whoever writes
-  already, or else by a task that is made for it: nobody who reads waits for a peer that does not.
-- Of several pings only the last needs an answer (RFC 6455, 5.5.3): a flood of them takes no memory.
+- `receive` reads the frames. So pings, pongs and Close frames are handled only while it runs.
+- The answer to a control frame is written at once if the socket has room, else by the current
+  writer, else by a task that is started for it. So `receive` never waits for a peer to read.
+- Of several pings only the last needs an answer (RFC 6455, 5.5.3): a flood of pings uses no memory.
 - A violation is answered with its close code, and nothing follows a Close frame.
-- What was read is taken frame by frame, in turns (`streams.turns`): a frame of one byte is as much
-  work as one of a thousand. Frames that carry no message have a rate; above it, 1008.
+- Frames are handled one by one, in turns (`streams.turns`): a frame of one byte is as much work as
+  one of a thousand. Frames without a message have a rate limit (close code 1008).
 """
 
 import itertools
@@ -50,24 +50,24 @@ from transports.websocket.frames import (
 )
 from transports.websocket.handshake import Opening, parse_head, read_head
 
-# After this long a peer that answers no ping counts as detached.
+# A peer that answers no ping for so long counts as gone.
 PING_S: Final = 60.0
 
-# What one read asks for: what clients send is small.
+# The size of one read: messages of clients are small.
 READ_BYTES: Final = 64 * 1024
 
-# Pings, pongs that answer no ping, and messages without anything in them: at once, and per second
-# in the long run. A client that asks every second whether the connection lives is far below that.
+# How many frames without a message are accepted at once, and per second in the long run: pings,
+# pongs that answer no ping, and empty messages. A client that pings every second is far below.
 EMPTY_FRAMES_MAX: Final = 200
 EMPTY_FRAMES_PER_S: Final = 20.0
 
-# Fragments: likewise, besides one for so many bytes that a message brings. Libraries fragment at
-# some kilobytes.
+# The same for fragments, and one more for each `FRAGMENT_BYTES` of a message. Libraries send
+# fragments of some kilobytes.
 FRAGMENTS_MAX: Final = 1_000
 FRAGMENTS_PER_S: Final = 100.0
 FRAGMENT_BYTES: Final = 32
 
-# Header and mask of a control frame, as a client sends it.
+# The size of the header and the mask of a client's control frame.
 _CONTROL_BYTES: Final = 2 + 4
 
 
@@ -83,7 +83,7 @@ async def serve(
     """Listen at every address of `host` and run `handler` for each connection, until cancelled.
 
     Reports the port, which matters for port 0. A connection closes when its caller's token expires.
-    Raises `OSError` when the address cannot be had.
+    Raises `OSError` when the address cannot be bound.
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
@@ -92,41 +92,41 @@ async def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """What the connections of one `serve` share."""
+    """The state that all connections of one `serve` share."""
 
     listener: Listener
     handler: Handler
     message_bytes_max: int
 
     async def serve_connection(self, nursery: trio.Nursery, tcp: trio.SocketStream) -> None:
-        """Serve one connection from its handshake to its end; the caller closes it."""
-        with ExitStack() as holding:
+        """Serve one connection from its handshake to its end; the listener closes it."""
+        with ExitStack() as stack:
             channel = None
             with trio.move_on_after(HANDSHAKE_S):
-                channel = await self._shake_hands(nursery, tcp, holding)
+                channel = await self._handshake(nursery, tcp, stack)
             if channel is not None:
                 await self._run(channel)
 
-    async def _shake_hands(
-        self, nursery: trio.Nursery, tcp: trio.SocketStream, holding: ExitStack
+    async def _handshake(
+        self, nursery: trio.Nursery, tcp: trio.SocketStream, stack: ExitStack
     ) -> "ServerWebSocket | None":
-        """An open WebSocket, if the request may come in."""
+        """Return an open WebSocket; None where the request was refused, or the peer is gone."""
         stream: ServerStream = tcp
         try:
-            stream = await self.listener.secured(tcp)
+            stream = await self.listener.secure(tcp)
             head, early = await read_head(stream)
             opening = parse_head(head)
             self.listener.check_room(tcp)
             self._check_origins(opening)
-            caller = await self.listener.caller(opening.head)
-            holding.enter_context(self.listener.held_by(caller))
+            caller = await self.listener.authenticate(opening.head)
+            stack.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
             await stream.send_all(opening.accept(subprotocol))
         except HttpError as refused:
             await refuse(stream, refused)
             return None
         except (trio.BrokenResourceError, OSError):
-            return None  # gone before it was in
+            return None  # the peer hung up during the handshake
         framing = framing_of(subprotocol, self.message_bytes_max)
         caller = caller or Caller(f"conn({new_id()})", lambda: math.inf)
         return ServerWebSocket(stream, framing, nursery, caller=caller, early=early)
@@ -158,7 +158,7 @@ def _agreed(opening: Opening) -> str | None:
 
 
 class ServerWebSocket:
-    """An open WebSocket: a `Channel`."""
+    """A `Channel` over an open WebSocket."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class ServerWebSocket:
         caller: Caller,
         early: bytes,
     ) -> None:
-        """`early` came right behind the handshake; in `nursery` is written what must wait."""
+        """`early` are the bytes that came behind the handshake; `nursery` is for slow writes."""
         self._stream = stream
         self._socket = tcp_of(stream).socket
         self._framing = framing
@@ -178,24 +178,24 @@ class ServerWebSocket:
         self._holds_until = trio.current_time() + caller.holds_for_s()
         self._early = early
         self._protocol = Connection(ConnectionType.SERVER)
-        self._events: Iterator[Event] = iter(())  # of what was read
-        self._has_more = False  # of them, as far as is known
+        self._events: Iterator[Event] = iter(())  # of the bytes that were read
+        self._has_more = False  # there may be more events
         self._turns = Turns()
         self._empty_frames = RateLimit(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
         self._fragments = RateLimit(FRAGMENTS_MAX, FRAGMENTS_PER_S)
-        self._parts: list[Any] = []  # of a message that has not come whole
-        self._parts_size = 0  # bytes of a binary one, characters of text
-        self._unclaimed_bytes = 0  # were read since the last whole message
+        self._parts: list[Any] = []  # of an incomplete message
+        self._parts_size = 0  # bytes of a binary message, characters of text
+        self._unclaimed_bytes = 0  # read since the last complete message
         self._writing = trio.StrictFIFOLock()
-        self._pong = b""  # is to be written yet
+        self._pong = b""  # must still be written
         self._close = b""  # likewise
-        self._rest: Pieces = ()  # of a control frame that is half written
+        self._rest: Pieces = ()  # of a partly written control frame
         self._receiving: trio.CancelScope | None = None
         self._pings: dict[bytes, trio.Event] = {}
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
-        self._is_closing = False  # nothing more is sent but what is pending
-        self._is_broken = False  # nothing more goes either way
+        self._is_closing = False  # only pending frames are still sent
+        self._is_broken = False  # nothing more is sent or received
         self._is_closed = False
 
     @property
@@ -215,19 +215,20 @@ class ServerWebSocket:
             else:
                 data = await self._read()
                 if self._is_closed:
-                    break  # while we waited
-                if trio.current_time() >= self._holds_until and not self._may_stay():
+                    break  # `aclose` was called meanwhile
+                if trio.current_time() >= self._holds_until and not self._is_still_authenticated():
                     break
                 if data is None:
                     continue
                 await self._feed(data)
-            if not self._is_closed and (found := self._take()):
+            if not self._is_closed and (found := self._handle_frames()):
                 return found
         raise trio.EndOfChannel
 
     async def _read(self) -> bytes | None:
-        """What comes next, empty at the end of it; None as soon as another task closes, or who the
-        peer is must be asked again.
+        """The next bytes; empty at the end of the input.
+
+        None as soon as another task closes, or the authentication must be checked again.
         """
         if self._early:
             early, self._early = self._early, b""
@@ -240,17 +241,17 @@ class ServerWebSocket:
             return b""
         return None
 
-    def _may_stay(self) -> bool:
-        """Whether the peer still is who it was; else it hears why not, and is not heard."""
+    def _is_still_authenticated(self) -> bool:
+        """Check the authentication again. If it has expired, close the WebSocket (code 1008)."""
         holds_for_s = self._caller.holds_for_s()
         self._holds_until = trio.current_time() + holds_for_s
         if holds_for_s <= 0:
-            self._fail(CloseReason.POLICY_VIOLATION, "the token holds no longer")
+            self._fail(CloseReason.POLICY_VIOLATION, "the bearer token has expired")
             self._write_soon()
         return holds_for_s > 0
 
     async def _feed(self, data: bytes) -> None:
-        """Have what was read taken from now on; nothing is the end of it."""
+        """Pass bytes to wsproto; empty at the end of the input."""
         if not data:
             self._end()
             return
@@ -261,12 +262,12 @@ class ServerWebSocket:
         if self._turns.spend():
             await self._turns.wait()
 
-    def _take(self) -> list[Incoming]:
-        """The lines that the frames of one turn bring."""
+    def _handle_frames(self) -> list[Incoming]:
+        """Handle the frames of one turn, and return their lines."""
         found: list[Incoming] = []
         for event in self._events:
             if isinstance(event, Message):
-                found += self._add(event)
+                found += self._add_data(event)
             else:
                 self._on_control(event)
             if self._is_over or self._turns.spend():
@@ -274,11 +275,11 @@ class ServerWebSocket:
         else:
             self._has_more = False
         if self._unclaimed_bytes > self._framing.unclaimed_bytes_max:
-            self._fail(CloseReason.MESSAGE_TOO_BIG, "too much that is no message")
+            self._fail(CloseReason.MESSAGE_TOO_BIG, "too many bytes without a message")
         self._write_soon()
         return found
 
-    def _add(self, event: Message[Any]) -> list[Incoming]:
+    def _add_data(self, event: Message[Any]) -> list[Incoming]:
         self._parts.append(event.data)
         self._parts_size += len(event.data)
         if self._parts_size > self._framing.message_size_max:
@@ -301,7 +302,7 @@ class ServerWebSocket:
         return found
 
     def _on_control(self, event: Event) -> None:
-        """Do what a control frame, or a violation that stands for one, calls for."""
+        """Handle a control frame, or a violation, which wsproto reports as a Close frame."""
         if isinstance(event, Ping):
             self._count_empty()
             self._unclaimed_bytes -= len(event.payload) + _CONTROL_BYTES
@@ -313,17 +314,17 @@ class ServerWebSocket:
                 self._count_empty()
         elif isinstance(event, CloseConnection):
             if self._protocol.state is ConnectionState.CLOSED:
-                self._end()  # it answers ours
-            else:  # wsproto makes one of a violation, too
+                self._end()  # the answer to our Close frame
+            else:  # the peer's Close frame, or a violation
                 self._fail(event.code, event.reason or "")
 
     def _count_empty(self) -> None:
-        """Count a frame that brings no message."""
+        """Count a frame without a message."""
         if not self._empty_frames.spend():
             self._fail(CloseReason.POLICY_VIOLATION, "too many pings, pongs or empty messages")
 
     def _answer_pings(self, payload: bytes) -> bool:
-        """A pong answers the pings before its own as well; False for one that answers no ping."""
+        """A pong also answers all earlier pings. False for a pong that answers none."""
         if payload not in self._pings:
             return False
         for key in list(self._pings):
@@ -333,19 +334,19 @@ class ServerWebSocket:
         return True
 
     def _fail(self, code: int, reason: str) -> None:
-        """Say goodbye with this code, if that was not said; no more is received."""
+        """Send a Close frame with this code, unless one was sent; receive no more."""
         self._queue_close(code, reason)
         self._end()
 
     def _end(self) -> None:
-        """Nothing more comes: let everybody who waits for it see that."""
+        """Receive no more; wake the tasks that wait for pongs."""
         self._is_over = True
         self._is_broken |= not self._is_closing
         for answered in self._pings.values():
             answered.set()
 
     def _break(self) -> None:
-        """Nothing goes either way any more."""
+        """Send and receive no more."""
         self._is_broken = True
         self._end()
 
@@ -358,18 +359,18 @@ class ServerWebSocket:
         except trio.BrokenResourceError:
             raise
         except BaseException:
-            self._fail(CloseReason.GOING_AWAY, "interrupted")  # perhaps some of the lines are out
+            self._fail(CloseReason.GOING_AWAY, "interrupted")  # perhaps some lines were sent
             self._write_soon()
             raise
 
     async def _write(self, frames: Pieces) -> None:
-        """Write whole frames, with what else is pending; then they are the operating system's.
+        """Write whole frames and pending control frames; on return the kernel has all of them.
 
-        Cancelled half-way, it tears the connection: after half a frame nothing can be said.
-        Raises `trio.BrokenResourceError` when the peer is gone, or nothing may follow any more.
+        Cancelled half-way, it breaks the connection: no frame can follow half a frame. Raises
+        `trio.BrokenResourceError` when the peer is gone, or a Close frame was sent.
         """
         async with self._writing:
-            await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
+            await trio.lowlevel.checkpoint_if_cancelled()  # before the first byte of a frame
             if self._is_closing or self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing")
             await self._push(frames)
@@ -386,10 +387,10 @@ class ServerWebSocket:
                 self._break()
                 self._socket.close()
                 raise
-            rest = self._send_at_once()  # what came up meanwhile
+            rest = self._send_at_once()  # control frames that became pending meanwhile
 
     def _send_at_once(self, frames: Pieces = ()) -> Pieces:
-        """Most writes fit into the socket's buffer; return what does not.
+        """Write without waiting, and return the rest. Most writes fit the socket's buffer.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
@@ -402,14 +403,14 @@ class ServerWebSocket:
             raise trio.BrokenResourceError("the peer is gone") from None
 
     def _write_soon(self) -> None:
-        """Write the control frames that are pending, without waiting for anybody."""
+        """Write pending control frames, without waiting for the peer."""
         is_pending = bool(self._pong or self._close)
         if not is_pending or self._is_broken or self._rest or self._writing.locked():
             return
         try:
             self._rest = self._send_at_once()
         except trio.BrokenResourceError:
-            return  # whoever receives will see it
+            return  # `receive` notices it
         if self._rest:
             self._nursery.start_soon(self._write_rest)
 
@@ -417,7 +418,7 @@ class ServerWebSocket:
         try:
             await self._flush()
         except trio.BrokenResourceError:
-            return  # as above
+            return  # likewise
 
     async def _flush(self) -> None:
         async with self._writing:
@@ -429,10 +430,10 @@ class ServerWebSocket:
             self._is_closing = True
             self._close = self._protocol.send(CloseConnection(code=code, reason=reason))
 
-    # -- what else a channel does
+    # -- the other methods of a channel
 
     async def ping(self) -> bool:
-        """False as well when no pong came within `PING_S`; somebody must be receiving meanwhile.
+        """See `Channel`; also False when no pong comes within `PING_S`. `receive` must run.
 
         Raises `trio.BrokenResourceError` when the connection ends first.
         """
@@ -482,7 +483,7 @@ class ServerWebSocket:
                     await self._turns.wait()
                 else:
                     await self._feed(await receive_some(self._stream, READ_BYTES))
-                self._take()
+                self._handle_frames()
             await close_gracefully(self._stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return  # the peer did not wait for it
+            return  # the peer did not wait for our Close frame

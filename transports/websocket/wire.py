@@ -1,14 +1,15 @@
-"""The stream beneath trio-websocket, with which a WebSocket keeps the promises of a `Channel`.
+"""The stream below trio-websocket, so that a client's WebSocket keeps the contract of a `Channel`.
 
-trio-websocket writes and reads through whatever `trio.abc.Stream` it is given, one event a
-`send_all`. This one makes up for what its public API leaves open (0.12.2):
+trio-websocket reads from and writes to any `trio.abc.Stream`, one `send_all` for each event. This
+stream adds what trio-websocket 0.12.2 lacks:
 
-- It answers pings from its reader, which would wait behind a peer that does not read. So `send_all`
-  only puts by; `flush` writes, many frames at once, and control frames have a task for it.
-- It hangs up on a violation without a Close frame: that is written here, with the code it found.
-- It goes on waiting for pongs, handshakes and Close frames when the connection is gone:
-  `until_ended` stops whoever waits, and a reader that it lost to its own error ends the connection.
-- It keeps any number of empty fragments, so what it may read without making a message is bounded.
+- trio-websocket answers pings in its reader, which would then wait for a peer that does not read.
+  So `send_all` only stores frames. `flush` writes them, many at once; a task writes control frames.
+- On a violation, it hangs up without a Close frame. That is written here, with the right code.
+- It waits for pongs, handshakes and Close frames even after the connection has ended. `until_ended`
+  cancels these waits. An error in its reader ends the connection.
+- It keeps any number of empty fragments. So the bytes that it may read without completing a message
+  are bounded.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from transports.net.dialing import begin_or_leave, tasks_until
 from transports.net.sockets import linger, send_pieces
 from transports.websocket.sieve import Piece, Sieve, Slot, until_left
 
-# What is kept of the answer to a client's handshake, for its error message.
+# How much of the response to the handshake is kept, for an error message.
 ANSWER_BYTES_MAX: Final = 16 * 1024
 
 # First bytes of frames; no HTTP message begins with one.
@@ -38,17 +39,17 @@ _PONG: Final = 0x8A
 
 _MASK_BYTES: Final = 4
 
-# What one read asks for once payload is taken out: a server in full flow keeps as much ready, and
-# to hand over what one read brings costs the same, however much it is.
+# The size of a read while payload is taken out. A busy server has as much ready, and the cost of
+# passing on the bytes of one read does not depend on its size.
 BULK_BYTES: Final = 1024 * 1024
 
 
 class Wire(trio.abc.Stream):
-    """One TCP or TLS connection. Somebody must `run` it until `hang_up`."""
+    """One TCP or TLS connection. A task must `run` it until `hang_up`."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
-        self.answer = b""  # how the peer's answer to our handshake begins
-        self.failure: BaseExceptionGroup[Exception] | None = None  # why trio-websocket gave up
+        self.answer = b""  # the start of the peer's response to the handshake
+        self.failure: BaseExceptionGroup[Exception] | None = None  # an error of the reader
         self._stream = stream
         self._connection: WebSocketConnection | None = None
         self._sieve: Sieve | None = None
@@ -56,10 +57,10 @@ class Wire(trio.abc.Stream):
         self._sieved: Iterator[Piece | bytes] = iter(())
         self._unclaimed_bytes = self._unclaimed_bytes_max = 0
         self._pending: list[bytes] = []
-        # Of several pings only the last needs an answer (RFC 6455, 5.5.3), so a flood of them takes
+        # Of several pings only the last needs an answer (RFC 6455, 5.5.3), so a flood of pings uses
         # no memory.
         self._pong = b""
-        self._control = trio.Event()  # something is pending that nobody else flushes
+        self._control = trio.Event()  # a control frame is pending
         self._writing = trio.StrictFIFOLock()
         self._waiting: set[trio.CancelScope] = set()
         self._has_ended = False
@@ -69,9 +70,9 @@ class Wire(trio.abc.Stream):
         self._has_stopped = trio.Event()
 
     async def run(self, *, task_status: trio.TaskStatus[trio.Nursery]) -> None:
-        """Hold the nursery for trio-websocket's reader, and write what it owes.
+        """Run trio-websocket's reader, and the task that writes control frames.
 
-        Shielded, since a farewell needs both; `hang_up` is their end in any case.
+        Both are shielded, because the closing handshake needs them; `hang_up` always ends them.
         """
         try:
             await begin_or_leave()
@@ -80,25 +81,25 @@ class Wire(trio.abc.Stream):
                     nursery.start_soon(self._write_control)
                     task_status.started(nursery)
         except* (ProtocolError, h11.ProtocolError, HandshakeError, ValueError) as failures:
-            # A peer can bring the reader to it: with a ping that crosses our Close frame, with
-            # headers that are not ASCII, with an answer that is no HTTP.
+            # A peer can cause these errors of the reader: by a ping that crosses our Close frame,
+            # by headers that are not ASCII, by a response that is not HTTP.
             self.failure = failures
         finally:
             self.end()
             self._has_stopped.set()
 
     def opened(self, connection: WebSocketConnection, unclaimed_bytes_max: int) -> None:
-        """From here on `connection` is open, and may read so much without making a message."""
+        """`connection` is open, and may read so many bytes without completing a message."""
         self._connection = connection
         self.answer = b""
         self._unclaimed_bytes_max = unclaimed_bytes_max
 
     def divert(self, sieve: Sieve, slot: Slot) -> None:
-        """From here on `slot` is given what `sieve` takes out of what is read."""
+        """From now on, put the payload that `sieve` takes out into `slot`."""
         self._sieve, self._slot = sieve, slot
 
     def claim(self, count: int | None = None) -> None:
-        """So many of the bytes that were read are accounted for; all of them by default."""
+        """So many of the bytes that were read belong to messages; all of them by default."""
         self._unclaimed_bytes = 0 if count is None else max(0, self._unclaimed_bytes - count)
 
     @property
@@ -114,20 +115,24 @@ class Wire(trio.abc.Stream):
         await trio.lowlevel.checkpoint()  # it never blocks
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        self._look_for_a_violation()
+        self._check_violation()
         if self._has_ended:
             raise trio.ClosedResourceError
-        return await self._read(max_bytes) if self._sieve is None else await self._rest(self._sieve)
+        return (
+            await self._read(max_bytes)
+            if self._sieve is None
+            else await self._read_past_sieve(self._sieve)
+        )
 
     async def aclose(self) -> None:
-        """Only `hang_up` closes: there may be a Close frame to write yet."""
+        """Only `hang_up` closes: a Close frame may still have to be written."""
         self.end()
         await trio.lowlevel.checkpoint()
 
     # -- reading
 
-    async def _rest(self, sieve: Sieve) -> bytes:
-        """What the sieve leaves of what is read; nothing at the end."""
+    async def _read_past_sieve(self, sieve: Sieve) -> bytes:
+        """The next bytes that the sieve leaves to trio-websocket; empty at the end."""
         while True:
             taken, left = until_left(self._sieved)
             if taken:
@@ -152,12 +157,16 @@ class Wire(trio.abc.Stream):
             return data
         self._unclaimed_bytes += len(data)
         if self._unclaimed_bytes > self._unclaimed_bytes_max:
-            self.fail(CloseReason.MESSAGE_TOO_BIG, "too much that is no message")
+            self.fail(CloseReason.MESSAGE_TOO_BIG, "too many bytes without a message")
             raise trio.ClosedResourceError
         return data
 
-    def _look_for_a_violation(self) -> None:
-        """trio-websocket notes our own Close as 1000, a cut as 1006, and answers the peer's."""
+    def _check_violation(self) -> None:
+        """Send the Close frame for a violation that trio-websocket has found.
+
+        It reports our own Close frame as 1000 and a cut as 1006, and answers the peer's Close frame
+        itself.
+        """
         closed = self._connection.closed if self._connection else None
         if closed is not None and closed.code not in (
             CloseReason.NORMAL_CLOSURE,
@@ -168,15 +177,15 @@ class Wire(trio.abc.Stream):
     # -- writing
 
     def put(self, data: bytes) -> None:
-        """Whole frames, to be written with the next `flush`.
+        """Store whole frames, for the next `flush`.
 
-        Raises `trio.BrokenResourceError` where nothing may follow any more.
+        Raises `trio.BrokenResourceError` after a Close frame, or when the connection is broken.
         """
         if self._is_broken or self._is_closing:
             raise trio.BrokenResourceError("the WebSocket is closing")
         if data[0] == _PONG:
             self._pong = data
-            self.claim(len(data) - _MASK_BYTES)  # a server's ping has none
+            self.claim(len(data) - _MASK_BYTES)  # the size of the ping: a server sends no mask
         elif data[0] == _CLOSE:
             self._pending += [self._pong, data]
             self._pong = b""
@@ -187,28 +196,28 @@ class Wire(trio.abc.Stream):
             self._control.set()
 
     def fail(self, code: int, reason: str) -> None:
-        """The peer broke the rules: tell it why, if nothing else was said; no more is read."""
+        """Answer a violation by a Close frame, unless one was sent; read no more."""
         if not (self._is_closing or self._is_broken):
-            assert self._connection is not None  # there are no rules to break before
-            farewell = CloseConnection(code=code, reason=reason)
-            self.put(Connection(ConnectionType.CLIENT).send(farewell))
+            assert self._connection is not None  # violations come after the handshake
+            close = CloseConnection(code=code, reason=reason)
+            self.put(Connection(ConnectionType.CLIENT).send(close))
         self.end()
 
     def cut_short(self) -> None:
-        """Nothing may follow what has been put but a Close frame, which says whose fault it is."""
-        self._look_for_a_violation()
+        """Send no more than a Close frame, since a `send` was interrupted."""
+        self._check_violation()
         self.fail(CloseReason.GOING_AWAY, "interrupted")
 
     async def flush(self) -> None:
-        """Write all that is pending; when this returns it is the operating system's.
+        """Write all pending frames; on return the kernel has all of them.
 
-        Cancelled half-way, it tears the connection: after half a frame nothing can be said.
-        Raises `trio.BrokenResourceError` when the peer is gone.
+        Cancelled half-way, it breaks the connection: no frame can follow half a frame. Raises
+        `trio.BrokenResourceError` when the peer is gone.
         """
         async with self._writing:
             if self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone")
-            await trio.lowlevel.checkpoint_if_cancelled()  # no frame is begun that cannot be ended
+            await trio.lowlevel.checkpoint_if_cancelled()  # before the first byte of a frame
             frames = [*self._pending, self._pong]
             self._pending.clear()
             self._pong = b""
@@ -230,13 +239,13 @@ class Wire(trio.abc.Stream):
             try:
                 await self.flush()
             except trio.BrokenResourceError:
-                return  # whoever reads will see it
+                return  # the reader notices it
 
     # -- the end
 
     @contextlib.contextmanager
     def until_ended(self, deadline: float = float("inf")) -> Iterator[trio.CancelScope]:
-        """Cancel the block once nothing more is to come from the peer, or at `deadline`."""
+        """Cancel the block once the peer can send no more, or at `deadline`."""
         with trio.CancelScope(deadline=deadline) as scope:
             if self._has_ended:
                 scope.cancel()
@@ -247,19 +256,19 @@ class Wire(trio.abc.Stream):
                 self._waiting.discard(scope)
 
     def end(self) -> None:
-        """Nothing more is to come from the peer: let everybody who waits for it see that."""
+        """The peer can send no more: cancel the blocks of `until_ended`."""
         self._has_ended = True
         for scope in self._waiting:
             scope.cancel()
 
     def break_off(self) -> None:
-        """Nothing goes either way any more."""
+        """Send and receive no more."""
         self._is_broken = True
         self.end()
 
     async def close_gracefully(self) -> None:
-        """Write what is pending, and hear the peer out; to be bounded by the caller."""
-        self._look_for_a_violation()  # which the reader may not have come to
+        """Write pending frames, and read to the end of the peer's; the caller bounds the time."""
+        self._check_violation()  # the reader may not have done so yet
         await self.flush()
         self._tasks.cancel()
         await self._has_stopped.wait()
@@ -274,7 +283,7 @@ class Wire(trio.abc.Stream):
 
 @asynccontextmanager
 async def open_wire(stream: trio.abc.Stream) -> AsyncIterator[tuple[Wire, trio.Nursery]]:
-    """Run a `Wire` over `stream`, with the nursery for its trio-websocket; closes it at the end."""
+    """Run a `Wire` over `stream`; yield it, and the nursery for trio-websocket. Closes `stream`."""
     wire = Wire(stream)
     async with tasks_until(wire.hang_up) as nursery:
         yield wire, await nursery.start(wire.run)

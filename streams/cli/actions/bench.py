@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from streams.cli.actions.call import CLIENT_NAME, DONE, TOOL_FAILED, USAGE, complain
+from streams.cli.actions.call import CLIENT_NAME
 from streams.cli.actions.output import as_json_text, harmless, say
+from streams.cli.base import DONE, FAILED, USAGE, complain
 from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, StreamGone
@@ -111,9 +112,7 @@ def _at_most(timeout_s: float) -> Iterator[None]:
     with trio.move_on_after(timeout_s) as waiting:
         yield
     if waiting.cancelled_caught:
-        raise CannotBench(
-            f"This takes more than {timeout_s:g} seconds: see --timeout.", TOOL_FAILED
-        )
+        raise CannotBench(f"This takes more than {timeout_s:g} seconds: see --timeout.", FAILED)
 
 
 async def _tools(client: Client) -> list[str]:
@@ -264,7 +263,7 @@ async def _to_the_end(call: RunningCall) -> _Came:
     result = await call.result()
     took_s = trio.current_time() - began_at
     if isinstance(result, dict) and result.get("isError"):
-        raise CannotBench(f"The tool failed: {as_json_text(result.get('content'))}", TOOL_FAILED)
+        raise CannotBench(f"The tool failed: {as_json_text(result.get('content'))}", FAILED)
     return _Came(messages, first_s, took_s)
 
 

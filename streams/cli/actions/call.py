@@ -17,9 +17,11 @@ import trio
 from streams import logs
 from streams.cli.actions.notes import Note
 from streams.cli.actions.output import Display, as_json_text, harmless, one_line, print_result, say
+from streams.cli.base import BROKEN_PIPE, CANNOT_CONNECT, DETACHED, DONE, FAILED, GONE, complain
 from streams.client import wire
 from streams.client.call import RunningCall
 from streams.client.client import Client
+from streams.client.pages import Pages
 from streams.client.wire import Standing
 from streams.errors import CallFailed, ClientError, StreamGone, Superseded, UnsafeFile, first_of
 from streams.exchange import Dialer
@@ -27,9 +29,6 @@ from streams.permissions import read_secret
 from streams.protocol.ticket import Ticket
 from transports import dial, stdio
 from transports.net.dialing import Token
-
-DONE, TOOL_FAILED, USAGE, CANNOT_CONNECT, GONE, DETACHED = 0, 1, 2, 3, 4, 130
-BROKEN_PIPE: Final = 141  # what a shell reports of a program that SIGPIPE has ended
 
 TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what a server of ours takes as a token
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
@@ -82,12 +81,12 @@ def run_dialing(
     try:
         token = _token(token_file)
     except ValueError as error:
-        return complain(str(error), USAGE)
+        return complain(str(error))
     try:
         dialer = dialer_of(url, cwd, token)
     except ValueError as error:
         why = str(error)
-        return complain(why if url in why else f"{url}: {why}", USAGE)
+        return complain(why if url in why else f"{url}: {why}")
 
     codes: list[int] = []
 
@@ -141,13 +140,7 @@ def _report(failure: BaseException) -> int:
     say("\n".join([one_line(str(error)), *getattr(error, "__notes__", ())]))
     if isinstance(error, StreamGone | Superseded):
         return GONE
-    return TOOL_FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT
-
-
-def complain(why: str, code: int) -> int:
-    """Say what went wrong; returns the exit code."""
-    say(why)
-    return code
+    return FAILED if isinstance(error, CallFailed) else CANNOT_CONNECT
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
@@ -201,7 +194,7 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
         say("There are more pages: `mcp-streams pages` prints them all.")
     print(end="", flush=True)  # a result that nobody could be given is not removed
     note.remove(call)
-    return TOOL_FAILED if has_failed(result) else DONE
+    return FAILED if has_failed(result) else DONE
 
 
 def has_failed(result: Any) -> bool:
@@ -285,6 +278,55 @@ async def resume(client: Client, url: str, ticket: Ticket, *, as_json: bool) -> 
     note = Note.of_noted(ticket)
     async with client.resume(ticket) as call:
         return await follow(call, url, note, as_json=as_json)
+
+
+# pages
+
+
+class PagesWanted(msgspec.Struct, frozen=True):
+    """Whose pages, and from which on; `words` are the arguments as they were typed."""
+
+    url: str
+    tool: str
+    words: Sequence[str]
+    arguments: dict[str, Any]
+    token: str | None
+
+
+async def pages(client: Client, wanted: PagesWanted, *, as_json: bool) -> int:
+    """Print page after page. Ctrl-C leaves the rest, and says how to go on."""
+    found = client.pages(wanted.tool, wanted.arguments, token=wanted.token)
+    code = DETACHED
+    with trio.open_signal_receiver(signal.SIGINT) as interrupts:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cancel_on, interrupts, nursery.cancel_scope)
+            code = await _print_all(found, as_json=as_json)
+            nursery.cancel_scope.cancel()
+    if code == DETACHED:
+        say(_how_to_continue(wanted, found.token, as_json=as_json))
+    return code
+
+
+async def _print_all(pages: Pages, *, as_json: bool) -> int:
+    code = DONE
+    async for page in pages:
+        print_result(page, as_json=as_json)
+        print(end="", flush=True)  # the next one may take a while
+        if has_failed(page):
+            code = FAILED
+    return code
+
+
+def _how_to_continue(wanted: PagesWanted, token: str | None, *, as_json: bool) -> str:
+    command = None
+    if token is not None:
+        words = [wanted.url, wanted.tool, *wanted.words, f"--token={token}"]
+        command = f"mcp-streams pages {shlex.join(words)}"
+    if as_json:
+        return as_json_text({"left": {"pages": command, "token": token}})
+    if command is None:
+        return "Left before the first page: there is nothing to go on with."
+    return f"Left behind the last page that was printed. To go on:\n  {command}"
 
 
 # poll

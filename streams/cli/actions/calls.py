@@ -12,18 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from streams import logs
-from streams.cli.actions import notes
-from streams.cli.actions.call import (
-    CANNOT_CONNECT,
-    CLIENT_NAME,
-    DETACHED,
-    DONE,
-    USAGE,
-    complain,
-    dialer_of,
-)
-from streams.cli.actions.callbook import Callbook, CallbookUnusable, Entry
+from streams.cli.actions.call import CLIENT_NAME, dialer_of
+from streams.cli.actions.notes import GONE, Callbook, CallbookUnusable, Entry, names_of
 from streams.cli.actions.output import as_json_text, harmless, say
+from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, complain
 from streams.client.client import Client
 from streams.client.wire import Standing
 from streams.clock import wall
@@ -64,11 +56,11 @@ def forget(names: Iterable[str]) -> int:
         book = Callbook.of_user()
         tickets = {entry.name: entry.ticket for entry in book.entries()}
         if unknown := [name for name in names if name not in tickets]:
-            why = f"No call is called {unknown[0]}. {notes.names_of(tickets)}"
-            return complain(why, USAGE)
+            why = f"No call is called {unknown[0]}. {names_of(tickets)}"
+            return complain(why)
         book.remove([tickets[name] for name in names])
     except CallbookUnusable as error:
-        return complain(str(error), USAGE)
+        return complain(str(error))
     return DONE
 
 
@@ -79,7 +71,7 @@ def run(*, timeout_s: float, as_json: bool) -> int:
         book = Callbook.of_user()
         entries = book.entries()
     except CallbookUnusable as error:
-        return complain(str(error), USAGE)
+        return complain(str(error))
     found: dict[str, Finding] = {}
     try:
         found = trio.run(ask_all, entries, timeout_s)
@@ -162,9 +154,9 @@ async def _ask_server(
 async def stand(client: Client, entry: Entry) -> Finding:
     """Where one call stands; what cannot be told is said too."""
     try:
-        return in_words(await _poll(client, entry))
+        return in_words(await client.poll(entry.ticket))
     except StreamGone as error:
-        if error.reason in notes.GONE:
+        if error.reason in GONE:
             what = "not found" if error.reason == "stream_not_found" else error.reason
             return Finding("gone", f"gone ({what})")
         return Finding("unknown", f"not known: {error}")
@@ -172,16 +164,6 @@ async def stand(client: Client, entry: Entry) -> Finding:
         return Finding("unreachable", f"cannot be reached: {error}")
     except ClientError as error:
         return Finding("unknown", f"not known: {error}")
-
-
-async def _poll(client: Client, entry: Entry) -> Standing:
-    try:
-        return await client.poll(entry.ticket)
-    except StreamGone as error:
-        if error.reason not in notes.MISPLACED or entry.ticket.after is None:
-            raise
-        # Somebody has read on elsewhere: how it stands can be told without our position.
-        return await client.poll(msgspec.structs.replace(entry.ticket, after=None))
 
 
 def in_words(standing: Standing) -> Finding:

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from streams.cli.actions.output import as_json_text, bar, harmless, say
+from streams.cli.base import DONE, FAILED, complain
 from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
 from streams.journal.ownership import key_path
@@ -17,8 +18,6 @@ from streams.journal.sqlite.backup import Progress, Saved, back_up, save
 from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
-
-DONE, DAMAGED, USAGE = 0, 1, 2
 
 DAMAGES_SAID: Final = 20  # of what could not be read, most says the same
 
@@ -28,13 +27,13 @@ def verify(file: Path, *, as_json: bool) -> int:
     try:
         report = inspect(file)
     except JournalError as error:
-        return _complain(error)
+        return complain(error)
     if as_json:
         found = {"sound": not report.problems, **msgspec.to_builtins(report)}
         print(as_json_text(found))
     else:
         _show(file, report)
-    return DAMAGED if report.problems else DONE
+    return FAILED if report.problems else DONE
 
 
 def _show(file: Path, report: Report) -> None:
@@ -57,11 +56,11 @@ def export(file: Path, to: Path | None) -> int:
     except BrokenPipeError:
         raise  # is the command's to handle
     except FileExistsError:
-        return _complain(f"{to} is there already: name a new folder.")
+        return complain(f"{to} is there already: name a new folder.")
     except (JournalError, OSError) as error:
-        return _complain(error)
+        return complain(error)
     _tell(saved)
-    return DONE if saved.is_whole else DAMAGED
+    return DONE if saved.is_whole else FAILED
 
 
 @contextmanager
@@ -117,11 +116,11 @@ def backup(file: Path, to: Path, *, with_keys: bool) -> int:
             content = read_secret(keys, FILE_BYTES_MAX, follows_links=False)
             write_whole(key_path(to), content, os.link)
     except FileExistsError:
-        return _complain(f"{key_path(to)} is there already, so the keys were not copied.")
+        return complain(f"{key_path(to)} is there already, so the keys were not copied.")
     except UnsafeFile as error:
-        return _complain(f"{error}.")
+        return complain(f"{error}.")
     except (JournalError, OSError) as error:
-        return _complain(error)
+        return complain(error)
     say(f"{to} has all of {file}" + ("." if with_keys else f", and no keys: keep {keys} apart."))
     return DONE
 
@@ -139,8 +138,3 @@ def _shown() -> Iterator[Progress]:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _complain(why: object) -> int:
-    say(str(why))
-    return USAGE

@@ -4,28 +4,254 @@ Whatever is wrong with the file, no call fails for it: it is said once, and the 
 """
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Callable, Iterable
+import re
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from streams.cli.actions.callbook import Callbook, CallbookUnusable, Entry
 from streams.cli.actions.output import say
 from streams.client.call import RunningCall
+from streams.client.wire import MISPLACED
 from streams.clock import wall
-from streams.errors import CallFailed, CannotConnect, StreamGone
+from streams.errors import CallFailed, CannotConnect, StreamGone, StreamsError, UnsafeFile
+from streams.files import write_whole
+from streams.permissions import check_folder, open_own, real_path
 from streams.protocol.ticket import Ticket
+
+VERSION: Final = 1
+CALLS_MAX: Final = 1_000  # the oldest go: nobody comes back for all of them
+ARGUMENTS_BYTES_MAX: Final = 16 * 1024  # longer ones are left out: they are only shown
+ENTRY_BYTES_MAX: Final = 64 * 1024  # a server may send a token of any length
+NAME_LETTERS_MAX: Final = 60
+LOCK_S: Final = 2.0  # a change takes milliseconds, unless its process is stopped in it
+_LOCK_PAUSE_S: Final = 0.01
+
+_ELSEWHERE: Final = "name another file with MCP_STREAMS_STATE"
+_NOT_TYPABLE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 NAMES_MAX: Final = 30  # in one sentence
 WORD_LETTERS_MAX: Final = 70  # of what may be half a ticket, which is a secret
 
 # There is nothing to come back to, and never will be again.
 GONE: Final = frozenset({"stream_not_found", "abandoned", "cancelled", "delivered"})
-# The position is of no use, though there may be something to come back to.
-MISPLACED: Final = frozenset({"messages_gone", "cursor_ahead"})
 
 _T = TypeVar("_T")
+
+
+class CallbookUnusable(StreamsError):
+    """The file cannot be read or written; the message says why and what to do, in one sentence."""
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """One call. `started_at` is wall time; `cwd` is given where `url` begins with `stdio:`.
+
+    `ticket` stands where the call was left, or where it was announced if it was not left yet.
+    """
+
+    name: str
+    url: str
+    tool: str
+    started_at: float
+    ticket: Ticket
+    arguments: dict[str, Any] | None = None
+    cwd: str | None = None
+
+
+class _Book(msgspec.Struct):
+    version: int
+    calls: list[Entry]
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def path_of_user(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the file is. Raises `CallbookUnusable` for who has no home."""
+    if told := environment.get("MCP_STREAMS_STATE"):
+        return Path(told)
+    state = environment.get("XDG_STATE_HOME", "")
+    try:
+        # "All paths set in these environment variables must be absolute", else they are ignored.
+        folder = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
+    except RuntimeError:
+        why = "There is no home directory to keep calls in: name a file with MCP_STREAMS_STATE."
+        raise CallbookUnusable(why) from None
+    return folder / "mcp-streams" / "calls.json"
+
+
+class Callbook:
+    """The file. Its methods are quick and do not wait for trio; all raise `CallbookUnusable`."""
+
+    def __init__(self, path: Path, *, lock_s: float = LOCK_S) -> None:
+        self._path = path
+        self._lock_s = lock_s
+
+    @classmethod
+    def of_user(cls) -> "Callbook":
+        """That of whoever runs this process."""
+        return cls(path_of_user())
+
+    def entries(self) -> list[Entry]:
+        """All calls, in the order in which they were begun."""
+        with self._complaining():
+            return self._read(real_path(self._path))
+
+    def find(self, ticket: Ticket) -> Entry | None:
+        """The call that a ticket leads to."""
+        return next((entry for entry in self.entries() if _is_same(entry.ticket, ticket)), None)
+
+    def add(
+        self,
+        ticket: Ticket,
+        *,
+        url: str,
+        tool: str,
+        arguments: dict[str, Any],
+        cwd: str | None,
+        now: float,
+    ) -> Entry:
+        """Note a call at its beginning, under a name that no other one has."""
+        ticket = _at_its_beginning(ticket)
+        fits = len(msgspec.json.encode(arguments)) <= ARGUMENTS_BYTES_MAX
+        entry = Entry("", url, tool, now, ticket, arguments if fits else None, cwd)
+        if len(msgspec.json.encode(entry)) > ENTRY_BYTES_MAX:
+            raise CallbookUnusable(f"Its ticket or URL has more than {ENTRY_BYTES_MAX} bytes.")
+
+        def add(entries: list[Entry]) -> list[Entry]:
+            nonlocal entry
+            name = _free_name(tool, {each.name for each in entries})
+            entry = msgspec.structs.replace(entry, name=name)
+            return [*entries, entry][-CALLS_MAX:]
+
+        self._change(add)
+        return entry
+
+    def move(self, ticket: Ticket) -> None:
+        """The call was left where `ticket` stands, unless somebody was further already."""
+        self._set_position(ticket, lambda noted: max(noted or 0, ticket.after or 0) or None)
+
+    def forget_position(self, ticket: Ticket) -> None:
+        """What follows the position is no longer there; without one, what is left can be had."""
+        self._set_position(ticket, lambda _: None)
+
+    def _set_position(self, ticket: Ticket, of: Callable[[int | None], int | None]) -> None:
+        def placed(entry: Entry) -> Entry:
+            if not _is_same(entry.ticket, ticket):
+                return entry
+            moved = msgspec.structs.replace(entry.ticket, after=of(entry.ticket.after))
+            return msgspec.structs.replace(entry, ticket=moved)
+
+        self._change(lambda entries: [placed(entry) for entry in entries])
+
+    def remove(self, tickets: Collection[Ticket]) -> None:
+        """These calls are over, or nobody wants them any more."""
+
+        over = {_at_its_beginning(ticket) for ticket in tickets}
+
+        def kept(entries: list[Entry]) -> list[Entry]:
+            return [each for each in entries if _at_its_beginning(each.ticket) not in over]
+
+        self._change(kept)
+
+    def _change(self, alter: Callable[[list[Entry]], list[Entry]]) -> None:
+        with self._complaining():
+            path = real_path(self._path)  # a link stays one
+            _make_private_folders(path.parent)
+            check_folder(path.parent)
+            with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
+                before = self._read(path)
+                after = alter(before)
+                if after != before:
+                    write_whole(path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
+
+    def _read(self, path: Path) -> list[Entry]:
+        try:
+            check_folder(path.parent)
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise self._unusable("is no regular file", _ELSEWHERE)
+            with open(open_own(path), "rb") as file:
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        try:
+            if not content:
+                return []
+            if msgspec.json.decode(content, type=_Version).version > VERSION:
+                raise self._unusable(
+                    "is of a newer version", f"update mcp-streams, or {_ELSEWHERE}"
+                )
+            return msgspec.json.decode(content, type=_Book).calls
+        except (msgspec.DecodeError, RecursionError) as error:
+            what_to_do = f"move it away, or {_ELSEWHERE}"
+            raise self._unusable(f"is no list of calls ({error})", what_to_do) from None
+
+    @contextlib.contextmanager
+    def _complaining(self) -> Iterator[None]:
+        try:
+            yield
+        except UnsafeFile as error:
+            raise CallbookUnusable(f"{error}, or {_ELSEWHERE}.") from error
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise self._unusable(f"cannot be used ({why})", _ELSEWHERE) from None
+
+    def _unusable(self, why: str, what_to_do: str) -> CallbookUnusable:
+        return CallbookUnusable(f"{self._path} {why}: {what_to_do}.")
+
+
+def _is_same(one: Ticket, other: Ticket) -> bool:
+    return _at_its_beginning(one) == _at_its_beginning(other)
+
+
+def _at_its_beginning(ticket: Ticket) -> Ticket:
+    return msgspec.structs.replace(ticket, after=None)
+
+
+def _free_name(tool: str, taken: Collection[str]) -> str:
+    """The tool's name and the lowest free number, such as anybody can type and no option has."""
+    typable = _NOT_TYPABLE.sub("_", tool)[:NAME_LETTERS_MAX].lstrip("-") or "call"
+    names = (f"{typable}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in names if name not in taken)
+
+
+def _make_private_folders(folder: Path) -> None:
+    """Make what is missing, for its owner alone; what is there is left as it is."""
+    missing: Sequence[Path] = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, within_s: float) -> Iterator[None]:
+    """Keep other processes from changing anything. Raises `OSError` where one keeps us."""
+    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    try:
+        give_up_at = time.monotonic() + within_s
+        while not _try_lock(descriptor):
+            if time.monotonic() >= give_up_at:
+                raise TimeoutError("another process keeps it locked")
+            time.sleep(_LOCK_PAUSE_S)
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # POSIX allows either
+        return False
+    return True
+
+
+# Calls by name
 
 
 class Target(msgspec.Struct, frozen=True):

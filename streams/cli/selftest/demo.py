@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streams import logs, messages
+from streams.cli.base import DONE, FAILED, USAGE
 from streams.cli.selftest.demo_server import digest_of, files_of
 from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig
 from streams.client.call import RunningCall
@@ -79,7 +80,7 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
     files = files_of(folder)
     if not files:
         print(f"{folder}: no files to read", file=sys.stderr)
-        return 2
+        return USAGE
     whole = hashlib.sha256()
     for path in files:
         whole.update(f"{digest_of(path)}  {path.relative_to(folder)}\n".encode())
@@ -89,7 +90,7 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
         print(msgspec.json.encode(figures).decode())
     else:
         _print_table(figures)
-    return 0 if all(one.is_good for one in figures) else 1
+    return DONE if all(one.is_good for one in figures) else FAILED
 
 
 async def _run_all(

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from streams import logs
+from streams.cli.base import DONE, FAILED
 from streams.cli.selftest.ledger import Figures
 from streams.cli.selftest.rigs import ListeningRig, Rig, StdioRig
 from streams.cli.selftest.storm import Front, Storm
@@ -83,7 +84,7 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
         print(encoded.decode())
     else:
         _print(report)
-    return 0 if is_good else 1
+    return DONE if is_good else FAILED
 
 
 async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Figures]:

@@ -10,10 +10,10 @@ Rules of the file:
 - It is owned (`streams.journal.ownership`) from before it is opened until after it is closed.
 - What never changes of a record is in `streams`, what does is in `progress`: a stream's arguments
   may be long, and an update rewrites its whole row. The id of a row is the record's number.
-- What finds streams that are at rest is in tables of its own (`streams.journal.sqlite.lookups`).
+- What finds streams that are at rest is in tables of its own (`streams.journal.sqlite.tables`).
 - Lines are in two tiers, for with a thousand streams writing a commit would touch a thousand
   places. What a commit adds to streams is one row of `log`, and stays in memory as the tail of each
-  stream (`streams.journal.sqlite.tails`). A tail that is long enough, or whose row of the log is
+  stream (`streams.journal.sqlite.log`). A tail that is long enough, or whose row of the log is
   among the oldest and must go, becomes a segment: a row of `runs`, many lines under the seq of the
   last of them. Of the streams that have a tail the tables know an older record, and the log the
   rest. Whoever opens the file reads the log back; closing empties it.
@@ -23,8 +23,8 @@ Rules of the file:
 - Sessions and what they were granted are in `sessions` and `grants`. There are few, they change
   seldom, and each is a row of text that is found by its keys.
 - `commit` is one transaction, whatever the number of changes. It is not acknowledged before it was
-  looked whether the files are still there (`streams.journal.sqlite.presence`), and the last of the
-  room for them is kept for what ends (`streams.journal.sqlite.room`).
+  looked whether the files are still there (`streams.journal.sqlite.disk`), and the last of the
+  room for them is kept for what ends (`streams.journal.sqlite.disk`).
 - Who only looks (`streams.journal.sqlite.reader`) has a read transaction, and takes damage as it
   comes.
 - Readers leave no transaction open behind them, else the WAL could never start over. A thread and
@@ -38,21 +38,22 @@ Rules of the file:
   `"process"`: it outlives the death of the process, but a power failure may take the last commits.
 """
 
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, TypeVar
 
 import trio
 
 from streams.errors import JournalError, JournalUnusable
-from streams.journal.contract import Change, Record, Shortage
-from streams.journal.lookups import Totals
+from streams.journal.contract import Shortage, Totals
+from streams.journal.records import Change, Record
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.file import APPLICATION_ID, SCHEMA_VERSION
-from streams.journal.sqlite.lookups import SQLiteLookups
 from streams.journal.sqlite.store import SQLiteStore
-from streams.journal.sqlite.thread import JobThread
+from streams.journal.sqlite.tables import SQLiteLookups
 from streams.limits import Durability
 from streams.messages import Run
 
@@ -64,8 +65,56 @@ __all__ = [
     "open_sqlite_journal",
 ]
 
-_T = TypeVar("_T")
 RUNS_AT_ONCE: Final = 8  # are read in less than a millisecond
+
+
+_T = TypeVar("_T")
+
+
+class JobThread:
+    """One thread that does one job after the other for a trio program."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._given = self._done = 0  # jobs; each is counted by one thread alone
+        # A daemon: a disk that hangs for ever must not keep the process from ending.
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has done all that it was given."""
+        return self._done == self._given
+
+    async def run(self, job: Callable[[], _T]) -> _T:
+        """Do `job` and return what it returns. Cancelled half-way, it is done all the same."""
+        done = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        answers: list[_T] = []
+        errors: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                answers.append(job())
+            except BaseException as error:  # whatever it is, it belongs to who waits
+                errors.append(error)
+            self._done += 1
+            with suppress(trio.RunFinishedError):  # nobody waits any more
+                token.run_sync_soon(done.set)
+
+        self._given += 1
+        self._jobs.put(work)
+        await done.wait()
+        if errors:
+            raise errors.pop()
+        return answers.pop()
+
+    def close(self) -> None:
+        """End the thread when it has done what it was given."""
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
 
 
 class SQLiteJournal:

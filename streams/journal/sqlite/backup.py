@@ -11,7 +11,7 @@ import msgspec
 
 from streams.errors import JournalUnusable, Refusal, UnsafeFile
 from streams.files import whole
-from streams.journal.contract import Record
+from streams.journal.records import Record
 from streams.journal.sqlite.file import translated
 from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
 from streams.keys import hashed

@@ -5,12 +5,13 @@ or forgets it goes to the tables, and so do lines that are a segment by themselv
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal.contract import (
+from streams.exchange import authenticated
+from streams.journal.records import (
     Ack,
     Append,
     Change,
@@ -23,21 +24,30 @@ from streams.journal.contract import (
 )
 from streams.journal.sessions import apply_to_sessions
 from streams.journal.sqlite.log import (
+    NO_SEGMENT,
+    UNKNOWN,
     Logged,
     LoggedAck,
     LoggedForget,
+    Tail,
+    Tails,
     encode,
     logged_append,
     logged_restart,
 )
-from streams.journal.sqlite.lookups import LookupTables
-from streams.journal.sqlite.records import RECORD, RecordTables, record_of
-from streams.journal.sqlite.sessions import SessionTables
-from streams.journal.sqlite.tails import NO_SEGMENT, UNKNOWN, Tail, Tails
+from streams.journal.sqlite.tables import (
+    RECORD,
+    SessionTables,
+    create_streams,
+    forget_streams,
+    name_streams,
+    record_of,
+    update_streams,
+)
 
 
 class Batch:
-    """`apply` each change and `write`; then, when that is durable, `publish`, or else `undo`."""
+    """`write` it in a transaction. When that is durable, `publish` it; if it fails, `undo` it."""
 
     def __init__(
         self, connection: sqlite3.Connection, tails: Tails, *, is_without_log: bool
@@ -47,7 +57,6 @@ class Batch:
         self._tails = tails
         self._is_without_log = is_without_log
         self._direct_bytes = 0 if is_without_log else tails.budget.direct_bytes
-        self._sessions = SessionTables(connection)
         self._touched: list[Tail] = []
         self._met: dict[str, Tail] = {}  # those that were not in memory, or are no more
         self._created: dict[Tail, Record] = {}
@@ -64,10 +73,16 @@ class Batch:
             Forget: self._forget,
         }
 
-    def apply(self, change: Change) -> JournalError | None:
+    def write(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
+        """Apply the changes and write what they make; for `commit`'s answers see `Journal`."""
+        answers = [self._apply(change) for change in changes]
+        self._write()
+        return answers
+
+    def _apply(self, change: Change) -> JournalError | None:
         """Apply one change in memory; the error is the answer to a change that is not allowed."""
         if change.stream is None:
-            apply_to_sessions(self._sessions, change, self._has_stream)
+            apply_to_sessions(SessionTables(self._connection), change, self._has_stream)
             return None
         tail = self._tails.known.get(change.stream)
         if tail is None or tail.now is None:
@@ -128,6 +143,7 @@ class Batch:
     def _create(self, tail: Tail) -> None:
         assert tail.now is not None
         tail.id = tail.now.number
+        tail.is_anonymous = not authenticated(tail.now.principal)
         self._created[tail] = tail.now
 
     def _forget(self, tail: Tail) -> None:
@@ -136,7 +152,7 @@ class Batch:
         stream = (tail.record or self._created.pop(tail)).stream
         self._met[stream] = Tail(0, None)
         self._logged.append(LoggedForget(tail.id))
-        self._sessions.drop_grants_of_stream(stream)
+        SessionTables(self._connection).drop_grants_of_stream(stream)
 
     def _settle(self, tail: Tail) -> None:
         """Closed, or at rest."""
@@ -156,7 +172,7 @@ class Batch:
             tail = self._met[stream] = Tail.of(record_of(row)) if row else Tail(0, None)
         return tail
 
-    def write(self) -> None:
+    def _write(self) -> None:
         """Write what has changed. What goes is first, to make room for what comes; and forgotten
         streams, since their names and numbers may have come again.
         """
@@ -168,7 +184,34 @@ class Batch:
         for gone in [tail for tail in self._chosen if tail.now is None]:
             del self._chosen[gone]
         self._delete()
-        self._write_records()
+        if self._created:
+            create_streams(self._connection, list(self._created.values()))
+        if self._chosen:
+            self._write_chosen()
+        if self._names:
+            names = [(tail.id, name) for tail, name in self._names if tail.now is not None]
+            name_streams(self._connection, names)
+        if row:
+            into = "INSERT INTO log (id, body) VALUES (?, ?)"
+            self._connection.execute(into, (self._tails.next_row, row))
+
+    def _delete(self) -> None:
+        if self._forgotten:
+            forget_streams(self._connection, [tail.id for tail in self._forgotten])
+        if self._trimmed:
+            self._connection.executemany(
+                "DELETE FROM runs WHERE stream = ? AND last <= ?",
+                [(tail.id, tail.now.trimmed) for tail in self._trimmed if tail.now is not None],
+            )
+        if self._first_row:
+            self._connection.execute("DELETE FROM log WHERE id < ?", (self._first_row,))
+
+    def _write_chosen(self) -> None:
+        """Records and lines that leave the log. Of the other streams that were created now, the log
+        has what came after.
+        """
+        changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
+        update_streams(self._connection, changed)
         self._connection.executemany(
             "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)",
             (
@@ -177,39 +220,10 @@ class Batch:
                 for run in tail.segments()
             ),
         )
-        if row:
-            into = "INSERT INTO log (id, body) VALUES (?, ?)"
-            self._connection.execute(into, (self._tails.next_row, row))
-
-    def _delete(self) -> None:
-        forgotten = [tail.id for tail in self._forgotten]
-        if forgotten:
-            RecordTables(self._connection).forget(forgotten)
-            LookupTables(self._connection).forget(forgotten)
-        self._connection.executemany(
-            "DELETE FROM runs WHERE stream = ? AND last <= ?",
-            [(tail.id, tail.now.trimmed) for tail in self._trimmed if tail.now is not None],
-        )
-        if self._tails.has_rows_before(self._first_row):
-            self._connection.execute("DELETE FROM log WHERE id < ?", (self._first_row,))
-
-    def _write_records(self) -> None:
-        """Of streams that were made now, the log tells what came after, unless they are chosen."""
-        records, lookups = RecordTables(self._connection), LookupTables(self._connection)
-        if self._created:
-            records.create(list(self._created.values()))
-            lookups.create(tail.id for tail in self._created)
-        if self._chosen:
-            changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
-            records.update(now for _, now in changed)
-            lookups.update(changed)
-        if self._names:
-            lookups.name((tail.id, name) for tail, name in self._names if tail.now is not None)
 
     def publish(self) -> None:
         """All is durable: readers may see it."""
-        tails, row = self._tails, self._tails.next_row
-        tails.logged(self._row_bytes, self._first_row)
+        tails = self._tails
         for tail, record in self._created.items():
             if tail.now is record:
                 self._chosen[tail] = None  # the tables have all of it
@@ -217,12 +231,15 @@ class Batch:
             tail.now = replace(tail.now, origin=b"")
         for tail in self._forgotten:
             tails.forget(tail)
-        tails.publish(self._touched, self._chosen, row)
         for tail in self._trimmed:
             tail.oldest = UNKNOWN
-        for stream, tail in self._met.items():
-            if tail.record is not None:
-                tails.known[stream] = tail
+        tails.publish(
+            self._touched,
+            self._chosen,
+            self._met.values(),
+            row_bytes=self._row_bytes,
+            first_row=self._first_row,
+        )
 
     def undo(self) -> None:
         """Nothing has been written."""

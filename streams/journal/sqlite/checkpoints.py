@@ -16,7 +16,6 @@ import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -109,8 +108,8 @@ class Checkpoints:
         written, _ = self._index.frames()
         return self._is_past_half(written)
 
-    def make_room(self, needed: Callable[[], int]) -> None:
-        """Before a commit, on the writer's thread; `needed` says how many bytes it adds at most."""
+    def make_room(self, needed: int) -> None:
+        """Before a commit, on the writer's thread; it adds `needed` bytes at most."""
         written, copied = self._index.frames()
         if written == copied:
             return  # it starts over by itself
@@ -122,7 +121,7 @@ class Checkpoints:
                 self._copy(self._writer)
             finally:
                 self._copying.release()
-        elif size + needed() > self._bytes_max:
+        elif size + needed > self._bytes_max:
             with self._copying:
                 self._copy(self._writer)
 

@@ -24,6 +24,9 @@ _PAGE_BYTES: Final = 16 * 1024
 _WAL_BYTES_KEPT: Final = 64 * 1024 * 1024  # one huge commit must not leave a huge file for ever
 _SYNCHRONOUS: Final[dict[Durability, str]] = {"power": "FULL", "process": "NORMAL"}
 
+# Python's errors tell of text in the file that is not valid.
+SQLITE_ERRORS: Final = (sqlite3.Error, UnicodeDecodeError, msgspec.DecodeError)
+
 DAMAGED: Final = (
     "it is damaged: restore it from a backup, or save what `mcp-streams export` can read of it and "
     "move it away"
@@ -254,13 +257,17 @@ def _pragma(connection: sqlite3.Connection, text: str) -> Any:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
+    """Raise `journal_error` in place of `SQLITE_ERRORS`.
+
+    Where each microsecond counts, the caller catches the errors itself.
+    """
     try:
         yield
-    except (sqlite3.Error, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise _journal_error(path, error) from error
+    except SQLITE_ERRORS as error:
+        raise journal_error(path, error) from error
 
 
-def _journal_error(path: Path, error: Exception) -> JournalError:
+def journal_error(path: Path, error: Exception) -> JournalError:
     """What an error of SQLite means to who uses a journal; one of Python's tells of text that is
     none.
     """

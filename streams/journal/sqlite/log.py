@@ -2,21 +2,38 @@
 
 Tables would have to be touched in a place for each stream; a row is written in one. It is read only
 by who opens the file after a crash, and names streams by the ids of their rows.
+
+The end of each stream in memory: what the log has and the tables have not.
+
+A commit writes one row of the log, and what it added is kept here. When there is enough of a stream
+to make a segment, or the log would grow beyond its budget, the stream is written to the tables.
 """
 
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
-from streams.journal.contract import (
+from streams.errors import JournalError
+from streams.exchange import authenticated
+from streams.journal.contract import STORED_BYTES_MAX
+from streams.journal.records import (
     Ack,
     Answered,
     Append,
     Checkpoint,
     OfRestart,
     Outcome,
+    Record,
     Restarted,
+    apply,
 )
+from streams.journal.runs import as_one
+from streams.limits import MIB
 from streams.messages import Run
 
 
@@ -140,3 +157,295 @@ def logged_restart(id: int, change: OfRestart) -> LoggedOfRestart:
             return LoggedAnswer(id, change.seq, change.line)
         case Restarted():
             return LoggedRestart(id, change.attempts, change.reached)
+
+
+UNKNOWN: Final = 0
+NO_SEGMENT: Final = 2**63
+# What a tail costs besides its lines, and an entry of the log at most, so that what writes tails
+# keeps up with what adds to the log.
+_TAIL_COST: Final = 256
+ENTRY_COST: Final = 128
+
+_WAL_PART: Final = 8
+
+_last = attrgetter("last")
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What the memory tier, the log and the WAL may hold. Tests give it little."""
+
+    # More makes larger segments where many streams write, and costs memory and a slower start
+    # after a crash. 16 MiB of 1,000 streams that write in turn make segments of 16 KiB.
+    log_bytes: int = 16 * MIB
+    segment_bytes: int = 64 * 1024  # a tail of this size becomes a segment
+    direct_bytes: int = 16 * 1024  # lines of this size become one at once, and are never logged
+    # Streams that change now: looking one up is a third of what an append would cost. Some 600
+    # bytes each. Half of them may be ahead of the tables.
+    streams_max: int = 20_000
+    # One commit of more, or a long transaction of another program that reads, makes it longer.
+    wal_bytes: int = 64 * MIB
+
+    def within(self, bytes_max: int) -> "Budget":
+        """The budget of a journal of so many bytes: a small journal has a smaller one."""
+        part = bytes_max // _WAL_PART
+        return replace(
+            self, wal_bytes=min(self.wal_bytes, part), log_bytes=min(self.log_bytes, part // 2)
+        )
+
+
+class Tail:
+    """One stream as the writer knows it. `now` and `staged` are of the commit that is under way,
+    and make no difference to a reader before it is durable.
+    """
+
+    __slots__ = (
+        "id",
+        "is_anonymous",
+        "now",
+        "oldest",
+        "record",
+        "runs",
+        "since",
+        "size",
+        "staged",
+        "staged_size",
+    )
+
+    def __init__(self, id: int, record: Record | None) -> None:
+        self.id = id  # the record's number
+        self.is_anonymous = record is not None and not authenticated(record.principal)
+        self.record = record  # without its origin; None where there is no such stream
+        self.now = record
+        self.runs: list[Run] = []  # in no segment yet; only ever added to, or replaced
+        self.staged: list[Run] = []
+        self.size = 0  # bytes of `runs`
+        self.staged_size = 0
+        self.since = 0  # the first row of the log that the tables need for it; 0 for none
+        self.oldest = UNKNOWN  # the seq of the last line of its first segment
+
+    @classmethod
+    def of(cls, record: Record) -> "Tail":
+        """That of a stream as the tables have it."""
+        return cls(record.number, replace(record, origin=b""))
+
+    def beyond(self, after: int) -> Sequence[Run]:
+        """The runs that reach beyond `after`; for a reader on another thread."""
+        runs = self.runs[:]
+        return runs[bisect_right(runs, after, key=_last) :]
+
+    def segments(self) -> Iterator[Run]:
+        """All lines that are kept, those of this commit included."""
+        assert self.now is not None
+        runs = [*self.runs, *self.staged]
+        runs = runs[bisect_right(runs, self.now.trimmed, key=_last) :]
+        start = size = 0
+        for n, run in enumerate(runs):
+            if size + len(run.body) > STORED_BYTES_MAX and n > start:
+                yield from as_one(runs[start:n]).split(STORED_BYTES_MAX)
+                start, size = n, 0
+            size += len(run.body)
+        if runs:
+            yield from as_one(runs[start:]).split(STORED_BYTES_MAX)
+
+    def publish(self) -> None:
+        """What was staged is durable."""
+        before, now = self.record, self.now
+        assert now is not None
+        self.record = now
+        if self.staged:
+            self.runs.extend(self.staged)
+            self.size += self.staged_size
+            self.staged.clear()
+            self.staged_size = 0
+        if before is not None and (before.acked != now.acked or before.restart is not now.restart):
+            self._drop(now.trimmed)
+
+    def written(self) -> None:
+        """What there is, is in the tables."""
+        self.runs = []
+        self.size = self.since = 0
+        self.oldest = UNKNOWN
+
+    def undo(self) -> None:
+        self.now = self.record
+        self.staged.clear()
+        self.staged_size = 0
+
+    def _drop(self, trimmed: int) -> None:
+        kept = bisect_right(self.runs, trimmed, key=_last)
+        if kept:
+            self.size -= sum(len(run.body) for run in self.runs[:kept])
+            self.runs = self.runs[kept:]
+
+
+class Tails:
+    """The tails of all streams that change now, and how much of the log stands for them.
+
+    The writer's alone, except that a reader may look up a stream in `known`.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.known: dict[str, Tail] = {}
+        self.next_row = 1
+        self._ahead: dict[Tail, None] = {}  # of the tables; by `since`
+        self._ripe: dict[Tail, None] = {}  # enough for a segment
+        self._rows: deque[tuple[int, int]] = deque()  # of the log: ids, and bytes
+        self._log_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the tables have all there is, and the log nothing."""
+        return not self._rows
+
+    def due(self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool) -> int:
+        """Choose the tails to be written in a commit that adds so many bytes and entries to the
+        log, besides those chosen before. Returns the id below which rows of the log may be deleted
+        then; 0 where no row may.
+
+        Chosen are at most twice the bytes that the commit adds, so that no commit takes long.
+        """
+        first = self._choose_due(added, entries, chosen, everything=everything)
+        return first if self._rows and self._rows[0][0] < first else 0
+
+    def _choose_due(
+        self, added: int, entries: int, chosen: dict[Tail, None], *, everything: bool
+    ) -> int:
+        left = 2 * (added + entries * ENTRY_COST)
+        for tail in self._ripe:
+            if left <= 0:
+                break
+            left -= self._choose(tail, chosen)
+        rows = iter(self._rows)
+        row, freed = next(rows, None), 0
+        excess = self._log_bytes + added - self.budget.log_bytes
+        for tail in self._ahead:
+            while row is not None and row[0] < tail.since:
+                freed += row[1]
+                row = next(rows, None)
+            if tail in chosen:
+                continue
+            many = len(self._ahead) - len(chosen) > self.budget.streams_max // 2
+            if not everything and (left <= 0 or (freed >= excess and not many)):
+                return tail.since
+            left -= self._choose(tail, chosen)
+        return self.next_row
+
+    def _choose(self, tail: Tail, chosen: dict[Tail, None]) -> int:
+        if tail in chosen:
+            return 0
+        chosen[tail] = None
+        return tail.size + tail.staged_size + _TAIL_COST
+
+    def _logged(self, size: int, first: int) -> None:
+        """A row of `size` bytes has been added, those before `first` have been deleted."""
+        while self._rows and self._rows[0][0] < first:
+            self._log_bytes -= self._rows.popleft()[1]
+        if size:
+            self._rows.append((self.next_row, size))
+            self._log_bytes += size
+            self.next_row += 1
+
+    def publish(
+        self,
+        touched: Iterable[Tail],
+        chosen: Collection[Tail],
+        met: Iterable[Tail],
+        *,
+        row_bytes: int,
+        first_row: int,
+    ) -> None:
+        """What was staged is durable: in the log, and of the chosen tails in the tables.
+
+        The commit has added a row of `row_bytes` bytes, and deleted those before `first_row`. `met`
+        are tails that were not in memory before.
+        """
+        row = self.next_row
+        self._logged(row_bytes, first_row)
+        self._publish(touched, row)
+        for tail in chosen:
+            tail.written()
+            self._ahead.pop(tail, None)
+            self._ripe.pop(tail, None)
+        for tail in met:
+            if tail.record is not None:
+                self.known[tail.record.stream] = tail
+        if len(self.known) > self.budget.streams_max:
+            self._keep_those_ahead()  # the tables have all of the others
+
+    def _publish(self, touched: Iterable[Tail], row: int) -> None:
+        ripe = self.budget.segment_bytes
+        for tail in touched:
+            if tail.now is None:
+                continue  # forgotten
+            tail.publish()
+            if not tail.since:
+                tail.since = row
+                self._ahead[tail] = None
+            if tail.size >= ripe:
+                self._ripe[tail] = None
+
+    def forget(self, tail: Tail) -> None:
+        """Nothing of it is kept."""
+        assert tail.record is not None
+        self.known.pop(tail.record.stream, None)
+        self._ahead.pop(tail, None)
+        self._ripe.pop(tail, None)
+
+    def claim(self) -> None:
+        """Every record has its next fence, and the tables have those of which they know all."""
+        for tail in self._ahead:
+            assert tail.record is not None
+            tail.now = tail.record = replace(tail.record, fence=tail.record.fence + 1)
+        self._keep_those_ahead()
+
+    def recover(
+        self,
+        rows: Iterable[tuple[int, bytes]],
+        load: Callable[[int], Tail | None],
+        misfit: Callable[[Tail, JournalError], None] | None = None,
+    ) -> None:
+        """Take up what the log says, oldest row first. `load` has a stream as the tables know it.
+
+        Raises a `JournalError` where the log does not go on from the tables, unless there is a
+        `misfit` to hear of it.
+        """
+        entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
+        forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
+        by_id: dict[int, Tail | None] = {}
+        for n, (row, entry) in enumerate(entries):
+            if isinstance(entry, LoggedForget) or n < forgotten.get(entry.id, 0):
+                continue
+            if entry.id not in by_id:
+                by_id[entry.id] = load(entry.id)
+            tail = by_id[entry.id]
+            if tail is None:
+                continue
+            try:
+                self._take_up(tail, entry, row)
+            except JournalError as error:
+                if misfit is None:
+                    raise
+                misfit(tail, error)
+        self._keep_those_ahead()
+
+    def _keep_those_ahead(self) -> None:
+        # A new one, for a reader may be looking at the old one.
+        self.known = {tail.record.stream: tail for tail in self._ahead if tail.record}
+
+    def _taken(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+        for row, body in rows:
+            self.next_row = row
+            self._logged(len(body), 0)
+            yield row, body
+
+    def _take_up(self, tail: Tail, entry: LoggedChange, row: int) -> None:
+        assert tail.record is not None
+        change = entry.change(tail.record.stream, tail.record.fence)
+        if isinstance(change, Append):
+            if change.run.last <= tail.record.last:
+                return  # it was written to the tables later
+            tail.staged.append(change.run)
+            tail.staged_size += len(change.run.body)
+        tail.now = apply(tail.record, change)
+        self._publish([tail], row)

@@ -16,12 +16,11 @@ from typing import Any, Final
 import msgspec
 
 from streams.errors import JournalError, JournalUnusable
-from streams.journal.contract import Record
 from streams.journal.ownership import check_files
+from streams.journal.records import Record
 from streams.journal.sqlite.file import SCHEMA_VERSION, recognized, translated
-from streams.journal.sqlite.log import LoggedAppend, LoggedMarks, decode
-from streams.journal.sqlite.records import RECORD, record_of
-from streams.journal.sqlite.tails import Budget, Tail, Tails
+from streams.journal.sqlite.log import Budget, LoggedAppend, LoggedMarks, Tail, Tails, decode
+from streams.journal.sqlite.tables import RECORD, record_of
 from streams.messages import Run, look_at_lines
 
 BUSY_S: Final = 5.0  # while the owner begins or ends

@@ -4,38 +4,44 @@ synchronous.
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from streams.clock import wall
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.exchange import authenticated
-from streams.journal.contract import Append, Change, Create, Record, Shortage
+from streams.journal.contract import Shortage
 from streams.journal.ownership import OwnerLock, check_files
+from streams.journal.records import Append, Change, Create, Record
 from streams.journal.runs import joined
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.checkpoints import Checkpoints, WalIndex
+from streams.journal.sqlite.disk import Presence, Room, Share, small_disk
 from streams.journal.sqlite.file import (
     BUSY_READ_MS,
     DAMAGED,
+    SQLITE_ERRORS,
     configure,
     configure_copier,
     connect,
     connect_to_read,
     create_file,
+    journal_error,
     prepare,
     translated,
 )
-from streams.journal.sqlite.lookups import LookupTables, SQLiteLookups, overlaid
-from streams.journal.sqlite.presence import Presence
-from streams.journal.sqlite.records import RECORD, record_of
-from streams.journal.sqlite.room import Room, Share, small_disk
+from streams.journal.sqlite.log import Budget, Tail, Tails
 from streams.journal.sqlite.segments import Segments
-from streams.journal.sqlite.sessions import SessionTables
-from streams.journal.sqlite.tails import Budget, Tail, Tails
+from streams.journal.sqlite.tables import (
+    RECORD,
+    SessionTables,
+    SQLiteLookups,
+    overlaid,
+    record_of,
+)
 from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
@@ -43,6 +49,8 @@ BUSY_MS: Final = 1000  # how long a commit waits for another program's look into
 AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: what is written in about the time of a read
 # Who starts looks at each stream at rest within so long, and puts it off where that is right.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
+
+_T = TypeVar("_T")
 
 
 class SQLiteStore:
@@ -82,6 +90,7 @@ class SQLiteStore:
             budget = budget.within(bytes_max)
             file_bytes_max = bytes_max - budget.wal_bytes
         self._is_short = False
+        self._busy_ms = BUSY_MS  # as it is set for the writer
         with ExitStack() as opened:
             lock = OwnerLock(path)
             lock.acquire()
@@ -107,7 +116,10 @@ class SQLiteStore:
                 self._segments = opened.enter_context(closing(Segments(path, self._presence.check)))
             self._checkpoints = Checkpoints(self._writer, copier, index, budget.wal_bytes)
             opened.callback(self._checkpoints.close)
-            self._share = Share(anonymous_bytes_max, self._writer)
+            # None where anonymous callers have no limit of their own.
+            self._share = (
+                None if anonymous_bytes_max is None else Share(anonymous_bytes_max, self._writer)
+            )
             self.lookups = SQLiteLookups(self._reader, path, self._tails)
             self._opened = opened.pop_all()
 
@@ -125,23 +137,58 @@ class SQLiteStore:
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
-        with self._transaction():
-            self._writer.execute("UPDATE ownership SET claims = claims + 1")
-            # A clock that was years ahead must not keep them for years.
-            LookupTables(self._writer).bring_forward(wall() + LOOKED_AT_WITHIN_S)
-            resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
-            records = [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+        self._wait_for_others(BUSY_MS)
+        with translated(self._path):
+            records = self._transact(self._claimed)
         self._tails.claim()
         known = self._tails.known
         return [overlaid(record, known.get(record.stream)) for record in records]
 
+    def _claimed(self) -> Sequence[Record]:
+        self._writer.execute("UPDATE ownership SET claims = claims + 1")
+        # A clock that was years ahead must not keep streams for years.
+        due_at = wall() + LOOKED_AT_WITHIN_S
+        self._writer.execute("UPDATE rests SET due_at = ? WHERE due_at > ?", (due_at, due_at))
+        resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
+        return [record_of(row) for row in self._writer.execute(f"{RECORD} {resident}")]
+
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
+        self._wait_for_others(BUSY_MS)
+        return self._commit(changes)
+
+    def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
+        """As `commit`, where that waits neither for a disk nor for another program; else None, and
+        nothing has changed.
+        """
+        if (
+            self._is_synced
+            or self._is_short
+            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
+            or self._checkpoints.are_due
+            or (self._share is not None and self._share.is_due)
+        ):
+            return None
+        self._wait_for_others(0)
+        try:
+            return self._commit(changes)
+        except Full:
+            raise
+        except Unavailable:
+            return None
+
+    def _wait_for_others(self, busy_ms: int) -> None:
+        """How long the next statements wait while another program holds the file."""
+        if busy_ms != self._busy_ms:
+            self._writer.execute(f"PRAGMA busy_timeout = {busy_ms}")
+            self._busy_ms = busy_ms
+
+    def _commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         if self._failure is not None:
             raise JournalUnusable(self._failure)
         is_tight = self._is_full or self._is_short
         try:
-            answers = self._commit(changes, is_without_log=is_tight)
+            answers = self._write(changes, is_without_log=is_tight)
         except JournalUnusable as error:
             self._failure = str(error)
             raise
@@ -154,55 +201,36 @@ class SQLiteStore:
         self._is_full = False
         return answers
 
-    def look_for_room(self) -> Shortage | None:
-        """See `Journal.shortage`. May be called while another thread runs `commit`."""
-        with translated(self._path):
-            shortage = self._room.shortage(self._reader)
-        self._is_short = shortage is not None
-        return shortage
-
-    def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
-        """As `commit`, where that waits neither for a disk nor for another program; else None, and
-        nothing has changed.
-        """
-        if (
-            self._is_synced
-            or self._is_short
-            or _bytes_of(changes) > AT_ONCE_BYTES_MAX
-            or self._checkpoints.are_due
-            or self._share.is_due
-        ):
-            return None
-        self._writer.execute("PRAGMA busy_timeout = 0")
-        try:
-            return self.commit(changes)
-        except Full:
-            raise
-        except Unavailable:
-            return None
-        finally:
-            self._writer.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-
-    def _commit(
+    def _write(
         self, changes: Sequence[Change], *, is_without_log: bool
     ) -> Sequence[JournalError | None]:
-        with translated(self._path):
-            self._checkpoints.make_room(lambda: _bytes_needed(changes))
-        self._share.recount(self._anonymous_unwritten)
-        self._tails.evict()
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
         try:
-            with self._transaction():
-                answers = [batch.apply(change) for change in changes]
-                batch.write()
-        except BaseException:
+            # A commit adds its lines to the log, and at most twice of that to the tables.
+            self._checkpoints.make_room(MIB + 3 * _bytes_of(changes))
+            if self._share is not None:
+                self._share.recount(self._anonymous_unwritten)
+            answers = self._transact(lambda: batch.write(changes))
+        except BaseException as error:
             batch.undo()
+            if isinstance(error, SQLITE_ERRORS):
+                raise journal_error(self._path, error) from error
             raise
         self._presence.check()
         batch.publish()
         self._checkpoints.committed()
-        self._share.add(sum(map(self._anonymous_bytes, changes)))
+        if self._share is not None:
+            self._share.add(sum(map(self._anonymous_bytes, changes)))
         return answers
+
+    def look_for_room(self) -> Shortage | None:
+        """See `Journal.shortage`. May be called while another thread runs `commit`."""
+        try:
+            shortage = self._room.shortage(self._reader)
+        except SQLITE_ERRORS as error:
+            raise journal_error(self._path, error) from error
+        self._is_short = shortage is not None
+        return shortage
 
     def _anonymous_bytes(self, change: Change) -> int:
         """The bytes that a change adds to the streams of anonymous callers."""
@@ -219,7 +247,7 @@ class SQLiteStore:
     @property
     def anonymous_shortage(self) -> Shortage | None:
         """See `Journal.anonymous_shortage`. May be asked for while another thread commits."""
-        return self._share.shortage
+        return None if self._share is None else self._share.shortage
 
     def sessions(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
         """See `Journal.sessions`."""
@@ -240,30 +268,26 @@ class SQLiteStore:
         """Empty the log into the tables and the WAL into the file, and let go. Twice is as good as
         once.
         """
+        self._wait_for_others(BUSY_MS)
         # Both are as durable as the file: what a full or busy disk leaves in them is found there.
         if self._failure is None and not self._tails.is_empty:
             with suppress(JournalError):
-                self._commit((), is_without_log=True)
+                self._write((), is_without_log=True)
         with suppress(sqlite3.Error):
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._opened.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with translated(self._path):
-            self._writer.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._writer.execute("COMMIT")
-            except BaseException:
-                if self._writer.in_transaction:  # after some errors SQLite has rolled back itself
-                    self._writer.execute("ROLLBACK")
-                raise
-
-
-def _bytes_needed(changes: Sequence[Change]) -> int:
-    """What a commit adds to the WAL at most: to the log, and twice of that to the tables."""
-    return MIB + 3 * _bytes_of(changes)
+    def _transact(self, work: Callable[[], _T]) -> _T:
+        """Do `work` in one transaction; where it fails, nothing of it is left."""
+        self._writer.execute("BEGIN IMMEDIATE")
+        try:
+            done = work()
+            self._writer.execute("COMMIT")
+        except BaseException:
+            if self._writer.in_transaction:  # after some errors SQLite has rolled back itself
+                self._writer.execute("ROLLBACK")
+            raise
+        return done
 
 
 def _bytes_of(changes: Sequence[Change]) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from streams.errors import Refusal
-from streams.journal.contract import Outcome, Record
+from streams.journal.records import Outcome, Record
 from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
 from streams.keys import hashed
 from streams.messages import parse

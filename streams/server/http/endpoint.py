@@ -7,14 +7,14 @@ that request's response. Where it is cut, a GET goes on with it, by the id of th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from streams import messages
 from streams.auth import challenge
 from streams.engine.framing import Framing, Lone, Numbered, Plain
-from streams.engine.sessions import END, HttpSession, SessionEventIds, new_session
+from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
     JournalUnusable,
@@ -24,21 +24,19 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message
-from streams.server.http.events import Events
-from streams.server.http.response import EVENTS, JSON, LINES, ResponseChannel, content
+from streams.server.http.events import EVENTS, JSON, KEEP_ALIVE, LINES, Events, content, end_event
+from streams.server.http.response import ResponseChannel
 from streams.server.peer import (
     REVISIONS,
     Peer,
     check_revision,
+    error_line,
     id_of,
-    refused_line,
+    journal_unavailable,
     revision_in,
-    unreadable,
 )
+from streams.server.server import RunningServer
 from streams.turns import LARGE_BYTES, large_work
-
-if TYPE_CHECKING:
-    from streams.server.server import RunningServer
 
 SESSION: Final = "mcp-session-id"
 REVISION: Final = "mcp-protocol-version"
@@ -58,7 +56,7 @@ class HttpEndpoint:
 
     def __init__(
         self,
-        running: "RunningServer",
+        running: RunningServer,
         path: str = "/mcp",
         *,
         metadata_url: Callable[[Head], str | None] = lambda head: None,
@@ -94,7 +92,7 @@ class HttpEndpoint:
             await self._route(request)(request, responder)
         except HttpError as error:
             request_id = await self._work(request, partial(messages.salvage_id, request.body))
-            body = refused_line(request_id, error.refusal)
+            body = error_line(request_id, error.refusal)
             await responder.respond(error.status, (*content(JSON), *error.headers), body)
 
     def _route(self, request: Request) -> Endpoint:
@@ -127,11 +125,11 @@ class HttpEndpoint:
             await self._deliver(message, request, responder, peer, session, accepted)
             return
         event_ids = self._event_ids(session, request)
-        line = await peer.take(message, request.body, event_ids=event_ids)
+        line = await peer.handle(message, request.body, event_ids=event_ids)
         if is_request:
             assert line is not None
             await self._engine.sessions.save_level(session)
-            await responder.respond(200, _content_of_one(accepted), line)
+            await responder.respond(200, _single_content(accepted), line)
         elif line is None:
             await responder.respond(202)
         else:  # a request without an id
@@ -144,22 +142,21 @@ class HttpEndpoint:
 
     async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
         """Do one piece of work on the body when it is its turn."""
-        if len(request.body) < LARGE_BYTES:
-            return work()
         principal = _principal(request) or ""
-        if _may_have_session(request):
+        is_large = len(request.body) >= LARGE_BYTES
+        if is_large and _may_have_session(request):
             with suppress(HttpError):
                 principal = self._session(request).principal
-        return await large_work().do(principal, work)
+        return await large_work().do_sized(len(request.body), principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
     ) -> None:
         session_id, session = new_session(_principal(request))
         self._check_rate(session.principal)
-        line = await self._running.peer(session).take(message, request.body)
+        line = await self._running.peer(session).handle(message, request.body)
         assert line is not None
-        headers = _content_of_one(accepted)
+        headers = _single_content(accepted)
         if session.revision is not None:
             try:
                 await self._engine.sessions.add(session)
@@ -193,10 +190,10 @@ class HttpEndpoint:
             event_ids=self._event_ids(session, request),
         ) as connection:
             try:
-                reply = await peer.take(message, request.body, connection)
+                reply = await peer.handle(message, request.body, connection)
             except InsufficientScope as refused:
-                line = refused_line(id_of(message), refused)
-                await channel.refuse(403, (self._step_up(request, refused),), line)
+                line = error_line(id_of(message), refused)
+                await channel.refuse(403, (self._scope_challenge(request, refused),), line)
                 connection.hang_up()
                 return
             if reply is not None:
@@ -205,7 +202,7 @@ class HttpEndpoint:
     def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
 
-    def _step_up(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
+    def _scope_challenge(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
         """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
         for what it had and these, and sends its request again.
         """
@@ -232,7 +229,7 @@ class HttpEndpoint:
         self._check_rate(session.principal)
         last_event = request.headers.get(LAST_EVENT)
         if last_event is None:
-            await self._stand(session, request, responder)
+            await self._open_standing(session, request, responder)
             return
         try:
             await self._engine.operations.load(session, last_event)
@@ -241,7 +238,7 @@ class HttpEndpoint:
         except Refusal as refused:
             raise HttpError(400, refused) from None
         except Unavailable as trouble:
-            raise HttpError(503, unreadable(trouble)) from None
+            raise HttpError(503, journal_unavailable(trouble)) from None
         if not has_more:
             raise HttpError(
                 405, "All of this response was sent: there is nothing to go on with.", _ALLOW
@@ -256,17 +253,19 @@ class HttpEndpoint:
                 self._engine.operations.resume_response(connection, told)
             except Refusal as refused:
                 waiting = self._engine.operations.request_id(told)
-                line = refused_line(waiting, refused)
-                await channel.send(f"id: {last_event}{END}\ndata: ".encode() + line + b"\n")
+                line = error_line(waiting, refused)
+                await channel.send(end_event(last_event, line))
 
-    async def _stand(self, session: HttpSession, request: Request, responder: Responder) -> None:
+    async def _open_standing(
+        self, session: HttpSession, request: Request, responder: Responder
+    ) -> None:
         """The stream for what belongs to no request: nothing does, but clients like to have it."""
         if session.standing is not None:
             session.standing.cancel()
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         with trio.CancelScope() as scope:
             session.standing = scope
-            await channel.send(b":\n\n")
+            await channel.send(KEEP_ALIVE[EVENTS])
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.keep_alive)
                 with suppress(trio.EndOfChannel):
@@ -361,6 +360,6 @@ def _accepted(request: Request) -> str:
     raise HttpError(406, f"Accept {JSON} and {EVENTS}.")
 
 
-def _content_of_one(accepted: str) -> Headers:
+def _single_content(accepted: str) -> Headers:
     """The headers of a single message."""
     return content(LINES if accepted == LINES else JSON)

@@ -1,12 +1,20 @@
-"""Server-sent events: how the response to one HTTP request is written for most clients."""
+"""Server-sent events and media types: how the response to one HTTP request is written."""
 
 from collections.abc import Sequence
 from typing import Final
 
+from streams.engine.sessions import END
+from streams.exchange import Headers
 from streams.messages import Run
 
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
+
 _EVENT: Final = b"data: %b\n"
-_COMMENT: Final = b":\n\n"  # brings the head of a response that has no priming event
+# A comment. It also opens a response that has no priming event.
+_COMMENT: Final = b":\n\n"
+KEEP_ALIVE: Final = {EVENTS: _COMMENT, LINES: b"\n"}
 RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer is taken for a dead one
 
 
@@ -70,3 +78,22 @@ class Events:
 
     def _be_json(self) -> None:
         self.is_json, self.has_ids, self._may_be_json = True, False, False
+
+
+def end_event(last_event_id: str, line: bytes) -> bytes:
+    """The event that ends a resumed response; its id says that no more messages follow."""
+    return f"id: {last_event_id}{END}\n".encode() + _EVENT % line
+
+
+def content(media_type: str) -> Headers:
+    """The headers of a body of this type."""
+    if media_type == JSON:
+        return (("content-type", JSON),)
+    headers = (
+        ("content-type", media_type),
+        ("cache-control", "no-cache, no-transform"),
+        ("x-accel-buffering", "no"),  # nginx would wait for more
+    )
+    # A stock client that is cut off in the middle of a chunk goes back to where it began; where
+    # there are no chunks it takes a cut for the end, and goes on from the last event.
+    return (*headers, ("connection", "close")) if media_type == EVENTS else headers

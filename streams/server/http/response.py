@@ -11,16 +11,12 @@ from streams.engine.framing import Framing
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Caller, Headers, Responder, Scopes
 from streams.messages import Incoming, RequestId
-
-JSON: Final = "application/json"
-EVENTS: Final = "text/event-stream"
-LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
+from streams.server.http.events import JSON, KEEP_ALIVE, content
 
 KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
-FAREWELL_S: Final = 1.0
+CLOSE_S: Final = 1.0
 # For a call that was cancelled before there was anything to say, or a server that shuts down.
-_NOTHING: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
-_KEEP_ALIVE: Final = {EVENTS: b":\n\n", LINES: b"\n"}
+_DROPPED: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
 
 
 class ResponseChannel:
@@ -93,7 +89,7 @@ class ResponseChannel:
         """Write a sign of life of our own where none was written for a while; nobody answers."""
         is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
         if self._is_open and is_quiet and not self._is_sending:
-            await self.send(_KEEP_ALIVE[self._media_type])
+            await self.send(KEEP_ALIVE[self._media_type])
         else:
             await trio.lowlevel.checkpoint()
         return False
@@ -110,26 +106,12 @@ class ResponseChannel:
     async def aclose(self) -> None:
         if not self._responder.is_open():
             return
-        with trio.move_on_after(FAREWELL_S):
+        with trio.move_on_after(CLOSE_S):
             try:
                 if self._is_open:
                     await self._responder.finish()
                 elif not self._has_begun:
-                    nothing = messages.error(self._request_id, _NOTHING)
+                    nothing = messages.error(self._request_id, _DROPPED)
                     await self._responder.respond(503, content(JSON), nothing)
             except trio.BrokenResourceError:
                 return  # the client has gone
-
-
-def content(media_type: str) -> Headers:
-    """The headers of a body of this type."""
-    if media_type == JSON:
-        return (("content-type", JSON),)
-    headers = (
-        ("content-type", media_type),
-        ("cache-control", "no-cache, no-transform"),
-        ("x-accel-buffering", "no"),  # nginx would wait for more
-    )
-    # A stock client that is cut off in the middle of a chunk goes back to where it began; where
-    # there are no chunks it takes a cut for the end, and goes on from the last event.
-    return (*headers, ("connection", "close")) if media_type == EVENTS else headers

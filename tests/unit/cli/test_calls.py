@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from streams.cli.actions import calls
-from streams.cli.actions.callbook import Entry
 from streams.cli.actions.calls import Finding
+from streams.cli.actions.notes import Entry
 from streams.client.client import Client
 from streams.client.wire import Standing
 from streams.errors import Refusal, refusal
@@ -106,8 +106,9 @@ async def test_a_server_that_cannot_be_asked_says_nothing_about_its_calls() -> N
     assert found == Finding("unknown", "not known: What poll? (code -32601)")
 
 
-async def test_who_has_read_on_elsewhere_does_not_make_a_call_unknown() -> None:
-    server = Refusing(refusal("messages_gone", earliestSeq=5), only_positions=True)
+@pytest.mark.parametrize("reason", ["messages_gone", "cursor_ahead"])
+async def test_a_cursor_that_does_not_fit_does_not_make_a_call_unknown(reason: str) -> None:
+    server = Refusing(refusal(reason), only_positions=True)
     async with connected(server) as client:
         assert await stand(server, client) == Finding("running", "running")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from streams.cli.actions import notes
-from streams.cli.actions.callbook import Callbook
-from streams.cli.actions.notes import Note
+from streams.cli.actions.notes import Callbook, Note
 from streams.client.call import RunningCall
 from streams.errors import (
     CallFailed,

@@ -71,11 +71,11 @@ async def leaving_nothing(client: Client) -> AsyncIterator[None]:
 
 
 def _held_by(client: Client) -> tuple[int, ...]:
-    link, nursery = client._keeper.link, client._resumer._nursery
-    assert link is not None
+    connection, nursery = client._reconnector.connection, client._resumer._nursery
+    assert connection is not None
     assert nursery is not None
     calls = client._calls
-    held = (calls.by_id, calls.by_stream, link._replies, client._nursery.child_tasks)
+    held = (calls.by_id, calls.by_stream, connection._replies, client._nursery.child_tasks)
     return (len(list(calls)), len(nursery.child_tasks), *map(len, held))
 
 

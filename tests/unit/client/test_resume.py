@@ -368,16 +368,16 @@ async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
             await client.ping()
         ticket = call.ticket
         assert ticket is not None
-        link = client._keeper.link
-        assert link is not None
+        connection = client._reconnector.connection
+        assert connection is not None
         server.runs_may_end = trio.Event()
-        link.post(wire.resume(ticket, "another", ticket.after))
+        connection.post(wire.resume(ticket, "another", ticket.after))
         await wait_all_tasks_blocked()
-        assert link._run_left  # the run has begun, and waits for its second half
+        assert connection._run_left  # the run has begun, and waits for its second half
         async with client.resume(ticket) as again:
             await wait_all_tasks_blocked()
             assert len(server.got("stream/resume")) == 2
-            assert link._run_left
+            assert connection._run_left
             server.runs_may_end.set()
             assert first + await rest_of(again) == [str(n) for n in range(1, 901)]
-        assert client._keeper.link is link  # no gap was seen
+        assert client._reconnector.connection is connection  # no gap was seen

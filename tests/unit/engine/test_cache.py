@@ -1,4 +1,4 @@
-"""Streams that leave memory: nobody who comes back for them notices."""
+"""Streams that are evicted from memory: a client that resumes them does not notice."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ from tests.rigs.server import (
 from tests.rigs.troubled import Troubled
 from tests.rigs.web import browsing, logged
 
-# What stays
+# Which streams stay
 
 
 async def test_those_that_were_used_last_stay_in_memory(autojump_clock: MockClock) -> None:
@@ -129,7 +129,7 @@ async def test_streams_with_pages_stay_in_memory(autojump_clock: MockClock) -> N
         assert (len(in_memory(house)), evicted(house)) == (1, 0)
 
 
-async def test_who_comes_while_it_goes_to_rest_keeps_it_here(autojump_clock: MockClock) -> None:
+async def test_a_client_that_comes_during_an_eviction_stops_it(autojump_clock: MockClock) -> None:
     journal = Troubled()
     server, steps = serving(resident_max=1)
     async with open_house(server, journal=journal) as house:
@@ -149,7 +149,7 @@ async def test_who_comes_while_it_goes_to_rest_keeps_it_here(autojump_clock: Moc
 # How they come back
 
 
-async def test_a_stream_at_rest_is_resumed_by_its_maker_and_by_its_token(
+async def test_an_evicted_stream_is_resumed_by_its_maker_and_by_its_token(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving()
@@ -166,7 +166,7 @@ async def test_a_stream_at_rest_is_resumed_by_its_maker_and_by_its_token(
         assert text_of(answer) == "done 2"
 
 
-async def test_who_may_not_have_a_stream_at_rest_learns_nothing(
+async def test_a_stranger_learns_nothing_of_an_evicted_stream(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving()
@@ -184,7 +184,7 @@ async def test_who_may_not_have_a_stream_at_rest_learns_nothing(
         assert len({str(each) for each in asked}) == 1
 
 
-async def test_a_poll_of_all_goes_through_those_at_rest_and_those_that_are_not(
+async def test_a_poll_of_all_goes_through_evicted_streams_and_others(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(resident_max=40)
@@ -207,7 +207,9 @@ async def test_a_poll_of_all_goes_through_those_at_rest_and_those_that_are_not(
         assert ids == [stream["streamId"] for stream in told]
 
 
-async def test_two_who_come_at_once_find_the_same_stream(autojump_clock: MockClock) -> None:
+async def test_two_clients_that_come_at_once_find_the_same_stream(
+    autojump_clock: MockClock,
+) -> None:
     server, steps = serving()
     async with open_house(server) as house:
         (stream,) = await idle(house, steps)
@@ -269,7 +271,7 @@ async def test_a_journal_that_cannot_be_read_is_no_lost_stream(
 # Keys and event ids
 
 
-async def test_tokens_of_every_key_lead_to_a_stream_at_rest(autojump_clock: MockClock) -> None:
+async def test_tokens_of_every_key_lead_to_an_evicted_stream(autojump_clock: MockClock) -> None:
     server, steps = serving()
     journal = MemoryJournal()
     old, new = b"1" * 32, b"2" * 32
@@ -297,7 +299,7 @@ def _copy(house: House) -> MemoryJournal:
     return house.as_after_a_crash()
 
 
-async def test_an_event_id_leads_to_a_stream_at_rest_for_its_own_session(
+async def test_an_event_id_leads_to_an_evicted_stream_for_its_own_session(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving()
@@ -318,7 +320,9 @@ async def test_an_event_id_leads_to_a_stream_at_rest_for_its_own_session(
         assert (await browser.go_on(cut.ids[0][:-1] + "9")).status == 400
 
 
-async def test_a_delivery_that_was_granted_goes_on_from_rest(autojump_clock: MockClock) -> None:
+async def test_a_granted_delivery_of_an_evicted_stream_is_resumed(
+    autojump_clock: MockClock,
+) -> None:
     server, steps = serving()
     async with (
         open_house(server) as house,
@@ -343,7 +347,7 @@ async def test_a_delivery_that_was_granted_goes_on_from_rest(autojump_clock: Moc
         assert reply["id"] == 7
 
 
-async def test_what_is_at_rest_goes_with_its_session(autojump_clock: MockClock) -> None:
+async def test_evicted_streams_end_with_their_session(autojump_clock: MockClock) -> None:
     server, steps = serving()
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         for n in range(3):

@@ -1,4 +1,4 @@
-"""Streams at rest are given up in their time, and make room as all others do."""
+"""Evicted streams expire in their time, and make room as all others do."""
 
 import trio
 from trio.testing import MockClock
@@ -22,7 +22,7 @@ from tests.rigs.server import (
 # How they end
 
 
-async def test_a_stream_at_rest_is_abandoned_in_its_time_and_forgotten_a_day_later(
+async def test_an_evicted_stream_is_abandoned_in_its_time_and_forgotten_a_day_later(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(tombstone_s=5_000)
@@ -99,7 +99,7 @@ async def test_after_a_restart_every_stream_has_its_full_time_again(
         assert (await talker.poll(1, told[0]))["status"] == "completed"
 
 
-async def test_a_restart_brings_back_what_went_to_rest_and_what_did_not(
+async def test_a_restart_takes_over_evicted_streams_and_others(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(resident_max=3)
@@ -124,7 +124,7 @@ async def test_a_restart_brings_back_what_went_to_rest_and_what_did_not(
 # Limits
 
 
-async def test_those_at_rest_count_and_what_is_undelivered_is_kept(
+async def test_evicted_streams_count_and_undelivered_ones_are_kept(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(streams_per_principal_max=3)
@@ -142,7 +142,7 @@ async def test_those_at_rest_count_and_what_is_undelivered_is_kept(
         await acking.begin(3, "step")
 
 
-async def test_the_oldest_at_rest_that_a_plain_client_was_written_makes_room(
+async def test_the_oldest_evicted_stream_that_a_plain_client_was_written_makes_room(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(streams_per_principal_max=3)
@@ -177,7 +177,7 @@ async def _polls(talker: Talker, streams: list[Json]) -> list[Json]:
     return [await talker.poll(stream["streamId"], stream) for stream in streams]
 
 
-async def test_the_servers_limit_counts_those_at_rest_and_lets_go_of_what_is_left_over(
+async def test_the_servers_limit_counts_evicted_streams_and_forgets_unwanted_ones(
     autojump_clock: MockClock,
 ) -> None:
     server, steps = serving(streams_max=3)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Server
-from streams.journal.contract import Create, Evict, Outcome
+from streams.journal.records import Create, Evict, Outcome
 from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.store import LOOKED_AT_WITHIN_S
 from streams.keys import Keyring
@@ -25,7 +25,7 @@ from tests.rigs.web import Browser, browsing
 HOURS_S = 5 * 3600.0
 YEARS_S = 10 * 365 * DAY_S
 STEPS = (HOURS_S, -HOURS_S, YEARS_S, -YEARS_S)
-RESIDENT = (0, 100)  # the stream is at rest, or in memory
+RESIDENT = (0, 100)  # the stream is evicted, or in memory
 
 
 class Wall:

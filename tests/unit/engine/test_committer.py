@@ -19,18 +19,9 @@ from streams.engine.committer import (
     Committer,
 )
 from streams.errors import Conflict, Full, JournalError, JournalUnusable, Refusal, Unavailable
-from streams.journal.contract import (
-    Ack,
-    Append,
-    Change,
-    Close,
-    Create,
-    Forget,
-    Outcome,
-    Record,
-    Shortage,
-)
+from streams.journal.contract import Shortage
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Ack, Append, Change, Close, Create, Forget, Outcome, Record
 from streams.messages import Run
 from tests.rigs.troubled import Troubled
 

@@ -19,7 +19,7 @@ class Item:
 
 
 class Due:
-    """What was due, and when."""
+    """Items that were due, and when."""
 
     def __init__(self) -> None:
         self.items: list[tuple[float, Item]] = []

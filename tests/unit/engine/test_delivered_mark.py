@@ -1,4 +1,4 @@
-"""What moves the delivered mark, and that it never passes the delivery that is attached now.
+"""All that moves the delivered mark, which never passes the delivery that is attached now.
 
 The clients here read when the test says so: what the server sends, and the pings that follow it,
 wait in a queue until then. A pong, an answer or an ack can be as late as on the slowest line.
@@ -205,13 +205,13 @@ class Rig:
 
     @property
     def named(self) -> Json:
-        """What leads to the stream: its token does for anyone."""
+        """The params of a resume that any caller may send."""
         keyring = self.house.running.engine._streams._keyring
         return {"streamId": self.stream.id, "resumeToken": keyring.token(self.stream.id)}
 
     @property
     def key(self) -> str:
-        """What its event ids begin with."""
+        """The beginning of its event ids."""
         return self.house.running.engine._streams._keyring.event_keys(self.stream.id)[0]
 
     def say(self, count: int = 1) -> None:
@@ -245,7 +245,7 @@ class Rig:
                 self.dial(STREAMS).say(answer)
 
     def check(self) -> None:
-        """What must hold at any time."""
+        """The invariants."""
         state, delivery = self.stream.state, self.stream.delivery
         if delivery is not None:
             assert state.delivered <= delivery.position == state.position
@@ -282,7 +282,7 @@ def calling(request_id: int = 1) -> Json:
     return {"id": request_id, "method": "tools/call", "params": {"name": "step"}}
 
 
-# The ways in which a mark once passed the reader
+# The ways in which a mark once passed the delivery
 
 
 async def test_an_answer_does_not_pass_a_replay_that_is_under_way(

@@ -30,7 +30,7 @@ def server(request: pytest.FixtureRequest) -> Server:
     return Server("tested", resume_max_s=MAX_S, limits=Limits(resident_max=request.param))
 
 
-# Who is attached
+# Attaching
 
 
 async def test_a_stream_is_announced_when_its_record_is_durable(

@@ -1,4 +1,4 @@
-"""What the server asks of clients, and whose answer counts."""
+"""Requests of the server to clients, and whose answer counts."""
 
 import pytest
 import trio

@@ -62,7 +62,7 @@ async def test_ten_thousand_streams_are_abandoned_each_at_its_time(
                 await trio.sleep_until(left + at)
                 streams = (
                     house.running.engine._streams.index
-                )  # in memory; all at rest are tombstones
+                )  # in memory; all evicted ones are tombstones
                 seen.append(sum(s.state.is_tombstone for s in streams) + streams.evicted)
             assert seen[0] == 0
             assert abs(seen[1] - 2_100) < 250

@@ -8,8 +8,8 @@ from streams.engine.committer import Committer
 from streams.engine.index import Elsewhere, Registry
 from streams.engine.stream import Stream
 from streams.errors import Refusal
-from streams.journal.contract import Outcome, Record
 from streams.journal.memory import MemoryJournal
+from streams.journal.records import Outcome, Record
 from streams.keys import Keyring
 from streams.limits import Limits
 
@@ -97,7 +97,7 @@ def test_a_page_has_what_is_wanted_of_one_principal_in_the_order_of_creation() -
     assert streams.registry.page("carol", 0, 2) == ([], False)
 
 
-def test_what_comes_back_from_rest_has_its_old_place() -> None:
+def test_a_loaded_stream_has_its_old_place() -> None:
     streams = Streams()
     mine = [streams.add() for _ in range(5)]
     for stream in (mine[3], mine[1]):

@@ -6,7 +6,7 @@ import pytest
 
 from streams.engine.lifecycle import TRANSITIONS, Event, StreamState
 from streams.errors import Ended
-from streams.journal.contract import Append, Outcome
+from streams.journal.records import Append, Outcome
 from streams.limits import Limits
 from streams.messages import Run
 from tests.rigs.lives import FENCE, commit, end, line, record, write
@@ -284,7 +284,7 @@ def test_a_confirming_client_holds_up_its_handler_at_the_limit() -> None:
     assert state.add(line(1))
 
 
-# What a poll tells
+# Polls
 
 
 def test_flags_of_a_new_stream() -> None:

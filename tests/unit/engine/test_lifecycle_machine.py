@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from streams.engine.lifecycle import Event, StreamState
-from streams.journal.contract import Ack, Append, Outcome, Record, apply
+from streams.journal.records import Ack, Append, Outcome, Record, apply
 from streams.limits import Limits
 from streams.messages import RequestId, Run
 from tests.rigs.lives import FENCE, line, record
@@ -75,7 +75,7 @@ class Life(RuleBasedStateMachine):
 
     @property
     def askable(self) -> list[RequestId]:
-        """What the client may have been asked."""
+        """The requests that may have reached the client."""
         questions = self.state.questions.items()
         return [asked for asked, question in questions if question.seq <= self.state.durable]
 
@@ -163,7 +163,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """What is not durable is lost, and so is the handler: nobody can answer any more."""
+        """A crash loses all that is not durable, and the handler: no request can be answered."""
         self.state = StreamState(self.stored, self.limits)
         self.numbered, self.seen, self.reader = [], self.state.handed, None
         self.held.clear()
@@ -203,7 +203,7 @@ class Life(RuleBasedStateMachine):
             flags = self.state.flags(after)
             assert flags.pending_messages is bool(pending)
             assert flags.has_error is (self.error_seq in pending)
-            # One on its way to disk is foretold to who has something to fetch anyway.
+            # A request on its way to disk counts already where the client has something to fetch.
             is_asked = bool(pending) and max(self.requests, default=0) > mark
             assert flags.has_request is (is_asked or bool(self.state.questions))
             assert flags.is_live is (self.stored.outcome is Outcome.LIVE)
@@ -260,7 +260,7 @@ class LifeWithPages(Life):
         self.clock += passed
         self.reader = None
         self.state.detach(self.clock)
-        # Who comes back for the last page again and again does not put off its end.
+        # A client that asks for the last page over and over does not put off its end.
         assert self.state.deadline is not None
         assert self.state.deadline <= self.clock + max(100.0, self.limits.last_page_s)
         assert self.state.is_ended or self.state.deadline > self.clock

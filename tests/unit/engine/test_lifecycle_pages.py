@@ -6,7 +6,7 @@ import pytest
 
 from streams.engine.lifecycle import Event, StreamState
 from streams.errors import Ended
-from streams.journal.contract import Outcome
+from streams.journal.records import Outcome
 from streams.limits import Limits
 from tests.rigs.lives import FENCE, commit, end, line, record, write
 

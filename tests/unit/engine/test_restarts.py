@@ -67,7 +67,7 @@ async def begin(house: House, capabilities: Json = POSITIONS) -> tuple[Talker, J
 
 
 async def rest_of(house: House, stream: Json, after: int | None = None) -> list[Json]:
-    """What a client is sent that comes back, up to the end of the stream."""
+    """The messages that a client gets that resumes, up to the end of the stream."""
     talker = await house.dial(POSITIONS)
     cursor = {} if after is None else {"after": after}
     return await talker.resume(2, stream, **cursor)

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from streams.errors import Conflict, Ended, Fenced, Gone, JournalError, JournalUnusable
-from streams.journal.contract import (
-    STORED_BYTES_MAX,
+from streams.journal.contract import STORED_BYTES_MAX, Journal
+from streams.journal.records import (
     Ack,
     Append,
     Change,
@@ -15,7 +15,6 @@ from streams.journal.contract import (
     Create,
     Evict,
     Forget,
-    Journal,
     Outcome,
     Record,
 )

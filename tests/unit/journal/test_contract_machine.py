@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from msgspec.structs import replace
 
 from streams.errors import JournalError
-from streams.journal.contract import (
+from streams.journal.memory import MemoryJournal
+from streams.journal.records import (
     Ack,
     Answered,
     Append,
@@ -30,10 +31,9 @@ from streams.journal.contract import (
     Restarted,
     apply,
 )
-from streams.journal.memory import MemoryJournal
 from streams.journal.sessions import DropGrant, DropSession, SaveGrant, SaveSession, SessionChange
 from streams.journal.sqlite import SQLiteStore
-from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.log import Budget
 from tests.rigs.journals import PLENTY, append, as_one, grant, lines, record, session
 
 _T = TypeVar("_T")

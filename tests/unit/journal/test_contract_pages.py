@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from streams.journal.contract import Ack, Append, Close, Create, Outcome, Record
+from streams.journal.records import Ack, Append, Close, Create, Outcome, Record
 from streams.journal.sessions import SaveGrant, SaveSession
 from tests.rigs.journals import (
     OpenJournal,

@@ -30,7 +30,7 @@ def raw(params: Any) -> msgspec.Raw:
 
 
 def told(value: Any) -> Any:
-    """What the other side reads of it."""
+    """The value as the other side reads it."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
@@ -40,11 +40,11 @@ def read(line: bytes) -> Any:
 
 
 def asked(method: str, params: Any) -> Any:
-    """What the server takes a request to mean."""
+    """The intent that the server reads from a request."""
     return (dialects.resumings() | dialects.questions())[method].read(raw(params))
 
 
-# What a client asks
+# Requests of a client
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_who_uses_a_method_speaks_its_dialect() -> None:
     assert dialects.speakers_of("tools/call") == dialects.speakers_of("stream/poll") == ()
 
 
-# What a client is told
+# Answers to a client
 
 
 def announcement(**more: Any) -> Announcement:

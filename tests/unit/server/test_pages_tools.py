@@ -94,7 +94,7 @@ def test_a_function_that_does_not_yield_cannot_give_pages() -> None:
 
 def test_nothing_can_be_promised_of_a_page_since_it_may_be_empty() -> None:
     assert make_tool(as_told, pages=True).output_schema is None
-    with pytest.raises(ValueError, match=r"tool as_told: output_schema: a page may be empty"):
+    with pytest.raises(ValueError, match=r"tool as_told: output_schema: pages cannot have one"):
         make_tool(as_told, pages=True, output_schema={"type": "object"})
 
 

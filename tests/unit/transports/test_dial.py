@@ -1,4 +1,4 @@
-"""What `dial` loads: a command that calls a tool should start at once."""
+"""`dial` loads no server: a command that calls a tool should start at once."""
 
 import subprocess
 import sys

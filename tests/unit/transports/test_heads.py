@@ -1,4 +1,4 @@
-"""Plain heads are read as h11 reads them; what is not plain is left to it."""
+"""Usual heads are read exactly as h11 reads them; all others are left to h11."""
 
 import h11
 import pytest

@@ -324,7 +324,8 @@ def test_the_answer_is_known_by_its_id_and_the_ids_type() -> None:
             b"<html>",
             {
                 "code": -32603,
-                "message": "The server answered with HTTP 200 OK, and with nothing that MCP knows.",
+                "message": "The server answered with HTTP 200 OK, "
+                "and a body that MCP does not allow.",
             },
         ),
     ],
@@ -345,12 +346,12 @@ def test_what_is_no_success_becomes_the_error_for_who_asked(
         ("http://a/mcp", "https://b/mcp", "dial https://b/mcp instead."),
         ("http://a/mcp", "http://b/$(id);x", "dial 'http://b/$(id);x' instead."),
         ("http://a/mcp", "http://b/'`id`'", "dial 'http://b/'\"'\"'`id`'\"'\"'' instead."),
-        ("http://a/mcp", "http://b/a b", "it redirects to no URL that can be dialed."),
-        ("http://a/mcp", "http://b/\x1b[2J", "it redirects to no URL that can be dialed."),
-        ("http://a/mcp", "http://user:pw@b/", "it redirects to no URL that can be dialed."),
-        ("http://a/mcp", "file:///etc/passwd", "it redirects to no URL that can be dialed."),
-        ("http://a/mcp", "stdio:rm", "it redirects to no URL that can be dialed."),
-        ("http://a/mcp", "http://[", "it redirects to no URL that can be dialed."),
+        ("http://a/mcp", "http://b/a b", "it redirects to a URL that cannot be dialed."),
+        ("http://a/mcp", "http://b/\x1b[2J", "it redirects to a URL that cannot be dialed."),
+        ("http://a/mcp", "http://user:pw@b/", "it redirects to a URL that cannot be dialed."),
+        ("http://a/mcp", "file:///etc/passwd", "it redirects to a URL that cannot be dialed."),
+        ("http://a/mcp", "stdio:rm", "it redirects to a URL that cannot be dialed."),
+        ("http://a/mcp", "http://[", "it redirects to a URL that cannot be dialed."),
         ("http://a/mcp", "http://b/" + "x" * 9999, "it redirects to a URL above 200 characters."),
         (
             "https://a/mcp",

@@ -238,7 +238,7 @@ async def test_a_stalled_reader_is_bounded_and_does_not_hold_up_the_end() -> Non
             before = len(written)
             await trio.testing.wait_all_tasks_blocked(0.1)
         assert any(unsent)
-    # What two kernels take, and no more; and leaving the block did not wait for anybody.
+    # Only as much as two kernels take. Leaving the block did not wait for the peer.
     assert sum(written) < 64 * 1024 * 1024
 
 

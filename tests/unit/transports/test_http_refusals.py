@@ -1,4 +1,4 @@
-"""What the HTTP listener does not let in, and what it says to that."""
+"""The refusals of the HTTP listener."""
 
 import pytest
 import trio

@@ -1,4 +1,4 @@
-"""The door of a listener when there is nothing left to let anybody in with."""
+"""A listener without free file descriptors, or with too many connections."""
 
 import array
 import contextlib
@@ -86,7 +86,7 @@ def test_who_comes_while_descriptors_are_out_is_served_when_there_are_some(
 def test_while_descriptors_are_out_calls_go_on_and_new_clients_wait(
     server: ServerProcess,
 ) -> None:
-    """Whatever the journal does in the meantime, it needs no more of them."""
+    """The journal needs no more descriptors meanwhile."""
     with server.connect("ws-streams") as peer, server.connect("http-lines") as other:
         for each in (peer, other):
             each.initialize(opting_in("http-lines", POSITIONS))

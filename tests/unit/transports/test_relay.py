@@ -1,4 +1,4 @@
-"""What only the relay socket does: who is let in, what is handed over, and how either side ends."""
+"""The relay socket: which relays are accepted, the handover, and how either side ends."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def _no_leak() -> Iterator[None]:
 
 
 def open_fds() -> set[str]:
-    """What is open, but for what the interpreter and its libraries may keep."""
+    """The open descriptors, without those that the interpreter and its libraries may keep."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -239,7 +239,7 @@ async def test_garbage_ends_its_own_connection_and_leaks_nothing(
         stream = await knock(path, hello, [theirs] * count)
         os.close(theirs)
         assert why in json.loads(await read_all(stream))["error"]
-        # Nobody holds the pipe's other end any more.
+        # The other end of the pipe is closed everywhere.
         assert await trio.to_thread.run_sync(os.read, ours, 1) == b""
         os.close(ours)
         await stream.aclose()

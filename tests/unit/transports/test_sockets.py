@@ -1,4 +1,4 @@
-"""Writes of many pieces, over what the kernel has and over what it has not."""
+"""Writes of many pieces, to pipes, sockets and other streams."""
 
 import os
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What only stdio does: standard streams, and child processes."""
+"""stdio: standard streams and child processes."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The tasks behind a channel end when it does, also where it was cancelled as they began."""
+"""The tasks of a channel end with it, even if it is cancelled while they begin."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager

@@ -1,4 +1,4 @@
-"""Opening a WebSocket: who is let in, what is agreed on, and what a client is told that is not."""
+"""Opening a WebSocket: which requests are accepted, subprotocols, and errors of a client."""
 
 import contextlib
 import json
@@ -235,8 +235,8 @@ async def test_nobody_there_is_an_os_error() -> None:
         (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 7\r\n\r\nNot you", "HTTP 403: Not you"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "HTTP 404"),
         (b"HTTP/1.1 502 Bad Gateway\r\n\r\nOops", "HTTP 502: Oops"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "speaks no WebSocket"),
-        (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\n", "speaks no WebSocket"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "does not speak WebSocket"),
+        (b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\n\r\n", "does not speak WebSocket"),
         (b"", "hung up"),
     ],
 )

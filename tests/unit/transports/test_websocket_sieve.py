@@ -1,4 +1,4 @@
-"""Frames that a client takes past trio-websocket: in order, and all others left as they are."""
+"""Frames that a client takes past trio-websocket, in order; all others are left to it."""
 
 import contextlib
 import struct
@@ -150,7 +150,7 @@ async def accepted(stream: trio.SocketStream) -> Connection:
 
 
 async def received(sent: bytes, *, in_blocks: bool) -> tuple[list[Incoming], list[Event]]:
-    """What a client makes of `sent`, and what it says to that."""
+    """The messages that a client receives from `sent`, and its answers."""
     said: list[Event] = []
 
     async def serve(stream: trio.SocketStream) -> None:

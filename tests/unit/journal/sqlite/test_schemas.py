@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import JournalUnusable
-from streams.journal.contract import Create, Outcome
+from streams.journal.records import Create, Outcome
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
 from tests.rigs.journals import as_one, grant, session

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sqlite_utils import Database
 
 from streams.errors import Full, JournalUnusable, Unavailable
-from streams.journal.contract import Ack, Change, Create, Forget
+from streams.journal.records import Ack, Change, Create, Forget
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import (
     APPLICATION_ID,
@@ -28,7 +28,7 @@ from streams.journal.sqlite import (
     store,
 )
 from streams.journal.sqlite.checkpoints import WalIndex
-from streams.journal.sqlite.tails import Budget
+from streams.journal.sqlite.log import Budget
 from streams.limits import MIB, Durability
 from tests.rigs.journals import as_one, grant, session
 from tests.rigs.sqlite import (
@@ -167,7 +167,7 @@ FAILING = """
     import resource, sys
     from pathlib import Path
     from streams.errors import JournalError
-    from streams.journal.contract import Create
+    from streams.journal.records import Create
     from streams.journal.sqlite import SQLiteStore
     from tests.rigs.sqlite import append, record
 
@@ -249,13 +249,13 @@ async def test_a_short_commit_that_waits_for_no_fsync_needs_no_thread(
     async with open_sqlite_journal(path, durability=kind) as journal:
         await journal.commit([Create(record())])
         committing: list[threading.Thread] = []
-        commit = SQLiteStore.commit
+        commit = SQLiteStore._commit
 
         def seen(opened: SQLiteStore, changes: Sequence[Change]) -> object:
             committing.append(threading.current_thread())
             return commit(opened, changes)
 
-        monkeypatch.setattr(SQLiteStore, "commit", seen)
+        monkeypatch.setattr(SQLiteStore, "_commit", seen)
         await journal.commit([append(1, lines, line=b"x" * 99)])
         assert [thread is threading.current_thread() for thread in committing] == [at_once]
         assert (

@@ -1,0 +1,59 @@
+"""The commands that show what a server can do."""
+
+from pathlib import Path
+
+from streams.cli.base import app, complain
+
+
+@app.command
+def bench(
+    url: str,
+    tool: str | None = None,
+    /,
+    *arguments: str,
+    rounds: int = 3,
+    pings: int = 100,
+    timeout: float = 60.0,
+    token_file: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Measure a server: connections and pings, and a tool's messages, live and resumed.
+
+    A tool that is named is called twice in each round, so name one that may be. The second call is
+    cut off behind its first message and resumed when it is done.
+
+    Parameters
+    ----------
+    url
+        ws://HOST:PORT, wss://HOST, http://HOST:PORT/PATH, https://…, or stdio:COMMAND.
+    tool
+        The tool's name.
+    arguments
+        key=text or key:=json.
+    rounds
+        How often everything is measured; once more ahead of that, which does not count.
+    pings
+        How many there are in a round, one after the other.
+    timeout
+        Seconds that a round may take.
+    token_file
+        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
+        line others can see.)
+    json
+        Print all figures as JSON.
+    """
+    if rounds < 1 or pings < 1:
+        return complain("--rounds, --pings: write a number, 1 or more.")
+    if not timeout > 0:
+        return complain("--timeout: write seconds, more than 0.")
+    from streams.cli.actions import bench as benching
+    from streams.cli.actions import call
+
+    try:
+        given = call.parse_arguments(arguments)
+    except ValueError as error:
+        return complain(str(error))
+    wanted = benching.Wanted(tool, given, rounds, pings, timeout)
+    return call.run_dialing(
+        lambda dialer: benching.bench(dialer, wanted, as_json=json), url, token_file=token_file
+    )

@@ -1,0 +1,245 @@
+"""How much room there is for a journal. The last of it is for ending what was begun: final
+responses, and acks, which make room.
+
+That the files of a journal are still the ones that were opened.
+
+A file that is removed, or that another one takes the place of, goes on to take what is written,
+and nobody will ever find it there.
+"""
+
+import math
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from streams.clock import steady, wall
+from streams.errors import JournalUnusable
+from streams.journal.contract import Shortage
+from streams.journal.ownership import lock_path
+from streams.journal.sqlite.checkpoints import WalIndex
+from streams.limits import MIB
+from streams.logs import log
+
+# A folder that was changed just now may be changed again within the same tick of its time.
+_TICK_NS: Final = 50_000_000
+
+
+class Presence:
+    """Looks at the file, its WAL and its lock, when something was made or removed beside them."""
+
+    def __init__(self, path: Path) -> None:
+        """To be called once a connection has written in WAL mode, which makes the WAL."""
+        wal = path.with_name(f"{path.name}-wal")
+        self._folder = os.fspath(path.parent)
+        self._opened = {os.fspath(each): _identity(each) for each in (path, wal, lock_path(path))}
+        self._changed_ns = -1  # when the folder was, and nothing of ours
+
+    def check(self) -> None:
+        """Raise `JournalUnusable` where one of them is gone, or another one."""
+        changed_ns = _changed_ns(self._folder)
+        if changed_ns == self._changed_ns:
+            return
+        for path, opened in self._opened.items():
+            if _identity(path) != opened:
+                raise JournalUnusable(
+                    f"{path} was removed or replaced while this server used it: put back what "
+                    "belongs there or restore a backup, see that no other server has it, then "
+                    "start again."
+                )
+        if wall() * 1e9 - changed_ns > _TICK_NS:
+            self._changed_ns = changed_ns
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:
+        return 0  # never seen: what was in it is looked for
+
+
+def _identity(path: str | Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# What is kept for that: a commit may need it twice, in the WAL and in the file. Of a small disk a
+# part.
+RESERVE_BYTES: Final = 64 * MIB
+RESERVE_PART: Final = 8
+# A disk of less than this is a small one, whose reserve may be less than a commit needs. There the
+# file may take three quarters at most. The rest is for the WAL: once that takes the last byte, it
+# cannot be copied into the file, and the journal makes no room any more.
+SMALL_DISK_BYTES: Final = RESERVE_BYTES * RESERVE_PART
+WAL_PART: Final = 4
+# Streams commit up to 1 MiB each at a time. A quarter of this takes that and what the tables need.
+DISK_BYTES_MIN: Final = 8 * MIB
+
+# How often the rows of anonymous callers are counted, where they have almost all that they may.
+COUNT_S: Final = 1.0
+_COUNT: Final = """
+WITH theirs AS (
+    SELECT id, length(origin) AS size FROM streams
+    WHERE NOT (principal GLOB 'os(*' OR principal GLOB 'bearer(*')
+)
+SELECT (SELECT coalesce(sum(size), 0) FROM theirs)
+    + (SELECT coalesce(sum(length(body)), 0) FROM runs WHERE stream IN (SELECT id FROM theirs))
+"""
+
+
+def small_disk(path: Path) -> int | None:
+    """The bytes of the whole disk that `path` is on, where it is a small one.
+
+    Raises `JournalUnusable` where it is too small for a journal.
+    """
+    disk = os.statvfs(path.parent)
+    whole = disk.f_blocks * disk.f_frsize
+    if 0 < whole < DISK_BYTES_MIN:  # 0: the file system does not tell
+        raise JournalUnusable(
+            f"{path}: its disk has {whole / MIB:.3g} MiB in all, and a journal needs at least "
+            f"{DISK_BYTES_MIN // MIB} MiB: name a file on a larger disk."
+        )
+    return whole if 0 < whole < SMALL_DISK_BYTES else None
+
+
+def file_part(disk_bytes: int) -> int:
+    """How much of a small disk the file may take."""
+    return disk_bytes - disk_bytes // WAL_PART
+
+
+class Room:
+    """Of a file, and on its disk."""
+
+    def __init__(
+        self,
+        path: Path,
+        index: WalIndex,
+        file_bytes_max: int | None,
+        limit: int | None,
+        disk_bytes: int | None,
+    ) -> None:
+        """`limit` is the setting that `file_bytes_max` comes of; on a small disk of `disk_bytes`
+        the file may take less.
+        """
+        self._folder = path.parent
+        self._index = index
+        self.file_bytes_max = file_bytes_max
+        self._limit = limit
+        self._where = "are left of what its file may take"
+        if disk_bytes is not None and file_part(disk_bytes) < (file_bytes_max or math.inf):
+            self.file_bytes_max, self._limit = file_part(disk_bytes), None
+            self._where += f" of a disk of {disk_bytes / MIB:.3g} MiB"
+        self._is_short = False
+
+    def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
+        """See `Journal.shortage`; 5 µs while there is room.
+
+        Then it runs no SQL: that takes three times as long, and longer still on trio's thread
+        while another thread commits.
+        """
+        shortage = self._on_disk(reader) or self._in_file(reader)
+        self._is_short = shortage is not None
+        return shortage
+
+    def _on_disk(self, reader: sqlite3.Connection) -> Shortage | None:
+        disk = os.statvfs(self._folder)
+        free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        if free >= _reserve(whole, was_short=self._is_short):
+            return None
+        free += self._unused(reader)
+        return judged(free, whole, "are free on its disk", was_short=self._is_short)
+
+    def _in_file(self, reader: sqlite3.Connection) -> Shortage | None:
+        whole = self.file_bytes_max
+        if whole is None:
+            return None
+        free = whole - (self._index.database_bytes() or _pages(reader, "page_count"))
+        if free < _reserve(whole, was_short=self._is_short):
+            free += self._unused(reader)
+        found = judged(free, whole, self._where, was_short=self._is_short, limit=self._limit)
+        if found is None or self._limit is None:
+            return found
+        return msgspec.structs.replace(found, used=whole - free)
+
+    def _unused(self, reader: sqlite3.Connection) -> int:
+        """Bytes within the file that are used before it grows."""
+        return _pages(reader, "freelist_count")
+
+
+class Share:
+    """The bytes of all anonymous callers' streams in the journal: messages and requests.
+
+    Additions are counted as they come, deletions are not, so the count is never too low. Once
+    little room is left by that count, the rows are counted, at most once in `COUNT_S`. For the
+    writer's thread, apart from `shortage`.
+    """
+
+    def __init__(self, bytes_max: int, writer: sqlite3.Connection) -> None:
+        self._bytes_max = bytes_max
+        self._writer = writer
+        used = _pages(writer, "page_count") - _pages(writer, "freelist_count")
+        self._bytes = used  # at most, until they are counted
+        self._counted_at = -math.inf
+        self.shortage: Shortage | None = None  # see `Journal.anonymous_shortage`
+        self._is_near = self._judge() is not None  # whether little room is left, by the count
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next commit counts, which takes a while."""
+        return self._is_near and steady() - self._counted_at >= COUNT_S
+
+    def recount(self, unwritten: Callable[[], int]) -> None:
+        """Before a commit: count the rows if that is due; `unwritten` gives the bytes in no row.
+
+        Where they cannot be counted the former count, which is not too low, stands: what is wrong
+        with the file is for the commit to find.
+        """
+        if not self.is_due:
+            return
+        self._counted_at = steady()
+        try:
+            [rows] = self._writer.execute(_COUNT).fetchone()
+        except sqlite3.Error as error:
+            log.warning("the share of anonymous callers cannot be counted", why=str(error))
+        else:
+            self._bytes = rows + unwritten()
+            self._is_near = self._judge() is not None
+
+    def add(self, added: int) -> None:
+        """After a commit: count the bytes that it has added."""
+        self._bytes += added
+        self.shortage = self._judge()
+        self._is_near = self.shortage is not None
+
+    def _judge(self) -> Shortage | None:
+        limit = self._bytes_max
+        where = "are left of what anonymous callers may have in it together"
+        was_short = self.shortage is not None
+        return judged(limit - self._bytes, limit, where, was_short=was_short, limit=limit)
+
+
+def judged(
+    free: int, whole: int, where: str, *, was_short: bool, limit: int | None = None
+) -> Shortage | None:
+    reserve = _reserve(whole, was_short=was_short)
+    if free >= reserve:
+        return None
+    return Shortage(f"less than {reserve / MIB:.3g} MiB {where}", free < reserve // 2, limit)
+
+
+def _reserve(whole: int, *, was_short: bool) -> int:
+    """The bytes to keep free; a quarter more after a shortage, so that it does not flap."""
+    reserve = min(RESERVE_BYTES, whole // RESERVE_PART)
+    return reserve + reserve // 4 if was_short else reserve
+
+
+def _pages(reader: sqlite3.Connection, name: str) -> int:
+    [pages] = reader.execute(f"PRAGMA {name}").fetchone()
+    [page_bytes] = reader.execute("PRAGMA page_size").fetchone()
+    return int(pages * page_bytes)

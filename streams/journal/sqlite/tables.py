@@ -1,0 +1,303 @@
+"""Rows.
+Records as rows: what never changes is in `streams`, what does is in `progress`.
+Streams that are at rest, or awake, and the names of both: plain tables with indexes.
+
+`awake` has the ids that a restart must look at, `rests` those at rest, with what they are looked up
+by; a stream is in one of them. `names` leads from a name to a stream at rest. Rows are written
+within the transaction of the caller, and read over a connection of their own.
+"""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from streams.journal.contract import Totals
+from streams.journal.records import Outcome, Record, Restart
+from streams.journal.sessions import Grant, SessionRecord
+from streams.journal.sqlite.file import translated
+from streams.journal.sqlite.log import Tail, Tails
+from streams.messages import RequestId
+
+# A record as it is stored, its columns in the order of the fields. The number of claims is added to
+# the fence: a claim changes one row, and not those of a million streams.
+RECORD: Final = (
+    "SELECT stream, principal, origin, min_s, max_s, created_at, fence + claims, is_announced, "
+    "outcome, last, acked, last_request, last_error, ended_at, pages, streams.id, due_at, is_read, "
+    "restart "
+    "FROM streams JOIN progress USING (id) LEFT JOIN rests USING (id), ownership"
+)
+_encode_restart: Final = msgspec.msgpack.Encoder().encode
+_decode_restart: Final = msgspec.msgpack.Decoder(Restart).decode
+_ROWS_OF_STREAMS: Final = (
+    ("runs", "stream"),
+    ("progress", "id"),
+    ("streams", "id"),
+    ("awake", "id"),
+    ("rests", "id"),
+    ("names", "stream"),
+)
+_OUTCOMES: Final = {outcome.value: outcome for outcome in Outcome}
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """The record in a row of `RECORD`. Raises `msgspec.DecodeError` where that is none."""
+    fields: list[Any] = list(row)
+    if fields[8] not in _OUTCOMES:
+        raise msgspec.DecodeError(f"{fields[8]!r} is no outcome of a stream")
+    fields[7:9] = bool(fields[7]), _OUTCOMES[fields[8]]
+    if fields[14] is not None:
+        fields[14] = msgspec.json.decode(fields[14], type=tuple[int, ...])
+    fields[17] = bool(fields[17])
+    if fields[18] is not None:
+        fields[18] = _decode_restart(fields[18])
+    return Record(*fields)
+
+
+def create_streams(connection: sqlite3.Connection, records: Sequence[Record]) -> None:
+    """New streams, which are not evicted."""
+    connection.executemany(
+        "INSERT INTO streams (id, stream, principal, origin, min_s, max_s, created_at, "
+        "is_announced) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                record.number,
+                record.stream,
+                record.principal,
+                record.origin,
+                record.min_s,
+                record.max_s,
+                record.created_at,
+                record.is_announced,
+            )
+            for record in records
+        ],
+    )
+    connection.executemany(
+        "INSERT INTO progress (fence, outcome, last, acked, last_request, last_error, "
+        "ended_at, pages, restart, id) "
+        "VALUES (? - (SELECT claims FROM ownership), ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(record.fence, *_progress(record)) for record in records],
+    )
+    connection.executemany(
+        "INSERT INTO awake (id) VALUES (?)", [(record.number,) for record in records]
+    )
+
+
+def update_streams(
+    connection: sqlite3.Connection, records: Sequence[tuple[Record | None, Record]]
+) -> None:
+    """Streams, each as it was stored and as it is now."""
+    connection.executemany(
+        "UPDATE progress SET outcome = ?, last = ?, acked = ?, last_request = ?, "
+        "last_error = ?, ended_at = ?, pages = ?, restart = ? WHERE id = ?",
+        [_progress(now) for _, now in records],
+    )
+    evicted = [
+        (now.number, *_eviction(now))
+        for stored, now in records
+        if now.due_at is not None and (stored is None or _eviction(stored) != _eviction(now))
+    ]
+    if evicted:
+        connection.executemany("DELETE FROM awake WHERE id = ?", [row[:1] for row in evicted])
+        connection.executemany(
+            "INSERT INTO rests (id, owner, due_at, is_wanted, is_read) VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET due_at = excluded.due_at, "
+            "is_wanted = excluded.is_wanted, is_read = excluded.is_read",
+            evicted,
+        )
+
+
+def forget_streams(connection: sqlite3.Connection, ids: Iterable[int]) -> None:
+    """Delete all rows of streams, apart from their grants."""
+    rows = [(each,) for each in ids]
+    for table, column in _ROWS_OF_STREAMS:
+        connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", rows)  # nosec B608 # ours
+
+
+def name_streams(connection: sqlite3.Connection, names: Iterable[tuple[int, bytes]]) -> None:
+    """Add names of streams. A name that is in the table already stays as it is."""
+    connection.executemany("INSERT OR IGNORE INTO names (stream, name) VALUES (?, ?)", names)
+
+
+def _progress(record: Record) -> tuple[Any, ...]:
+    return (
+        record.outcome.value,
+        record.last,
+        record.acked,
+        record.last_request,
+        record.last_error,
+        record.ended_at,
+        None if record.pages is None else msgspec.json.encode(record.pages).decode(),
+        None if record.restart is None else _encode_restart(record.restart),
+        record.number,
+    )
+
+
+_GRANTS: Final = "SELECT session, delivery, stream, reply_id, takes_over, start FROM grants"
+
+
+class SessionTables:
+    """`streams.journal.sessions.SessionRows`, within the transaction that the caller has begun.
+
+    Rows are written at once and in order, unlike those of streams: sessions change seldom.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._execute = connection.execute
+
+    def read(self) -> tuple[Sequence[SessionRecord], Sequence[Grant]]:
+        """See `Journal.sessions`. A row that is replaced gets a new rowid, above all others."""
+        sessions = self._execute(
+            "SELECT key, principal, revision, capabilities, level, seen_at "
+            "FROM sessions ORDER BY rowid"
+        )
+        resident = (
+            "WHERE stream IN (SELECT stream FROM streams WHERE id IN (SELECT id FROM awake)) "
+            "ORDER BY rowid"
+        )
+        return [SessionRecord(*row) for row in sessions], self._grants(resident)
+
+    def grants_of(self, stream: str) -> Sequence[Grant]:
+        """See `Lookups.grants`."""
+        return self._grants("WHERE stream = ? ORDER BY rowid", stream)
+
+    def _grants(self, which: str, *parameters: str) -> Sequence[Grant]:
+        rows = self._execute(f"{_GRANTS} {which}", parameters)
+        return [_grant(*row) for row in rows]
+
+    def has_session(self, key: str) -> bool:
+        found = self._execute("SELECT 1 FROM sessions WHERE key = ?", (key,))
+        return found.fetchone() is not None
+
+    def put_session(self, record: SessionRecord) -> None:
+        self._execute(
+            "INSERT OR REPLACE INTO sessions "
+            "(key, principal, revision, capabilities, level, seen_at) VALUES (?, ?, ?, ?, ?, ?)",
+            msgspec.structs.astuple(record),
+        )
+
+    def drop_session(self, key: str) -> None:
+        self._execute("DELETE FROM sessions WHERE key = ?", (key,))
+
+    def put_grant(self, grant: Grant) -> None:
+        # As JSON: an id keeps its type, and may be a number that is too large for SQLite.
+        reply_id = msgspec.json.encode(grant.reply_id)
+        self._execute(
+            "INSERT OR REPLACE INTO grants "
+            "(session, delivery, stream, reply_id, takes_over, start) VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                grant.session,
+                grant.delivery,
+                grant.stream,
+                reply_id,
+                grant.takes_over,
+                grant.start,
+            ),
+        )
+
+    def drop_grant(self, session: str, delivery: str) -> None:
+        self._execute("DELETE FROM grants WHERE session = ? AND delivery = ?", (session, delivery))
+
+    def drop_grants_of_session(self, key: str) -> None:
+        self._execute("DELETE FROM grants WHERE session = ?", (key,))
+
+    def drop_grants_of_stream(self, stream: str) -> None:
+        self._execute("DELETE FROM grants WHERE stream = ?", (stream,))
+
+
+def _grant(
+    session: str, delivery: str, stream: str, reply_id: bytes, takes_over: int, start: int
+) -> Grant:
+    decoded: RequestId = msgspec.json.decode(reply_id, type=int | str)
+    return Grant(session, delivery, stream, decoded, bool(takes_over), start)
+
+
+_DUE: Final = "SELECT id FROM rests ORDER BY due_at LIMIT ?"
+_UNWANTED: Final = "SELECT id FROM rests WHERE NOT is_wanted ORDER BY due_at LIMIT ?"
+
+
+def _eviction(record: Record) -> tuple[Any, ...]:
+    return _owner(record.principal), record.due_at, record.is_wanted, record.is_read
+
+
+def _owner(principal: str) -> bytes:
+    """What stands for a principal, however long its name is."""
+    return hashlib.sha256(principal.encode("utf-8", "surrogatepass")).digest()[:16]
+
+
+def overlaid(found: Record, tail: Tail | None) -> Record:
+    """A record of the tables as it is now: of those that are not at rest the log may know more."""
+    now = None if tail is None else tail.record
+    if now is None or now.number != found.number:
+        return found
+    return msgspec.structs.replace(now, origin=found.origin)
+
+
+class SQLiteLookups:
+    """`streams.journal.contract.Lookups`, synchronous, over a connection of its own."""
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, tails: Tails) -> None:
+        self._connection = connection
+        self._path = path
+        self._tails = tails
+
+    def totals(self) -> Totals:
+        [row] = self._all("SELECT (SELECT count(*) FROM rests), (SELECT max(id) FROM streams)")
+        return Totals(row[0], row[1] or 0)
+
+    def find(self, stream: str) -> Record | None:
+        tail = self._tails.known.get(stream)  # first: when it is let go, the tables have all of it
+        found = self._records("WHERE stream = ?", stream)
+        return overlaid(found[0], tail) if found else None
+
+    def principal_of(self, stream: str) -> str | None:
+        # The next one is read for one that there is not, and thrown away.
+        found = self._all(
+            "SELECT stream, principal FROM streams WHERE stream >= ? ORDER BY stream LIMIT 1",
+            stream,
+        )
+        return found[0][1] if found and found[0][0] == stream else None
+
+    def named(self, name: bytes) -> str | None:
+        found = self._all(
+            "SELECT name, streams.stream FROM names JOIN streams ON streams.id = names.stream "
+            "WHERE name >= ? ORDER BY name LIMIT 1",
+            name,
+        )
+        return found[0][1] if found and found[0][0] == name else None
+
+    def grants(self, stream: str) -> Sequence[Grant]:
+        with translated(self._path):
+            return SessionTables(self._connection).grants_of(stream)
+
+    def listed(
+        self, principal: str, *, after: int, limit: int, only_read: bool = False
+    ) -> Sequence[Record]:
+        return self._records(
+            "WHERE streams.id IN (SELECT id FROM rests WHERE owner = ? AND is_wanted AND id > ? "
+            "AND is_read >= ? ORDER BY id LIMIT ?) ORDER BY streams.id",
+            *(_owner(principal), after, only_read, limit),
+        )
+
+    def count(self, principal: str) -> int:
+        count = "SELECT count(*) FROM rests WHERE owner = ? AND is_wanted"
+        [(counted,)] = self._all(count, _owner(principal))
+        return int(counted)
+
+    def due(self, *, limit: int, only_unwanted: bool = False) -> Sequence[Record]:
+        ids = _UNWANTED if only_unwanted else _DUE
+        return self._records(f"WHERE streams.id IN ({ids}) ORDER BY due_at", limit)
+
+    def _records(self, which: str, *parameters: Any) -> list[Record]:
+        with translated(self._path):
+            return [record_of(row) for row in self._all(f"{RECORD} {which}", *parameters)]
+
+    def _all(self, query: str, *parameters: Any) -> list[Any]:
+        """All rows at once: none that is left would end the read transaction."""
+        with translated(self._path), closing(self._connection.cursor()) as cursor:
+            return cursor.execute(query, parameters).fetchall()
