@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.rigs import ROOT
+
 PAGES: Final = (
     *(ROOT / name for name in ("README.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),

@@ -148,18 +148,27 @@ class House:
     def __init__(self, running: RunningServer, journal: Journal, nursery: trio.Nursery) -> None:
         self.running = running
         self.journal = journal
-        self._nursery = nursery
+        self.nursery = nursery  # it is cancelled when the test leaves the house
+
+    def serve(self, channel: Channel) -> None:
+        """Serve a channel until the test leaves the house."""
+        self.nursery.start_soon(self.running.serve, channel)
 
     def cable(self, principal: str = "alice", *, capacity: int = 1 << 20) -> Cable:
         cable = Cable(principal=principal, capacity=capacity)
-        self._nursery.start_soon(self.running.serve, cable.far)
+        self.serve(cable.far)
         return cable
 
     async def dial(
         self, capabilities: Json = STREAMS, principal: str = "alice", *, capacity: int = 1 << 20
     ) -> Talker:
         """A connection that is initialized."""
-        cable = self.cable(principal, capacity=capacity)
+        cable = Cable(principal=principal, capacity=capacity)
+        return await self.connect(cable, cable.far, capabilities)
+
+    async def connect(self, cable: Cable, far: Channel, capabilities: Json = STREAMS) -> Talker:
+        """An initialized connection whose server's end is `far`, a channel of the test's own."""
+        self.serve(far)
         return await greeted(Talker(cable.near, cable), capabilities)
 
     def as_after_a_crash(self) -> MemoryJournal:

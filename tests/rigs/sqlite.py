@@ -12,9 +12,9 @@ from pathlib import Path
 from streams.journal.records import Append, Create, Record
 from streams.journal.sqlite import APPLICATION_ID, SQLiteStore
 from streams.messages import Run
+from tests.rigs import ROOT
 from tests.rigs.journals import as_one
 
-ROOT = Path(__file__).parents[2]
 PLENTY = 1024 * 1024
 
 

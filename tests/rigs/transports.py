@@ -29,6 +29,7 @@ from wsproto.events import (
 from streams import messages
 from streams.errors import refusal
 from streams.exchange import ClientChannel, Handler
+from tests.rigs import ROOT
 from tests.rigs.bare_http import answers, asking
 from tests.rigs.bare_websocket import open_bare_websocket, shake_hands
 from tests.rigs.echo import LIMIT, echo
@@ -40,7 +41,6 @@ from transports.memory import MemoryServer
 from transports.relay import owner
 from transports.websocket.frames import MCP_STREAMS
 
-ROOT: Final = Path(__file__).parents[2]
 HELLO: Final = {"app": "file.py:server", "version": "1"}
 
 

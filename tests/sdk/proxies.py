@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.rigs.doc_pages import ROOT, blocks
+from tests.rigs import ROOT
+from tests.rigs.doc_pages import blocks
 
 PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
 START_S: Final = 30.0
