@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 HERE: Final = Path(__file__).parent
 
@@ -71,17 +71,15 @@ class Journey:
         return {"url": f"http://127.0.0.1:{port}/mcp", "tool": "journey", "arguments": arguments}
 
 
-class StockClient:
-    """One of `CLIENTS`, which makes all `calls` at once."""
+class ClientProcess:
+    """One of `CLIENTS`, which runs a script with `given` as JSON; it is killed at the end."""
 
-    def __init__(self, name: str, node: Node, calls: Sequence[Json]) -> None:
+    def __init__(self, name: str, node: Node, script: str, given: Json) -> None:
         kind, _, generation = name.partition("-")
         command = {
-            "python": [sys.executable, "stock_python.py"],
-            "typescript": [str(node.path), "stock_typescript.mjs", generation],
+            "python": [sys.executable, f"{script}_python.py"],
+            "typescript": [str(node.path), f"{script}_typescript.mjs", generation],
         }[kind]
-        patience_s = RUN_S / 2 + SECONDS
-        given = {"calls": list(calls), "patience_s": patience_s, "quiet_s": QUIET_S}
         self._process = subprocess.Popen(
             [*command, json.dumps(given)],
             cwd=HERE,
@@ -92,16 +90,25 @@ class StockClient:
             text=True,
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class StockClient(ClientProcess):
+    """A client that makes all `calls` at once."""
+
+    def __init__(self, name: str, node: Node, calls: Sequence[Json]) -> None:
+        patience_s = RUN_S / 2 + SECONDS
+        given = {"calls": list(calls), "patience_s": patience_s, "quiet_s": QUIET_S}
+        super().__init__(name, node, "stock", given)
+
     def finish(self) -> list[Json]:
         """Wait for the end; returns the client's record of each call."""
         printed, complaints = self._process.communicate(timeout=RUN_S + SECONDS)
         assert self._process.returncode == 0, complaints
         seen: list[Json] = json.loads(printed)
         return seen
-
-    def __enter__(self) -> "StockClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()

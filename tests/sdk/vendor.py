@@ -7,15 +7,13 @@ steps, one after another.
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tests.sdk.cutting import Cut, Cutter, Seen
-from tests.sdk.stock import HERE, QUIET_S, RUN_S, SECONDS, Journey, Json, Node
+from tests.sdk.stock import QUIET_S, RUN_S, SECONDS, ClientProcess, Journey, Json, Node
 
 PAGES: Final = 4  # of a tool that has them
 STEP_S: Final = 15.0
@@ -33,29 +31,15 @@ NEXT: Final = "mcp-streams/nextResumeToken"
 Talks = dict[str, tuple[Json, Cutter]]  # by name, each with the proxy before it
 
 
-class VendorClient:
-    """One of `stock.CLIENTS`, which holds all `talks` at once."""
+class VendorClient(ClientProcess):
+    """A client that holds all `talks` at once."""
 
     def __init__(
         self, name: str, node: Node, talks: Mapping[str, Json], *, stays: bool = False
     ) -> None:
-        kind, _, generation = name.partition("-")
-        command = {
-            "python": [sys.executable, "vendor_python.py"],
-            "typescript": [str(node.path), "vendor_typescript.mjs", generation],
-        }[kind]
         patience = {"stays": stays, "patience_s": STEP_S + SECONDS, "quiet_s": QUIET_S}
-        given = {"talks": list(talks.values()), **patience}
+        super().__init__(name, node, "vendor", {"talks": list(talks.values()), **patience})
         self._names = list(talks)
-        self._process = subprocess.Popen(
-            [*command, json.dumps(given)],
-            cwd=HERE,
-            env=node.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
         self._stays = stays
 
     def finish(self) -> dict[str, Json]:
@@ -69,13 +53,6 @@ class VendorClient:
         _, complaints = self._process.communicate(timeout=RUN_S)
         assert printed, complaints
         return dict(zip(self._names, json.loads(printed), strict=True))
-
-    def __enter__(self) -> "VendorClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
 
 
 @dataclass(frozen=True)

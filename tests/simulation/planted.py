@@ -16,7 +16,7 @@ from streams.engine.lifecycle import StreamState
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
-from streams.journal import contract
+from streams.journal import records
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Ack, Append, Record
 from streams.journal.sqlite.batch import Batch
@@ -48,7 +48,7 @@ def planted(name: str | None) -> Iterator[None]:
 @plant
 def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
     """A batch after a long one begins a number too high, and the journals accept it."""
-    take, appended = StreamState.take, contract._appended
+    take, appended = StreamState.take, records._appended
 
     def take_wrongly(state: StreamState, fence: int) -> Append | None:
         is_long = len(state._batch) > 20
@@ -63,7 +63,7 @@ def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
         return appended(record, change)
 
     patch.setattr(StreamState, "take", take_wrongly)
-    patch.setattr(contract, "_appended", appended_anywhere)
+    patch.setattr(records, "_appended", appended_anywhere)
 
 
 @plant

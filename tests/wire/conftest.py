@@ -81,6 +81,21 @@ def server(module_server: ServerProcess) -> Iterator[ServerProcess]:
         pytest.fail("the server died:\n" + "".join(module_server.log[-50:]))
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
+    """A connection that declares nothing, for all tests that need no other."""
+    with module_server.connect(request.param) as peer:
+        peer.initialize(PLAIN)
+        yield peer
+
+
+@pytest.fixture
+def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
+    """The module's shared connection; no message of this test is left for the next one."""
+    yield shared
+    shared.settle()
+
+
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[ServerProcess]:
     """A server of this test's own."""

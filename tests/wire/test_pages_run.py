@@ -2,7 +2,6 @@
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,23 +24,9 @@ from tests.wire.pages_verbs import (
     texts_of,
     token_of,
 )
-from tests.wire.process import Gate, ServerProcess
+from tests.wire.process import Gate
 from tests.wire.raw import Peer, answers_to, method_is
-from tests.wire.verbs import CREATE, END, KINDS, PLAIN, counted
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
-    """A connection that declares nothing, for all tests that need no other."""
-    with module_server.connect(request.param) as peer:
-        peer.initialize(PLAIN)
-        yield peer
-
-
-@pytest.fixture
-def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
-    yield shared
-    shared.settle()
+from tests.wire.verbs import CREATE, END, counted
 
 
 def test_a_page_leads_to_the_next(peer: Peer) -> None:

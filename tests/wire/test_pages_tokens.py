@@ -2,12 +2,9 @@
 
 import json
 import secrets
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
-
-import pytest
 
 from tests.wire.conftest import Wire
 from tests.wire.httppeer import HttpPeer
@@ -28,26 +25,12 @@ from tests.wire.pages_verbs import (
 )
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Message, Peer
-from tests.wire.verbs import KINDS, MIB, PLAIN, UNKNOWN
+from tests.wire.verbs import MIB, PLAIN, UNKNOWN
 
 ARGUMENTS: dict[str, Any] = {
     "value": {"a": 1, "b": [1, {"c": 2, "d": "é"}], "e": {}},
     "other": [100, 0],
 }
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
-    """A connection that declares nothing, for all tests that need no other."""
-    with module_server.connect(request.param) as peer:
-        peer.initialize(PLAIN)
-        yield peer
-
-
-@pytest.fixture
-def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
-    yield shared
-    shared.settle()
 
 
 def test_the_same_token_brings_the_same_page(wire: Wire) -> None:
