@@ -11,7 +11,7 @@ from typing import Any, Final
 import jwt
 import msgspec
 
-from streams.auth import GRANTED_S, CannotTell, NotTaken, principal_of
+from streams.auth.bearer import RECHECK_S, CannotVerify, InvalidToken, principal_of
 from streams.auth.jwks import KeySet
 from streams.clock import wall
 from streams.exchange import Caller
@@ -87,7 +87,7 @@ class JwtVerifier:
         self._algorithms = tuple(algorithms)
         self._clock = clock
 
-    def is_of_its_kind(self, token: str) -> bool:
+    def recognizes(self, token: str) -> bool:
         return token.count(".") == 2
 
     async def reload(self) -> None:
@@ -97,16 +97,16 @@ class JwtVerifier:
         try:
             header = msgspec.convert(jwt.get_unverified_header(token), _Header)
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise NotTaken(f"the token's header: {type(error).__name__}") from None
+            raise InvalidToken(f"the token's header: {type(error).__name__}") from None
         if header.alg not in self._algorithms:
-            raise NotTaken("an algorithm that is not taken here")
+            raise InvalidToken("an algorithm that is not taken here")
         if len(header.kid) > KID_LETTERS_MAX:
-            raise NotTaken("the name of the token's key is too long")
+            raise InvalidToken("the name of the token's key is too long")
         key = await self._keys.find(header.kid, partial(_may_sign, algorithm=header.alg))
         if not self._keys.is_known:
-            raise CannotTell("the keys of the issuer could not be read yet")
+            raise CannotVerify("the keys of the issuer could not be read yet")
         if key is None:
-            raise NotTaken("the token's key is not in the key set")
+            raise InvalidToken("the token's key is not in the key set")
         claims = self._claims(token, key, header.alg)
         principal = principal_of(self._issuer, claims.sub)
         return Caller(principal, partial(self._holds_for_s, key, claims.exp), claims.scopes)
@@ -126,17 +126,17 @@ class JwtVerifier:
                 _Claims,
             )
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise NotTaken(f"the token: {type(error).__name__}") from None
+            raise InvalidToken(f"the token: {type(error).__name__}") from None
         now = self._clock()
         if not claims.nbf - LEEWAY_S <= now < claims.exp + LEEWAY_S:  # NaN is no time either
-            raise NotTaken("the token has expired, or is not valid yet")
+            raise InvalidToken("the token has expired, or is not valid yet")
         return claims
 
     def _holds_for_s(self, key: Mapping[str, Any], expires_at: float) -> float:
         """A key that was withdrawn takes with it what it has signed."""
         if key not in self._keys:
             return 0.0
-        return min(expires_at + LEEWAY_S - self._clock(), GRANTED_S)
+        return min(expires_at + LEEWAY_S - self._clock(), RECHECK_S)
 
 
 def _may_sign(key: Mapping[str, Any], *, algorithm: str) -> bool:

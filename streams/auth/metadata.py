@@ -43,7 +43,7 @@ class Metadata:
         self._path = path
         self._paths = (WELL_KNOWN, WELL_KNOWN + path)
 
-    def is_asked_for(self, head: Head) -> bool:
+    def covers(self, head: Head) -> bool:
         """Whether the request is for the document, which anybody may read."""
         return head.method == "GET" and head.path in self._paths
 
@@ -63,12 +63,12 @@ class Metadata:
             return self._resource
         return f"{self._scheme}://{authority}{self._path}"
 
-    def before(self, endpoint: Endpoint) -> Endpoint:
+    def with_document(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint, with the document beside it."""
 
         async def answer(request: Request, responder: Responder) -> None:
             resource = self._resource_for(request)
-            if resource is None or not self.is_asked_for(request):
+            if resource is None or not self.covers(request):
                 await endpoint(request, responder)
                 return
             document: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Metadata:
 
     def screening(self, screen: Screen) -> Screen:
         """The endpoint's screen. A request for the document has no body."""
-        return lambda request: 0 if self.is_asked_for(request) else screen(request)
+        return lambda request: 0 if self.covers(request) else screen(request)
 
 
 def _well_known(resource: str) -> str:

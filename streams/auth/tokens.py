@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from streams.auth import GRANTED_S, NotTaken, principal_of
+from streams.auth.bearer import RECHECK_S, InvalidToken, principal_of
 from streams.clock import wall
 from streams.errors import StreamsError, UnsafeFile
 from streams.exchange import Caller, checked_scopes
@@ -79,27 +79,27 @@ class TokenFile:
         self._clock = clock
         self._seen: _Seen | None = None  # what the file was when it was read
         self._tokens: dict[str, Token] = {}  # by their hashes
-        self._trouble = ""
-        if trouble := self._read_again():
-            raise TokensUnusable(trouble)
+        self._problem = ""
+        if problem := self._reload_if_changed():
+            raise TokensUnusable(problem)
 
     async def reload(self) -> None:
         """Read the file again, whether it has changed or not."""
-        self._seen, self._trouble = None, ""
-        self._look()
+        self._seen, self._problem = None, ""
+        self._refresh()
 
-    def is_of_its_kind(self, token: str) -> bool:
+    def recognizes(self, token: str) -> bool:
         return token.startswith(BEARER_PREFIX)
 
     async def verify(self, token: str) -> Caller:
         key = hashed(token)
         left_s = self._left_s(key)
         if left_s <= 0:
-            raise NotTaken(f"a token that is unknown, revoked or expired ({key[:ID_LETTERS]})")
+            raise InvalidToken(f"a token that is unknown, revoked or expired ({key[:ID_LETTERS]})")
         found = self._tokens[key]
 
         def holds_for_s() -> float:
-            return min(self._left_s(key, found.scopes), GRANTED_S)
+            return min(self._left_s(key, found.scopes), RECHECK_S)
 
         return Caller(principal_of(ISSUER, found.name), holds_for_s, frozenset(found.scopes))
 
@@ -107,20 +107,20 @@ class TokenFile:
         """For how long the token of this hash holds yet, with these scopes where any are named; 0
         where there is none.
         """
-        self._look()
+        self._refresh()
         token = self._tokens.get(key)
         if token is None or scopes not in (None, token.scopes):
             return 0.0
         return token.left_s(self._clock())
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read the file again where it has changed; the log tells once what is wrong with it."""
-        trouble = self._read_again()
-        if trouble and trouble != self._trouble:
-            log.error("no token is taken", why=trouble)
-        self._trouble = trouble
+        problem = self._reload_if_changed()
+        if problem and problem != self._problem:
+            log.error("no token is taken", why=problem)
+        self._problem = problem
 
-    def _read_again(self) -> str:
+    def _reload_if_changed(self) -> str:
         """Returns why the file cannot be used, so that no token is taken; empty where it can."""
         try:
             status = self._path.stat()

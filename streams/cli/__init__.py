@@ -1,6 +1,7 @@
 """The `mcp-streams` command.
 
-Each command imports what it needs when it is run (PLC0415): a client waits for a relay to start.
+Each command imports its action when it is run (PLC0415), because a client waits for a relay to
+start.
 """
 
 import os
@@ -16,9 +17,10 @@ def main() -> None:
     """Run the command and exit with its code."""
     try:
         code = app()
-        print(end="", flush=True)  # or else it is the interpreter that fails to, at its end
+        print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
     except BrokenPipeError:
-        # Whoever reads our output has had enough; what is left of it has to go somewhere.
+        # The reader of standard output has closed it. The interpreter's flush at exit goes to
+        # /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""What the commands share: the app that they belong to, and how they complain."""
+"""The app that the commands belong to, their exit codes, and how they print errors."""
 
 from importlib.metadata import version
 from typing import Final

@@ -1,4 +1,4 @@
-"""The commands that show what a server can do."""
+"""`mcp-streams bench`."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def bench(
 ) -> int:
     """Measure a server: connections and pings, and a tool's messages, live and resumed.
 
-    A tool that is named is called twice in each round, so name one that may be. The second call is
-    cut off behind its first message and resumed when it is done.
+    A tool that is named is called twice in each round, so name a harmless one. The second call is
+    cut off behind its first message and resumed when its work is done.
 
     Parameters
     ----------
@@ -31,14 +31,14 @@ def bench(
     arguments
         key=text or key:=json.
     rounds
-        How often everything is measured; once more ahead of that, which does not count.
+        How often everything is measured, after one round that does not count.
     pings
-        How many there are in a round, one after the other.
+        The number of pings in a round, one after the other.
     timeout
         Seconds that a round may take.
     token_file
-        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
-        line others can see.)
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
     json
         Print all figures as JSON.
     """

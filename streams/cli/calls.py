@@ -1,4 +1,4 @@
-"""The commands that call tools, and come back to their calls."""
+"""The commands that call tools, and that resume and poll calls."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ def call(
     """Call a tool and follow the call to its end, over as many connections as that takes.
 
     Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
-    the command that resumes; on a terminal, a second Ctrl-C cancels the call.
+    the command that resumes the call; on a terminal, a second Ctrl-C cancels the call.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ def call(
     arguments
         key=text or key:=json.
     token_file
-        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
-        line others can see.)
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
     json
         Print the whole result, and each message, as JSON.
     """
@@ -54,9 +54,9 @@ def pages(
     token_file: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Call a tool that gives pages, and print them all, as they come.
+    """Call a tool that returns pages, and print all of them as they come.
 
-    Ctrl-C leaves the rest and prints the command that goes on behind the last page.
+    Ctrl-C stops, and prints the command that reads on behind the last page.
 
     Parameters
     ----------
@@ -65,12 +65,12 @@ def pages(
     tool
         The tool's name.
     arguments
-        key=text or key:=json; for a token, the same ones that it was given for.
+        key=text or key:=json; with --token, the same ones as for the first page.
     token
-        Begin with the page that this token leads to.
+        A page token: begin with the page that it leads to.
     token_file
-        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
-        line others can see.)
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
     json
         Print each page whole, as JSON on a line of its own.
     """
@@ -95,24 +95,24 @@ def resume(
     token_file: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Come back to a call, from wherever it was left and over any transport.
+    """Resume a call, from any machine and over any transport.
 
     Parameters
     ----------
     where
         The name of a call that was begun here, or a URL as for `call`.
     what
-        After a URL: the call's name, or the ticket that was printed when the call was left.
+        After a URL: the call's name, or the ticket that was printed when the call was detached.
     token_file
-        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
-        line others can see.)
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
     json
         Print the whole result, and each message, as JSON.
     """
     from streams.cli.actions import call as commands
     from streams.cli.actions import notes
 
-    if what is None and ":" in where:  # which no name has
+    if what is None and ":" in where:  # no name has a colon
         return complain(
             "Say which call: mcp-streams resume URL TICKET, or mcp-streams resume NAME."
         )
@@ -138,24 +138,24 @@ def poll(
     token_file: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Ask how a stream stands, or with --all how all of yours do.
+    """Print the status of a stream, or with --all of all your streams.
 
     Parameters
     ----------
     where
         The name of a call that was begun here, or a URL as for `call`.
     what
-        After a URL: a call's name, a ticket, or a stream's id, which is enough where the stream is
+        After a URL: a call's name, a ticket, or a stream's id, which is enough if the stream is
         yours or an anonymous caller's.
     all_
         List all streams that run, or were not delivered.
     token_file
-        A file with the bearer token to show; else MCP_STREAMS_TOKEN is. (What stands on the command
-        line others can see.)
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
     json
         Print a list of StreamStatus objects.
     """
-    is_url = ":" in where  # which no name has
+    is_url = ":" in where  # no name has a colon
     if (what is None and is_url) != all_ or not (is_url or what is None):
         return complain("Name one stream, or a URL and --all.")
     from streams.cli.actions import call as commands
@@ -186,16 +186,16 @@ def calls(
     timeout: float = 5.0,
     json: bool = False,
 ) -> int:
-    """List the calls that were begun here and not seen to their end, and where each stands.
+    """List the unfinished calls that were begun here, with the status of each.
 
-    What is gone is shown once more, and no longer after that.
+    A call that cannot be resumed any more is listed one last time.
 
     Parameters
     ----------
     forget
-        Names of calls to be listed no more; they go on all the same.
+        Names of calls to remove from the list; their work goes on.
     timeout
-        Seconds for which a server may take to answer.
+        Seconds that a server may take to answer.
     json
         Print a list of objects.
     """

@@ -1,4 +1,4 @@
-"""The commands that look after a journal's file: whether it is sound, and what to save of it."""
+"""The commands for the file of a journal: `verify`, `export` and `backup`."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ from streams.cli.base import app
 
 @app.command
 def verify(file: Path, /, *, json: bool = False) -> int:
-    """Look for damage in a journal, which may be in use. Exit code 1 where there is any.
+    """Look for damage in a journal, which may be in use. Exit code 1 if there is any.
 
     Parameters
     ----------
     file
         The journal.
     json
-        Print what was found as JSON.
+        Print the findings as JSON.
     """
     from streams.cli.actions import journal
 
@@ -25,16 +25,16 @@ def verify(file: Path, /, *, json: bool = False) -> int:
 def export(file: Path, /, *, to: Path | None = None) -> int:
     """Save what is readable of a journal, which may be damaged or in use, as lines of JSON.
 
-    Each stream is a header and then its messages that are not confirmed, as they were sent; a line
-    {"missing": {"from": …, "to": …}} stands in the place of those that are lost. Exit code 1 where
-    anything is.
+    Each stream is a header and then its unconfirmed messages, as they were sent. A line
+    {"missing": {"from": …, "to": …}} replaces messages that are lost. Exit code 1 if any are.
 
     Parameters
     ----------
     file
         The journal.
     to
-        A new folder for a file for each stream; by default all of it goes to standard output.
+        A new folder, which gets a file for each stream; by default everything goes to standard
+        output.
     """
     from streams.cli.actions import journal
 
@@ -43,7 +43,7 @@ def export(file: Path, /, *, to: Path | None = None) -> int:
 
 @app.command
 def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
-    """Copy a journal, which may be in use, to a new file: all that was acknowledged is in it.
+    """Copy a journal, which may be in use, to a new file, with all that it has acknowledged.
 
     Parameters
     ----------
@@ -52,7 +52,8 @@ def backup(file: Path, to: Path, /, *, with_keys: bool = False) -> int:
     to
         The new file.
     with_keys
-        Copy the keys of its tokens as well, to TO.key: without them a copy opens nobody's stream.
+        Copy the keys of its resume tokens as well, to TO.key: without them, no ticket works with
+        the copy.
     """
     from streams.cli.actions import journal
 

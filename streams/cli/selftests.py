@@ -1,4 +1,4 @@
-"""`mcp-streams torture`."""
+"""The commands that test this software: `demo` and `torture`."""
 
 from pathlib import Path
 
@@ -8,12 +8,12 @@ from streams.limits import Durability
 
 @app.command
 def demo(*, folder: Path | None = None, json: bool = False) -> int:
-    """Cut a call's connection, kill its server, and see that nothing is lost, on real input.
+    """Cut a call's connection, kill its server, and check that nothing is lost, on real input.
 
     Parameters
     ----------
     folder
-        What to walk; by default the standard library of the Python that runs this.
+        The folder to read; by default the standard library of the Python that runs this.
     json
         Print the figures as JSON.
     """
@@ -31,24 +31,23 @@ def torture(
     keep: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Kill servers and cut connections at random, and see that nothing is lost or comes twice.
+    """Kill servers and cut connections at random, and check that nothing is lost or comes twice.
 
-    There is a real server for each transport, and real clients that call, leave and come back.
-    Prints, for each, what the journal acknowledged and what was delivered, lost and seen twice, and
-    how long it took to recover. Exits with 1 unless all of it came, once and in order. Ctrl-C ends
-    it early; what was begun is still seen to its end.
+    Each transport has a real server, and real clients that call, detach and resume. Prints, for
+    each transport, the messages that the journal acknowledged, those that were delivered, lost and
+    seen twice, and the time to recover. Exits with 1 unless every message came, once and in order.
+    Ctrl-C ends the faults early; the calls that were begun are still followed to their ends.
 
     Parameters
     ----------
     minutes
         For how long servers are killed.
     seed
-        Throws the same dice again; when what happens is still the machine's choice.
+        Makes the same random choices again; their timing still depends on the machine.
     durability
         As for serve.
     keep
-        A folder to be made, for journals, logs and notes. Without it they stay only where something
-        went wrong.
+        A new folder for journals, logs and notes. Without it they are kept only after a failure.
     json
         Print the figures as JSON.
     """

@@ -10,7 +10,7 @@ from streams.cli.base import DONE, app, complain
 from streams.limits import Durability, Limits
 from streams.process.options import Auth, CannotServe, Options
 
-NOBODY_IS_ASKED: Final = Auth()
+NO_AUTH: Final = Auth()
 
 
 @app.command
@@ -33,7 +33,7 @@ def serve(
     limit: tuple[str, ...] = (),
     require_resume_token: bool = False,
     insecure_anonymous: bool = False,
-    auth: Annotated[Auth, Parameter(name="*")] = NOBODY_IS_ASKED,
+    auth: Annotated[Auth, Parameter(name="*")] = NO_AUTH,
     allowed_host: tuple[str, ...] = (),
     allowed_origin: tuple[str, ...] = (),
     json: bool = False,
@@ -41,48 +41,48 @@ def serve(
     """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
 
     With --stdio and a journal, the process that a client spawns is only a relay to the journal's
-    owner, which is started where there is none and goes on when the client has gone.
+    owner: a process that is started if none runs, and that survives the client.
 
     Parameters
     ----------
     app
         file.py:server or package.module:server.
     stdio
-        Serve one client over standard input and output. The default where neither --ws nor
-        --http is given.
+        Serve one client over standard input and output. The default if neither --ws nor --http is
+        given.
     foreground
-        Do the work in this process, also with --stdio and a journal.
+        Run the tools in this process, even with --stdio and a journal.
     ws
-        Serve WebSocket clients at HOST:PORT; port 0 takes a free one and says which.
+        Serve WebSocket clients at HOST:PORT; port 0 takes a free port and prints it.
     http
         Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
     http_path
-        The path of the one endpoint for --http.
+        The path of the MCP endpoint for --http.
     tls_cert
-        A file with the certificate, and those that vouch for it, to serve --ws and --http with TLS.
+        A file with the certificate chain, to serve --ws and --http with TLS.
     tls_key
-        The file with its key, where that is not in the same file.
+        The file with the certificate's key, if that is not in the same file.
     journal
-        The SQLite file that streams are kept in. Without it they live as long as the process.
+        The SQLite file that keeps the streams. Without it they live as long as the process.
     linger
-        Seconds for which an owner that has nothing to do waits for the next client, 0.5 at least.
+        Seconds for which an idle owner waits for the next client, 0.5 at least.
     watchdog
-        Seconds after which the log tells of a tool that keeps everybody waiting; 0 for never.
+        Seconds after which the log names a tool that blocks the server; 0 for never.
     durability
-        "power" survives a power cut, "process" (faster) the end of the process only.
+        "power" survives a power cut; "process" (faster) survives only a kill of the process.
     max_message_bytes
-        The longest message that is taken, 4 MiB by default.
+        The largest message that is accepted, 4 MiB by default.
     limit
         NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
     require_resume_token
         Refuse a streamId without its resumeToken to any caller but the one that made the stream.
         Without this option the id is enough where that caller was anonymous.
     insecure_anonymous
-        Let --ws and --http be reached from other machines though nobody is asked who they are.
+        Let --ws and --http listen for other machines without authentication.
     allowed_host
         A Host header to accept, besides those of this machine.
     allowed_origin
-        An Origin of web pages that may connect, besides those of this machine.
+        An Origin to accept from web pages, besides those of this machine.
     json
         Write the log as JSON lines.
     """
@@ -144,6 +144,6 @@ def _run_server(options: Options) -> None:
 def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
     given = dict(setting.partition("=")[::2] for setting in settings)
     for name in given.keys() - set(Limits.__struct_fields__):
-        raise ValueError(f"{name} is none, there are {', '.join(Limits.__struct_fields__)}")
+        raise ValueError(f"unknown {name}; known are {', '.join(Limits.__struct_fields__)}")
     limits = msgspec.convert(given, Limits, strict=False)
     return {name: getattr(limits, name) for name in given}

@@ -1,4 +1,4 @@
-"""`mcp-streams token`: who may come in, with a token that this server has made."""
+"""`mcp-streams token`: bearer tokens that this server makes and accepts."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ FILE: Final = Path("tokens.jsonl")
 DAY_S: Final = 86_400
 
 tokens: Final = cyclopts.App(
-    name="token", help="Make, list and revoke the tokens that serve --auth-tokens takes."
+    name="token", help="Make, list and revoke the bearer tokens that serve --auth-tokens accepts."
 )
 app.command(tokens)
 
@@ -31,23 +31,23 @@ def new(
     scope: tuple[str, ...] = (),
     json: bool = False,
 ) -> int:
-    """Make a token, and print it or write it to a file: once, for only its hash is kept.
+    """Make a bearer token, and print it or write it to a file: once, as only its hash is kept.
 
     Parameters
     ----------
     name
-        Whose it is. Whoever shows it is this name to the server; a name may have several.
+        The name that the server gives to a caller with this token. A name may have several tokens.
     file
-        Where its hash is kept; the file is made if need be.
+        The file that keeps its hash; it is made if it is missing.
     to
         Write the token to this new file, which only you may read, and do not print it.
     expires
-        After how many days it is taken no more; without, never.
+        The number of days after which it expires; without this option, never.
     scope
-        A scope that tools may need, or several with blanks between them; as often as wanted.
+        A scope that tools may require, or several with blanks between them. May be repeated.
     json
-        Print it with its name, id, times and scopes, as JSON; with --to the name of the file in its
-        place.
+        Print it with its name, id, times and scopes, as JSON; with --to, the name of the file in
+        its place.
     """
     from streams.auth.tokens import TokensUnusable, add, add_to
 
@@ -74,12 +74,12 @@ def new(
 
 @tokens.command(name="list")
 def list_(*, file: Path = FILE, json: bool = False) -> int:
-    """List the tokens: id, when each expires, name, and scopes.
+    """List the bearer tokens: id, expiry, name, and scopes.
 
     Parameters
     ----------
     file
-        Where their hashes are kept.
+        The file that keeps their hashes.
     json
         Print a list of objects.
     """
@@ -98,16 +98,16 @@ def list_(*, file: Path = FILE, json: bool = False) -> int:
 
 @tokens.command
 def revoke(what: str, /, *, file: Path = FILE, json: bool = False) -> int:
-    """Take away all tokens of a name, or one by its id. A running server minds it at once.
+    """Revoke all bearer tokens of a name, or one by its id. A running server obeys at once.
 
     Parameters
     ----------
     what
-        A name, or the id that "mcp-streams token list" shows.
+        A name, or the id that "mcp-streams token list" prints.
     file
-        Where their hashes are kept.
+        The file that keeps their hashes.
     json
-        Print what was revoked, as a list of objects.
+        Print the revoked tokens, as a list of objects.
     """
     from streams.auth import tokens as kept
 

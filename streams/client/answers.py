@@ -1,8 +1,8 @@
-"""What the server asks of the client: handlers that the user registered, each asked once.
+"""Requests of the server to the client: the user's handlers, each called once for a request.
 
-A server asks again, under the same id, when a connection went before it had the answer. While the
-handler is at work the repeat changes only where the answer goes; afterwards it is sent once more,
-since it may have been lost with the connection.
+A server repeats a request, under the same id, when a connection was lost before its answer. While
+the handler runs, a repeat changes only the connection that the answer goes to. Later the answer is
+sent once more, because it may have been lost with the connection.
 """
 
 from collections import OrderedDict
@@ -19,13 +19,13 @@ from streams.messages import Message, RequestId
 
 AnswerHandler = Callable[[dict[str, Any]], Awaitable[Any]]
 
-RUNNING_MAX: Final = 1_000  # handlers at work; beyond it the server is refused
-TASKS_MAX: Final = 2_000  # refusals and answers on their way too; beyond it requests are ignored
-KEPT_MAX: Final = 1_000  # answers that may have to be sent again, the oldest go first
+RUNNING_MAX: Final = 1_000  # handlers that run; beyond it the server gets an error
+TASKS_MAX: Final = 2_000  # with answers that are being sent; beyond it requests are ignored
+KEPT_MAX: Final = 1_000  # answers that are kept for a repeat; the oldest are dropped
 
 
 class Sender(Protocol):
-    """A connection, as far as an answer needs one."""
+    """A connection, as far as an answer needs it."""
 
     is_over: bool
 
@@ -42,7 +42,7 @@ class _Asked:
 
 
 class Answers:
-    """The handlers, and which requests they were given."""
+    """The handlers, and the requests that were passed to them."""
 
     def __init__(self, handlers: dict[str, AnswerHandler]) -> None:
         self.handlers = dict(handlers)
@@ -53,7 +53,7 @@ class Answers:
         self._tasks = 0
 
     def take(self, message: Message, request_id: RequestId, sender: Sender | None) -> None:
-        """Answer a request over `sender`, the connection that it is known from, if that is up."""
+        """Answer a request over `sender`, unless that is None because the connection is down."""
         if self.repeat(request_id, sender):
             return
         if self._has_room(message.method):
@@ -61,7 +61,7 @@ class Answers:
             self.nursery.start_soon(self._answer, message, request_id, asked)
 
     def repeat(self, request_id: RequestId, sender: Sender | None) -> bool:
-        """Deal with a request that came before; False where it did not."""
+        """Answer a request that came before; False if it did not."""
         asked = self._running.get(request_id)
         if asked is not None:
             asked.sender = sender
@@ -75,9 +75,11 @@ class Answers:
         return True
 
     def _has_room(self, what: object) -> bool:
-        """Count one more task, unless there are too many: a server that does not read them."""
+        """Count one more task, unless there are too many: a server may not read its answers."""
         if self._tasks >= TASKS_MAX:
-            self.warnings.warn("the server asks too much at once, and is not answered", method=what)
+            self.warnings.warn(
+                "too many requests of the server at once: this one is ignored", method=what
+            )
             return False
         self._tasks += 1
         return True
@@ -119,7 +121,7 @@ class Answers:
         raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")
 
     async def _send(self, asked: _Asked) -> None:
-        """Send the answer where the question came from; if that is gone, the server asks again."""
+        """Send the answer to where the request came from; if that is gone, a repeat comes."""
         try:
             if asked.answer is not None and asked.sender is not None and not asked.sender.is_over:
                 await asked.sender.send(asked.answer)

@@ -1,4 +1,9 @@
-"""What has come for a call and waits to be read: batches of lines, and how they are looked at."""
+"""The messages of a call between the connection and the reader: an inbox, and what it hands out.
+
+Batches of lines wait in the `Inbox` as they came. The `Outlet` has one batch in hand. It decodes
+that batch only when messages are asked for, and then hands out notifications straight from a list,
+without a counter.
+"""
 
 import operator
 from collections import deque
@@ -21,11 +26,12 @@ from streams.messages import (
     skip_lines,
 )
 
-# What may wait before the connection is held up. One receive may come on top.
+# How much may wait before the connection stops reading. One receive may come on top.
 BUFFER_BYTES_MAX: Final = 1024 * 1024
 BUFFER_LINES_MAX: Final = 10_000
 
-# What is kept of a call that was left, for whoever comes back to it over the same connection.
+# How much is kept of a call that its reader has left, for a reader that resumes it over the same
+# connection.
 LEFT_BYTES_MAX: Final = 256 * 1024
 LEFT_LINES_MAX: Final = 2_500
 
@@ -34,9 +40,10 @@ _NO_MESSAGES: Final[Sequence[Message]] = ()
 
 
 class Batch(msgspec.Struct, frozen=True, gc=False):
-    """Some lines of one call, at most `BATCH_LINES_MAX`, each ended by a newline.
+    """Lines of one call, at most `BATCH_LINES_MAX`, each ended by a newline.
 
-    `is_plain` where they are known to begin as notifications. One that was too large stands alone.
+    `is_plain` means that every line is known to begin as a notification. A line that was too large
+    is a batch of its own.
     """
 
     count: int
@@ -46,7 +53,7 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, line: Incoming) -> "Batch":
-        """One line, which comes without its newline."""
+        """A batch of one line, which comes without its newline."""
         if isinstance(line, TooLarge):
             return cls(1, b"", lost=line)
         return cls(1, line + b"\n")
@@ -78,9 +85,9 @@ class Batch(msgspec.Struct, frozen=True, gc=False):
 
 
 def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
-    """The next line of a block from `at` on, or up to `most` of them, and where they end.
+    """Take the next line of a block from `at` on, or up to `most` of them; return where they end.
 
-    Blank lines are left out, which may leave nothing.
+    Blank lines are left out, so the batch may be empty.
     """
     end, count, is_plain = block.measure(at, min(most, BATCH_LINES_MAX))
     body = block.data[at:end]
@@ -90,10 +97,10 @@ def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
 
 
 class Inbox:
-    """Batches in order. Who puts is asked to wait for room; nothing is thrown away but all."""
+    """A queue of batches. Its methods do not block: the connection asks for room by itself."""
 
     def __init__(self) -> None:
-        self.is_dropped = False  # nothing is kept any more
+        self.is_dropped = False  # what is put is thrown away
         self._batches: deque[Batch] = deque()
         self._lines = 0
         self._bytes = 0
@@ -105,12 +112,12 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits that more should not come."""
+        """Whether so much waits that the connection must stop reading."""
         return self._lines >= BUFFER_LINES_MAX or self._bytes >= BUFFER_BYTES_MAX
 
     @property
     def is_too_much_to_keep(self) -> bool:
-        """Whether more waits than is kept for nobody in particular."""
+        """Whether more waits than is kept for a call without a reader."""
         return self._lines > LEFT_LINES_MAX or self._bytes > LEFT_BYTES_MAX
 
     def put(self, batch: Batch) -> None:
@@ -123,7 +130,7 @@ class Inbox:
         self.stir()
 
     def take(self) -> Batch:
-        """The oldest batch. Raises `IndexError` when there is none."""
+        """The oldest batch. Raises `IndexError` if the inbox is empty."""
         batch = self._batches.popleft()
         self._lines -= batch.count
         self._bytes -= len(batch.body)
@@ -132,68 +139,68 @@ class Inbox:
         return batch
 
     def drop(self) -> None:
-        """Throw everything away, and whatever comes."""
+        """Throw everything away, and all that comes later."""
         self.is_dropped = True
         self._batches.clear()
         self._lines = self._bytes = 0
         self.make_room()
 
     def stir(self) -> None:
-        """Wake who reads: there is something to see."""
+        """Wake the reader, after a message or an error."""
         self._changed.set()
 
     async def change(self) -> None:
-        """Wait until there is something to see."""
+        """Wait for a message or an error."""
         self._changed = trio.Event()
         await self._changed.wait()
 
     def make_room(self) -> None:
-        """Wake who waits for room."""
+        """Wake the connection that waits for room."""
         self._has_room.set()
 
     async def room(self) -> None:
-        """Wait until something was taken or dropped, or nobody minds any more."""
+        """Wait until something was taken or dropped, or the reader has left."""
         self._has_room = trio.Event()
         await self._has_room.wait()
 
 
 class Outlet:
-    """Hands out what is in a batch, either way, and knows the numbers."""
+    """Hands out one batch at a time, as messages or as runs, and counts them."""
 
     def __init__(self, after: int) -> None:
-        self.messages: Iterator[Message] = iter(_NO_MESSAGES)  # notifications to be handed out
-        self._end = after  # the number of the last of them
-        self._before = after  # what was taken before this object was made
+        self.messages: Iterator[Message] = iter(_NO_MESSAGES)  # notifications that are ready
+        self._end = after  # the seq of the last of them
+        self._before = after  # the seq up to which an earlier outlet has handed out
         self._batch: Batch | None = None
-        self._start = after  # the number of what came before the batch
-        self._found: Sequence[Message] | None = None  # the batch, looked at
-        self.bad: Incoming | None = None  # what follows that and is no message
-        self._in_hand = 1  # how many messages were handed out in one piece
+        self._start = after  # the seq ahead of the batch
+        self._found: Sequence[Message] | None = None  # the decoded batch
+        self.bad: Incoming | None = None  # the line behind `_found`, which is no message
+        self._in_hand = 1  # messages in the piece that was handed out last
 
     @property
     def taken(self) -> int:
-        """Everything up to here was handed out."""
-        # An iterator over a list knows how much is left: nobody has to count.
+        """The seq up to which messages were handed out."""
+        # An iterator over a list knows how much is left, so that the fast path needs no counter.
         return self._end - operator.length_hint(self.messages)
 
     @property
     def done(self) -> int:
-        """Everything up to here is done with, though the caller has not asked for more."""
+        """The seq up to which the reader is done with messages, before it asks for the next one."""
         return max(self.taken - self._in_hand, self._before)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the batch was handed out, so that another may come."""
+        """Whether all of the batch was handed out, so that another may come."""
         return self._batch is None or self.taken - self._start >= self._batch.count
 
     def put(self, batch: Batch) -> None:
-        """Have `batch` handed out next."""
+        """Hand out `batch` next."""
         self._start = self._end
         self._batch = batch
         self._found = self.bad = None
 
     def start_at(self, after: int) -> None:
-        """What comes next has the number behind `after`."""
+        """Throw away what was not handed out, and go on behind the seq `after`."""
         self.drop()
         self._start = self._end = after
 
@@ -204,14 +211,14 @@ class Outlet:
         self._batch = self._found = self.bad = None
 
     def step(self) -> None:
-        """What `line_up` came upon counts as handed out."""
+        """Count the message or line that `line_up` stopped at as handed out."""
         self._end += 1
 
     def line_up(self) -> Message | None:
-        """Make ready the notifications that come next, if any do.
+        """Make the next notifications ready, if there are any.
 
-        Else returns what comes instead: a request or the final response, or None for what is
-        `bad`.
+        Otherwise return the next message, which is a request or the final response, or None if the
+        next line is `bad`.
         """
         self._in_hand = 1
         at = self.taken - self._start
@@ -224,9 +231,9 @@ class Outlet:
         return None
 
     def run(self) -> tuple[Run | None, Message | None]:
-        """What comes next as it came, and the request that it ends with, if it does.
+        """The next lines as they came, and the request that they end with, if any.
 
-        Without a run, the final response, or None for what is `bad`.
+        Without a run, returns the final response, or None if the next line is `bad`.
         """
         assert self._batch is not None
         at = self.taken - self._start
@@ -237,11 +244,11 @@ class Outlet:
             end = _first_special(found, at)
             special = found[end] if end < len(found) else None
             if special is not None and special.method is not UNSET:
-                end += 1  # a request is the last of a run
+                end += 1  # a request ends its run
             elif end == at:
                 return None, special
             else:
-                special = None  # is next
+                special = None  # it begins the next run
         part = self._batch.until(end).after(at)
         self._in_hand = part.count
         self._end += part.count
@@ -255,7 +262,7 @@ class Outlet:
 
 
 def _first_special(found: Sequence[Message], at: int) -> int:
-    """Where the first request or response from `at` on stands; behind all where there is none."""
+    """The index of the first request or response from `at` on, or the length of `found`."""
     if [message.id for message in found].count(UNSET) == len(found):
         return len(found)
     rest = range(at, len(found))
@@ -263,7 +270,7 @@ def _first_special(found: Sequence[Message], at: int) -> int:
 
 
 class Runs:
-    """The messages of a call as they came; see `RunningCall.runs`."""
+    """The messages of a call in runs; see `RunningCall.runs`."""
 
     def __init__(self, next_run: Callable[[], Awaitable[Run]]) -> None:
         self._next_run = next_run
@@ -275,18 +282,18 @@ class Runs:
         return self._next_run()
 
 
-# What `look` raises for what is no message, a `TooLarge` among them.
+# `look` raises these for a line that is no message, or is a `TooLarge`.
 _UNREADABLE: Final = (ValueError, TypeError, RecursionError)
 
 
 def look_at(batch: Batch) -> tuple[Sequence[Message], Incoming | None]:
-    """The messages up to the first line that is none, and that line."""
+    """The messages up to the first line that is no message, and that line."""
     try:
         found = look_at_lines(batch.body)
         if len(found) == batch.count:
             return found, None
     except _UNREADABLE:
-        pass  # the loop below finds out where
+        pass  # the loop below finds the line
     found = []
     for line in batch.lines:
         message = try_look(line)
@@ -297,7 +304,7 @@ def look_at(batch: Batch) -> tuple[Sequence[Message], Incoming | None]:
 
 
 def try_look(line: Incoming) -> Message | None:
-    """The message in a line, or None where there is none: whoever reads it is told."""
+    """The message in a line, or None: the reader of the call gets the error."""
     try:
         return look(line)
     except _UNREADABLE:

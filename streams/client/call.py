@@ -1,8 +1,8 @@
-"""A call as its caller sees it: what has arrived and is not yet read, and how it ended.
+"""A call for its reader: the messages that have come and are not yet read, and the result.
 
-Whole batches of lines come in and wait undecoded; `outlet` hands them out, without a task switch or
-a lock for each. Two numbers tell where the call stands: everything up to `_received` is here, so
-whatever comes again is dropped; everything up to `_outlet.taken` was handed out.
+Batches of lines come in and wait undecoded; an `Outlet` hands them out, without a task switch or a
+lock for each. Two numbers hold the state of the call. Everything up to `_received` has come, so
+that a replay of it is dropped. Everything up to `_outlet.taken` was handed out.
 """
 
 from collections.abc import Iterable
@@ -29,85 +29,88 @@ from streams.messages import (
 )
 from streams.protocol.ticket import Ticket
 
-# An ack falls due after as many messages or bytes. Up to a batch may come on top, and no more is
-# read until it is on its way: so one goes out every 1,000 messages, unless the server is stuck. A
-# write that takes longer than so many turns of the other tasks is.
+# An ack is due after this many messages or bytes. Up to a batch may come on top, and reading pauses
+# until the ack is written. So one ack goes out every 1,000 messages, unless the server is stuck: if
+# the write takes longer than this many turns of other tasks, reading goes on.
 ACK_LINES: Final = 1_000 - BATCH_LINES_MAX
 ACK_BYTES: Final = 1024 * 1024
 ACK_TURNS: Final = 10
 
-# A server that leaves the same gap so often has lost what was there.
+# A server that leaves the same gap this often has lost the messages.
 GAPS_MAX: Final = 3
 
 
 class NumberingBroken(Exception):
-    """The numbers of a connection do not add up: it is given up, and its calls are resumed."""
+    """The seqs of a connection leave a gap: the client closes it and resumes its calls."""
 
 
 class CallOwner(Protocol):
-    """Who begins and resumes calls, answers the server and confirms to it."""
+    """The services of the client that a running call uses."""
 
     async def begin(self, call: "RunningCall") -> None:
-        """Send the call's request, or make sure that it is resumed. Raises `CannotConnect`."""
+        """Send the call's request, or resume the call. Raises `CannotConnect`."""
 
     def leave(self, call: "RunningCall") -> None:
-        """Its caller listens no longer."""
+        """The reader has left the call."""
 
     async def cancel(self, call: "RunningCall") -> None:
-        """Tell the server to stop the work. Raises `CannotConnect`."""
+        """Cancel the call on the server. Raises `CannotConnect`."""
 
     def answer(self, message: Message, request_id: RequestId) -> None:
-        """A request of the server was taken from the call's messages."""
+        """Answer a request of the server, which was handed out among the call's messages."""
 
     def answer_repeated(self, request_id: RequestId) -> None:
-        """A request that came before, and may not have been taken, has come again."""
+        """Answer a request that was replayed, if its handler has begun."""
 
     def want_ack(self, call: "RunningCall", *, now: bool) -> None:
-        """More was taken: tell the server, now or within a second."""
+        """The reader has taken more: send an ack, now or within a second."""
 
     def ended(self, call: "RunningCall") -> None:
-        """The final response is here."""
+        """The final response has come."""
 
 
 class RunningCall:
-    """One call: iterate over its messages, then ask for its `result`.
+    """A call: iterate over its messages, then ask for its `result`.
 
-    Made by `Client.call` and `Client.resume`, and used in `async with`. One task may read from it.
-    A call that nobody reads holds up its connection, once a megabyte or 10,000 messages wait.
+    `Client.call` and `Client.resume` make it, and it is used in `async with`. One task may read
+    from it. If nothing reads from it, its connection stops reading at a megabyte or 10,000
+    messages.
     """
 
     def __init__(self, home: CallOwner, request: bytes | None, request_id: RequestId) -> None:
-        self.request = request  # None where the call was begun elsewhere
+        self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
-        self.key_memory = ""  # where the request can be found by its key; empty for nowhere
+        self.key_memory = (
+            ""  # the server's memory of idempotency keys that has this request; or empty
+        )
         self.is_left = False
-        self.is_unanswered = True  # nothing of it has come
-        self.is_complete = False  # the final response is here, though perhaps not read
+        self.is_unanswered = True  # nothing has come for it
+        self.is_complete = False  # the final response has come, though it may be unread
         self.is_numbered = False
         self.connection: object = None  # the connection that it is attached to
-        self.resume_id: RequestId | None = None  # of the request that attached it
+        self.resume_id: RequestId | None = None  # the id of the resume that attached it
         self.resuming = trio.CancelScope()
-        self.not_before = 0.0  # when the server wants us back
-        self.has_progressed = False  # the delivery that it is attached to, anything
-        self.last_event_id = b""  # of what came over HTTP, before that delivery
+        self.not_before = 0.0  # when the server allows a resume
+        self.has_progressed = False  # a message has come over the current delivery
+        self.last_event_id = b""  # the event id before that delivery, over HTTP
         self._owner = home
         self._ticket: Ticket | None = None
         self._failure: ClientError | None = None
         self._final: Message | None = None
         self._acked = 0
-        self._seen = 0  # the highest number on the connection that it is attached to
-        self._is_settled = False  # the final response was handed out
+        self._seen = 0  # the highest seq that came over the current connection
+        self._is_settled = False  # `result` has returned it
         self._received: int | None = 0
         self._outlet = Outlet(0)
-        self._is_waiting = True  # the caller is done with everything that was handed out
+        self._is_waiting = True  # the reader is done with all that was handed out
         self._inbox = Inbox()
         self._unacked_bytes = 0
         self._until_checkpoint = BATCH_LINES_AIM
-        self._gaps = 0  # in front of the same message
+        self._gaps = 0  # how often the same message was missing
 
     @classmethod
     def of(cls, home: CallOwner, ticket: Ticket) -> "RunningCall":
-        """The call that a ticket stands for."""
+        """A call that is resumed by its ticket."""
         call = cls(home, None, ticket.request_id)
         call._ticket = ticket
         call._received = ticket.after
@@ -126,19 +129,19 @@ class RunningCall:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Detach: the work goes on, and the ticket leads back to it."""
+        """Leave the call: the work goes on, and the ticket resumes it."""
         self._is_waiting = self._is_waiting or error is None
         self.is_left = True
         self._inbox.make_room()
         self._owner.leave(self)
 
-    # For the caller
+    # For the reader
 
     @property
     def ticket(self) -> Ticket | None:
-        """How to come back to this call; None until the server says that one can.
+        """The ticket that resumes this call; None until the server has announced it.
 
-        It counts every message that was handed out as done: keep it when you are done with them.
+        It counts every message that was handed out as done, so keep it once they are processed.
         """
         if self._ticket is None or not self.is_numbered:
             return self._ticket
@@ -148,10 +151,10 @@ class RunningCall:
         return self
 
     async def __anext__(self) -> Message:
-        """The next message of the stream, its final response excepted.
+        """The next message of the stream; the final response ends the iteration.
 
-        Raises `CallLost`, `StreamGone`, `Superseded` or `CannotConnect`, once what came before is
-        read.
+        Raises `CallLost`, `StreamGone`, `Superseded` or `CannotConnect`, behind the last message
+        that has come.
         """
         for message in self._outlet.messages:
             return message
@@ -160,19 +163,19 @@ class RunningCall:
     def runs(self) -> "Runs":
         """Iterate over the messages as they came, many in one piece: `messages.Run`.
 
-        They are the same messages, each once and in order, and the two ways of reading may take
-        turns. A run counts as done when the next one is asked for. Its lines are not looked at, but
-        for this: a request of the server is the last line of its run, and goes to its handler when
-        that is handed out; the final response stands in no run. Iterating raises what reading the
-        messages does.
+        They are the same messages, each once and in order, and both ways of reading may be mixed. A
+        run counts as done when the next one is asked for. Its lines are not decoded, except to find
+        requests of the server and the final response. A request is the last line of its run, and
+        goes to its handler when the run is handed out. The final response is in no run. Raises the
+        same errors as iterating over messages.
         """
         return Runs(self._next_run)
 
     async def result(self) -> Any:
         """The result as the server sent it (for a tool: content, isError, …), decoded.
 
-        Messages that were not read are passed over. Raises `CallFailed` where the server answered
-        with an error, else as iterating does.
+        Unread messages are skipped. Raises `CallFailed` if the server answered with an error, and
+        otherwise the same errors as iterating.
         """
         if self._final is None:
             async for _ in self:
@@ -187,13 +190,14 @@ class RunningCall:
             raise StreamGone(f"The result cannot be read: {error}.", "unreadable") from None
 
     async def cancel(self) -> None:
-        """Stop the work, unless it is done: nothing more comes of the call.
+        """Cancel the work, unless it is done. No more messages come.
 
-        Returns when the server knows, however many connections that takes. Raises `CannotConnect`.
+        Returns when the server has confirmed it, over as many connections as that takes. Raises
+        `CannotConnect`.
         """
         if self.is_complete:
             return
-        self._drop_buffer()  # nobody is to wait for it to be read
+        self._drop_buffer()  # the connection must not wait for a reader
         try:
             await self._owner.cancel(self)
         finally:
@@ -228,7 +232,7 @@ class RunningCall:
         return run
 
     async def _have_some(self) -> None:
-        """Put the next batch in place, unless there is one; wait until one is here."""
+        """Wait for the next batch, unless one is in hand."""
         if self._final is not None:
             raise StopAsyncIteration
         if not self._outlet.is_empty:
@@ -239,7 +243,7 @@ class RunningCall:
             if self._failure is not None:
                 raise self._failure
             if self.is_left:
-                raise RuntimeError("this call was left: resume its ticket to read on")
+                raise RuntimeError("this call was left: resume its ticket to read more")
             await self._inbox.change()
             self._until_checkpoint = BATCH_LINES_AIM
         batch = self._inbox.take()
@@ -248,7 +252,7 @@ class RunningCall:
         self._outlet.put(batch)
 
     async def _let_others_run(self) -> None:
-        """Now and then, and for an ack that is due."""
+        """Yield to other tasks after a batch, and longer while an ack is due."""
         turns = ACK_TURNS if self._report() else int(self._until_checkpoint <= 0)
         for _ in range(turns):
             await trio.lowlevel.checkpoint()
@@ -267,7 +271,7 @@ class RunningCall:
             self._owner.answer(message, message.id)
 
     def _report(self) -> bool:
-        """Have an ack sent, where there is anything to say; whether it is due."""
+        """Have an ack sent if there is something to confirm; return whether it is due."""
         unacked = self._unacked
         is_due = unacked >= ACK_LINES or self._unacked_bytes >= ACK_BYTES
         if unacked > 0:
@@ -280,7 +284,7 @@ class RunningCall:
 
     def _unreadable(self) -> ClientError:
         line = self._outlet.bad
-        self._outlet.step()  # the ticket leads to what follows it
+        self._outlet.step()  # the ticket resumes behind it
         self._drop_buffer()
         if isinstance(line, TooLarge):
             why, reason = f"is longer than the {line.limit} bytes that are accepted", "too_large"
@@ -303,12 +307,12 @@ class RunningCall:
 
     @property
     def confirmed(self) -> int:
-        """Everything up to here is done with: the caller has asked for what comes next."""
+        """The seq up to which the reader is done: it has asked for what comes next."""
         return self._outlet.taken if self._is_waiting else self._outlet.done
 
     @property
     def cursor(self) -> int | None:
-        """From where to resume; None where the numbers are not known."""
+        """The seq to resume from; None if the server does not number messages."""
         return self.confirmed if self.is_numbered else None
 
     def attach(self, connection: object, resume_id: RequestId | None = None) -> None:
@@ -319,9 +323,9 @@ class RunningCall:
         self._seen = self._acked = self.cursor or 0
 
     def ack(self) -> bytes:
-        """The line that confirms what is done with; nothing where that was confirmed before.
+        """The line that acks what the reader is done with; empty if that was acked before.
 
-        Only what came over the connection can be confirmed over it.
+        An ack covers only what came over this connection.
         """
         seq = min(self.confirmed, self._seen)
         if self._ticket is None or self._failure or seq <= self._acked:
@@ -332,51 +336,54 @@ class RunningCall:
 
     @property
     def wants_confirming(self) -> bool:
-        """Whether all of it is here and done with, and the server was not told."""
+        """Whether all messages are read, and the server does not know it."""
         is_read = self.is_complete and self.confirmed == self._received
         return is_read and self.is_numbered and self._acked < self.confirmed
 
     @property
     def is_unannounced(self) -> bool:
-        """Whether it is under way, and the server has not said how to come back to it."""
+        """Whether the call runs, and the server has not announced a ticket for it."""
         return self._ticket is None and not (self.is_complete or self._failure)
 
     @property
     def is_running(self) -> bool:
-        """Whether anything more is to be expected, and by anybody."""
+        """Whether more messages are expected, and a reader waits for them."""
         return not (self.is_complete or self.is_left or self._failure)
 
     @property
     def is_resumable(self) -> bool:
-        """Whether another connection can go on with it, or send its request again."""
+        """Whether the call can be resumed, or its request be sent a second time, over another
+        connection.
+        """
         return self._ticket is not None or bool(self.is_unanswered and self.key_memory)
 
     @property
     def delivery_id(self) -> RequestId:
-        """Of the request whose response brings the messages."""
+        """The id of the request whose response ends the current delivery."""
         return self.request_id if self.resume_id is None else self.resume_id
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended without a final response."""
+        """Whether the call ended without a final response."""
         return self._failure is not None
 
     @property
     def is_full(self) -> bool:
-        """Whether too much waits to be read, by somebody who will."""
+        """Whether too much waits for a reader that has not left."""
         return self._inbox.is_full and not self.is_left
 
     async def has_room(self) -> None:
-        """Wait until the caller has read enough."""
+        """Wait until the reader has read enough."""
         while self.is_full:
             await self._inbox.room()
 
     def rejoin(self, ticket: Ticket | None) -> bool:
-        """Read on where this call was left, if that is where `ticket` stands; whether it is.
+        """Read on in a call that was left, if it was left at the position of `ticket`; return
+        whether.
 
-        Without one any place will do, also one behind messages that nobody has kept.
+        With None any position will do, even behind messages that were thrown away.
         """
-        is_coming = self.is_left and self.resume_id is None  # a resumed call is detached then
+        is_coming = self.is_left and self.resume_id is None  # leaving a resumed call detaches it
         if not is_coming or self._failure or self.ticket is None:
             return False
         if ticket and (self._inbox.is_dropped or ticket.after != self.ticket.after):
@@ -389,11 +396,11 @@ class RunningCall:
         return True
 
     def announce(self, ticket: Ticket) -> None:
-        """The server says how to come back."""
+        """Set the ticket that the server has announced."""
         self._ticket = ticket
 
     def take_run(self, seq: int, batch: Batch) -> None:
-        """Lines from `seq` on have come. Raises `NumberingBroken` at a gap."""
+        """Take lines from `seq` on. Raises `NumberingBroken` if messages are missing."""
         self.is_numbered = True
         self._seen = seq + batch.count - 1
         if self._received is None:
@@ -413,7 +420,7 @@ class RunningCall:
         self._keep(batch)
 
     def take_line(self, line: Incoming) -> None:
-        """A line without a number has come that seems to be this call's."""
+        """Take a line without a seq, which belongs to this call."""
         self._keep(Batch.of(line))
 
     def _keep(self, batch: Batch) -> None:
@@ -437,7 +444,7 @@ class RunningCall:
         return NumberingBroken(what)
 
     def _repeated(self, lines: Iterable[Incoming]) -> None:
-        """Drop what is here already; but an answer may have been lost with the connection."""
+        """Drop messages that came before, but answer requests: an answer may have been lost."""
         for line in lines:
             message = try_look(line)
             if message and message.kind is Kind.REQUEST and isinstance(message.id, int | str):
@@ -445,7 +452,7 @@ class RunningCall:
         self._report()
 
     def fail(self, error: ClientError) -> None:
-        """Nothing more will come; what is here can still be read."""
+        """End the call with an error, behind the messages that have come."""
         if not self.is_complete and self._failure is None:
             self._failure = error
             self._inbox.stir()

@@ -6,9 +6,10 @@
                 ...
             result = await call.result()
 
-A server that knows nothing of streams is served as any MCP client would; then a call ends with its
-connection, in `CallLost`. One of ours is sent a call again where the connection goes before
-anything of it has come, and runs it once all the same: each call has a key of its own.
+With a server that does not know streams, the client works as any MCP client does: a call ends with
+its connection, in `CallLost`. With one of ours, a call whose connection is lost before anything has
+come is sent a second time. The server runs it once all the same, because each call has an
+idempotency key of its own.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -35,9 +36,9 @@ from streams.protocol.dialects import DIALECTS
 from streams.protocol.ticket import Ticket
 from streams.protocol.vocabulary import Lead
 
-FAREWELL_S: Final = 1.0  # for the last words, when the client is closed
+FAREWELL_S: Final = 1.0  # for what is still to be written, when the client is closed
 
-# A listing without an end is given up: after so many pages, or so many bytes.
+# A listing is given up after this many pages, or bytes.
 PAGES_MAX: Final = 10_000
 LISTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
@@ -46,25 +47,29 @@ _PageT = TypeVar("_PageT", StatusPage, ToolPage)
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What `Client.join` came back with; `result` is as the server sent it, decoded."""
+    """The return value of `Client.join`; `result` is as the server sent it, decoded."""
 
     is_done: bool
     result: Any = None
 
 
 class Client:
-    """A connection to one server, made anew as often as it is lost. Use it in `async with`.
+    """A connection to one server, made anew each time it is lost. Use it in `async with`.
 
-    `dialer` opens a connection (`transports.dial`). `dialects` are the proposals that the server is
-    told of; a call uses the best that it announces. `answers` are handlers for what the server may
-    ask, by method (`elicitation/create`): each gets the params and returns the result, and its
-    exception becomes the error that the server sees. `on_notification` is told what belongs to no
-    call. `connect_timeout_s` is for one attempt, hello included. Entering makes one, or repeats it
-    for `connect_s` seconds, for a server that is just starting; an answer that will not change ends
-    that. Later attempts are repeated for `patience_s`, at least every 2 seconds while a call waits.
-    Then every running call raises `CannotConnect`, and the next request begins to try again.
-    `silence_s` is for a server that is not ours and that something is awaited from: one that is
-    silent for longer, and answers no ping, is connected to anew, where every call can be resumed.
+    `dialer` opens a connection (`transports.dial`). `dialects` are the proposals that the client
+    offers to the server; a call uses the best one that the server announces for it. `answers` are
+    handlers for requests of the server, by method (`elicitation/create`): each gets the params and
+    returns the result, and its exception becomes the error that the server sees. `on_notification`
+    gets the notifications that belong to no call.
+
+    `connect_timeout_s` limits one attempt to connect, `initialize` included. Entering makes one
+    attempt. With `connect_s`, it makes more for that many seconds, for a server that is just
+    starting, unless the error is one that will not change. A lost connection is retried for
+    `patience_s`, at least every 2 seconds while a call waits. After that every running call raises
+    `CannotConnect`, and the next request begins to retry.
+
+    `silence_s` is for servers that are not ours. If such a server owes an answer, is silent for
+    longer, and answers no ping, the client connects anew, provided that every call can be resumed.
     """
 
     def __init__(
@@ -86,7 +91,9 @@ class Client:
         self._dialects = tuple(dialects)
         known = [name for name, dialect in DIALECTS.items() if dialect.announcing]
         if unknown := set(dialects).difference(known):
-            raise ValueError(f"dialects: {', '.join(unknown)}: there are {', '.join(known)}")
+            raise ValueError(
+                f"dialects: unknown {', '.join(unknown)}; known are {', '.join(known)}"
+            )
         self._answers = Answers(dict(answers or {}))
         self._on_notification = on_notification or _log_notification
         self._calls = Calls()
@@ -123,20 +130,20 @@ class Client:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool:
-        """Say what is left to be said (a second at most) and close. Handlers are cancelled."""
+        """Write what is left to be written (a second at most) and close. Handlers are cancelled."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
             await self._reconnector.farewell()
         return await self._close(error)
 
     async def _close(self, error: BaseException | None) -> bool:
-        """Close the nursery; an error comes out as it was raised, not in a group."""
+        """Close the nursery; an error is raised as it was, not in a group."""
         self._nursery.cancel_scope.cancel()
         kind = type(error) if error is not None else None
         traceback = error.__traceback__ if error is not None else None
         try:
             return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            # Where the block was cancelled meanwhile, its error is in no need of company.
+            # Cancellations beside the error say nothing more.
             errors = [each for each in group.exceptions if not _is_cancellation(each)]
             if len(errors) != 1:
                 raise
@@ -151,23 +158,23 @@ class Client:
 
     @property
     def protocol_version(self) -> str:
-        """The revision of MCP that was agreed upon."""
+        """The revision of MCP that was negotiated."""
         return self._reconnector.hello.protocol_version
 
     @property
     def server_info(self) -> dict[str, Any]:
-        """Name, version and whatever else the server says of itself."""
+        """The server's name, version and other fields of its `serverInfo`."""
         return self._reconnector.hello.server_info
 
     @property
     def capabilities(self) -> dict[str, Any]:
-        """What the server says that it can do."""
+        """The capabilities that the server declares."""
         return self._reconnector.hello.capabilities
 
     def on_request(self, method: str, handler: AnswerHandler) -> None:
-        """Answer what the server asks under `method`.
+        """Answer the server's requests of `method` with `handler`.
 
-        A capability that belongs to it is declared when a connection begins: register before
+        The capability that belongs to it is declared when a connection begins, so register before
         entering.
         """
         self._answers.handlers[method] = handler
@@ -175,7 +182,7 @@ class Client:
     # Calls
 
     def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> RunningCall:
-        """Call a tool, for the length of an `async with` block; leaving it does not end the work.
+        """Call a tool, in an `async with` block. Leaving the block does not end the work.
 
         Entering raises `CannotConnect`.
         """
@@ -187,11 +194,11 @@ class Client:
         return RunningCall(self._resumer, request, request_id)
 
     def resume(self, ticket: Ticket) -> RunningCall:
-        """Come back to a call, for the length of an `async with` block, from where `ticket` stands.
+        """Resume a call from the position of `ticket`, in an `async with` block.
 
-        Entering raises `CannotConnect`, and `StreamGone` where this client still receives the
-        stream for a block that is open, or that was left at another place than the ticket's. Raises
-        `ValueError` for a ticket of a proposal that this client does not know.
+        Entering raises `CannotConnect`, or `StreamGone` if this client still receives the stream
+        for an open block, or for a block that was left at another position. Raises `ValueError` for
+        a ticket of a dialect that this client does not know.
         """
         wire.resuming(ticket)
         left = self._calls.of(ticket)
@@ -200,12 +207,12 @@ class Client:
         return RunningCall.of(self._resumer, ticket)
 
     async def join(self, ticket: Ticket, *, timeout_s: float | None = None) -> Joined:
-        """The result of a call, from wherever it was begun; without it, that it is not done yet.
+        """Wait for the result of a call, wherever it was begun; `is_done` is False if it is not
+        there yet.
 
-        A ticket is all that this takes, and the same one does it again until the result was had.
-        The call's messages are passed over: where they are to be read, `resume` is better. Waits
-        `timeout_s` seconds at most, connecting included; for ever without. Raises what reading a
-        call does.
+        It takes only a ticket, and the same ticket may be used until the result was returned. The
+        call's messages are skipped; to read them, use `resume`. Waits `timeout_s` seconds at most,
+        connecting included, or without a limit. Raises the errors that reading a call raises.
         """
         wire.resuming(ticket)
         call = self._calls.of(ticket)
@@ -219,10 +226,10 @@ class Client:
     def pages(
         self, name: str, arguments: Mapping[str, Any] | None = None, *, token: str | None = None
     ) -> Pages:
-        """The pages of a tool, one after the other; with `token` from the page on that it leads to.
+        """Iterate over the pages of a tool; with the page token `token`, from its page on.
 
-        What the tool sends ahead of a page goes to `on_notification`. Iterating raises what reading
-        a call does.
+        Notifications that the tool sends ahead of a page go to `on_notification`. Iterating raises
+        the errors that reading a call raises.
         """
         given = dict(arguments or {})
         params = wire.call(name, given, self._reconnector.new_id(), key=None)
@@ -239,7 +246,8 @@ class Client:
         return Pages(begin, turn, self._on_notification, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
-        """How a stream stands, by its ticket or, where this client may ask so, by its id.
+        """The status of a stream, by its ticket or, if the server allows that to this client, by
+        its id.
 
         Raises `StreamGone`, `CallFailed` or `CannotConnect`.
         """
@@ -251,12 +259,12 @@ class Client:
         except StreamGone as gone:
             if gone.reason not in wire.MISPLACED or ticket.after is None:
                 raise
-            # Somebody has gone on from a later place than the ticket's.
+            # The call was read elsewhere since; its status needs no cursor.
             return await self.poll(msgspec.structs.replace(ticket, after=None))
         return _read(reply, word.method, word.hear)
 
     async def poll_all(self) -> list[Standing]:
-        """How all streams stand that run, or were not delivered, for who this client is.
+        """The status of all streams of this client that run, or were not delivered.
 
         Raises `CallFailed` or `CannotConnect`; `ClientError` for a listing without an end.
         """
@@ -270,11 +278,11 @@ class Client:
         return [tool for page in await self._list("tools/list", ToolPage) for tool in page.tools]
 
     async def ping(self) -> None:
-        """Ask the server for a sign of life. Raises `CannotConnect`."""
+        """Wait for the server to answer a ping. Raises `CannotConnect`."""
         await self._reconnector.ask("ping", {})
 
     async def set_level(self, level: str) -> None:
-        """Have log messages from `level` on, on this and every later connection.
+        """Ask for log messages from `level` on, over this and every later connection.
 
         Raises `CallFailed` or `CannotConnect`.
         """
@@ -282,7 +290,7 @@ class Client:
         self._reconnector.level = level
 
     async def _list(self, method: str, shape: type[_PageT]) -> list[_PageT]:
-        """All pages of a listing. Raises `ClientError` where there seems to be no end of them."""
+        """All pages of a listing. Raises `ClientError` if they do not seem to end."""
         pages: list[_PageT] = []
         cursors: set[str] = set()
         cursor: str | None = None

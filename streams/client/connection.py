@@ -1,12 +1,12 @@
-"""One connection of a client: what goes out in what order, and whose each incoming line is.
+"""One connection of a client: it writes requests and acks, and routes every line that comes in.
 
-On our servers a header goes ahead of every run of a stream's messages, and the run is handed to its
-call undecoded. Everything else is looked at: a response finds who waits for it by id, progress its
-call by token, what is nobody's goes to the client's hooks. The reader waits for nothing but a call
-that is full.
+Our servers send a header ahead of each run of a stream's messages, and the run goes to its call
+undecoded. Every other line is decoded. A response goes to the task that waits for its id, progress
+to the call with its token, and a notification that belongs to no call to `on_notification`. The
+reader waits for nothing except a call that is full.
 
-This file is longer than others: reader, writer, acks and the watch over a silent server share one
-state, which is that of the connection.
+This is one file because the reader, the writer, the acks and the watch for a silent server share
+the state of the connection.
 """
 
 import itertools
@@ -38,27 +38,29 @@ from streams.messages import (
 )
 from streams.protocol.ticket import Ticket
 
-# What may wait to be written before who wants to write waits too.
+# How much may wait to be written; above it, `send` waits.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 ACK_EVERY_S: Final = 1.0
 
-# A server that numbers its messages answers pings while its tools work, and ends the silence of a
-# response every 15 s. It is pinged after this, and given up when it is silent for so long.
+# A server of ours answers pings while its tools work, and sends a comment every 15 s in an idle
+# response. It is pinged after the first time without input, and given up after the second.
 PING_AFTER_S: Final = 30.0
 SILENCE_S: Final = 60.0
 
-# Other servers are asked for a sign of life after this, and only while something is awaited.
+# Other servers are pinged after this, and only while an answer is awaited.
 FOREIGN_PING_AFTER_S: Final = 10.0
 
-# Before a connection is given up: what came while this process did not run is read first.
+# The time to read what has come while this process was stopped, before the connection is given up.
 LAST_LOOK_S: Final = 0.2
 
 
 class Calls:
-    """The calls of a client that are running, or were left while their messages still come."""
+    """The calls of a client that are running, or that were left and whose messages still come."""
 
     def __init__(self) -> None:
-        self.by_id: dict[RequestId, RunningCall] = {}  # of the original request: its progress token
+        self.by_id: dict[
+            RequestId, RunningCall
+        ] = {}  # the id of the original request is also its progress token
         self.by_stream: dict[str, RunningCall] = {}
         self._all: dict[RunningCall, None] = {}
 
@@ -66,14 +68,14 @@ class Calls:
         return iter(list(self._all))
 
     def add(self, call: RunningCall) -> None:
-        """Hold a call, under all the names that it has."""
+        """Add a call, or enter it under a stream id that was announced later."""
         self._all[call] = None
         self.by_id[call.request_id] = call
         if call.ticket is not None and call.ticket.stream:
             self.by_stream[call.ticket.stream] = call
 
     def remove(self, call: RunningCall) -> None:
-        """Let go of a call."""
+        """Forget a call."""
         self._all.pop(call, None)
         if self.by_id.get(call.request_id) is call:
             del self.by_id[call.request_id]
@@ -81,7 +83,7 @@ class Calls:
             del self.by_stream[call.ticket.stream]
 
     def of(self, ticket: Ticket) -> RunningCall | None:
-        """The call that a ticket leads to, where it is here already."""
+        """The call that a ticket leads to, if this client has it."""
         calls = (each for each in self._all if each.ticket and each.ticket.leads_to_same(ticket))
         return next(calls, None)
 
@@ -89,16 +91,16 @@ class Calls:
         return call in self._all
 
     def only_unnumbered(self) -> RunningCall | None:
-        """The call that a message without a number must belong to; None where that is not clear."""
+        """The call that a message without a seq belongs to; None if it may be of several."""
         plain = [call for call in self._all if not call.is_numbered]
         return plain[0] if len(plain) == 1 else None
 
 
 class Reply:
-    """Where a task waits for the response to one request; None when the connection is over.
+    """A response that a task waits for; None if the connection is lost before it.
 
-    With `is_last` a result counts only where it says that a delivery is over: 899 has no reply to
-    a resume, so another server may send one ahead of the messages, or none.
+    With `is_last`, a result counts only if it says that a delivery has ended. SEP-899 defines no
+    reply to a resume, so another server may send one ahead of the messages, or none.
     """
 
     __slots__ = ("_is_here", "is_last", "message")
@@ -118,7 +120,7 @@ class Reply:
 
 
 class ClientConnection:
-    """One connection. `run` it for as long as it lasts."""
+    """One connection. `run` lasts as long as it does."""
 
     def __init__(
         self,
@@ -130,12 +132,12 @@ class ClientConnection:
         on_notification: Callable[[Message], None],
     ) -> None:
         self.hello = Hello("")
-        self.is_numbering = False  # the server, and what it sends here
+        self.is_numbering = False  # the server numbers what it sends over this connection
         self.is_over = False
-        self.was_useful = False  # something came that somebody waited for
-        self.was_silent = False  # and was given up for that
+        self.was_useful = False  # a response or message came that was waited for
+        self.was_silent = False  # it was given up because the server was silent
         self._channel = channel
-        # To ask `isinstance` of a protocol takes 9 µs, so it is asked once.
+        # `isinstance` of a protocol takes 9 µs, so the result is kept.
         self._requests = channel if isinstance(channel, RequestChannel) else None
         self._calls = calls
         self._answers = answers
@@ -146,15 +148,15 @@ class ClientConnection:
         self._endings = wire.endings()
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._due: dict[RunningCall, None] = {}  # to be acknowledged in the next write
-        self._later: dict[RunningCall, None] = {}  # within a second
+        self._due: dict[RunningCall, None] = {}  # to be acked in the next write
+        self._later: dict[RunningCall, None] = {}  # to be acked within a second
         self._has_work = trio.Event()
         self._has_later = trio.Event()
         self._moved = trio.Event()
         self._is_writing = False
         self._turns_pages = False
-        self._pages_asked = 0  # whose response has not come
-        self._run_left = 0  # lines of the current run that have not come
+        self._pages_asked = 0  # requests for pages without a response yet
+        self._run_left = 0  # lines of the current run that are still to come
         self._run_seq = 0
         self._run_stream = ""
         self._run_call: RunningCall | None = None
@@ -162,10 +164,10 @@ class ClientConnection:
         self._heard_at = trio.current_time()
         self._scope = trio.CancelScope()
 
-    # While it lasts
+    # Running
 
     async def run(self) -> None:
-        """Read and write until either fails or the connection is hung up."""
+        """Read and write until either fails or `hang_up` is called."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -182,18 +184,18 @@ class ClientConnection:
             self._stir()
 
     def hang_up(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         self.is_over = True
         self._scope.cancel()
 
     # Whether the server is alive
 
     async def watch(self, silence_s: float, usual_s: float) -> None:
-        """Give the connection up when the server is silent and shows no sign of life.
+        """Close the connection if the server is silent and does not answer a ping.
 
-        Of servers that are not ours, only while something is awaited, and where nothing is lost by
-        it: one that is busy is slow, not dead. They have `silence_s`; `usual_s`, where that is
-        less, once something useful has come.
+        Another server than ours may be busy and not dead. It is given up only while an answer is
+        awaited, and only if every call can be resumed. It has `silence_s`; once something useful
+        has come, `usual_s` if that is less.
         """
         is_ours = self.hello.has_positions
         ping_after_s = PING_AFTER_S if is_ours else min(FOREIGN_PING_AFTER_S, silence_s / 2)
@@ -204,7 +206,7 @@ class ClientConnection:
                 since, is_said = trio.current_time(), False
                 continue
             quiet_from = max(since, self._quiet_from())
-            if is_said or self._is_held_up:  # held up: it is we who do not listen
+            if is_said or self._is_held_up:  # held up: this client does not read
                 is_said &= quiet_from == since
                 await trio.sleep(ping_after_s)
                 continue
@@ -229,21 +231,22 @@ class ClientConnection:
         return [call for call in self._calls if call.connection is self and call.is_running]
 
     def _awaited(self) -> list[RequestId]:
-        """The requests whose response is waited for."""
+        """The ids of the requests that wait for a response."""
         return [*self._replies, *(call.delivery_id for call in self._awaited_calls())]
 
     def _quiet_from(self) -> float:
-        """When the last sign of life came; over HTTP, of the response that is silent longest."""
+        """The time of the last input; over HTTP, that of the response that was silent longest."""
         if self._requests is None:
             return self._heard_at
         heard = map(self._requests.heard_at, self._awaited())
         return min((at for at in heard if at is not None), default=self._heard_at)
 
     async def _shows_life(self, quiet_from: float, deadline: float) -> bool:
-        """Whether anything comes before the deadline, asked for or not."""
+        """Whether anything comes before the deadline, a pong included."""
         with trio.CancelScope(deadline=deadline):
             if self._requests is not None and self._awaited():
-                # An answer to a ping would have a connection of its own, and say nothing of theirs.
+                # A ping would have a response of its own, and would say nothing about the awaited
+                # ones.
                 await trio.sleep_until(deadline)
             elif self.hello.has_positions or not await self._channel_answers():
                 await self.ask("ping", {})
@@ -252,11 +255,11 @@ class ClientConnection:
         return self._quiet_from() > quiet_from
 
     async def _channel_answers(self) -> bool:
-        """Whether the transport itself has a ping, which is answered."""
+        """Whether the transport has pings of its own, and one is answered."""
         try:
             return await self._channel.ping()
         except trio.BrokenResourceError:
-            return True  # whoever reads will see it
+            return True  # the reader sees it too
 
     def _give_up_silent(self) -> None:
         self.was_silent = True
@@ -265,19 +268,21 @@ class ClientConnection:
         else:
             self.hang_up()
 
-    # What goes out
+    # Sending
 
     def prepare_resume(
         self, request_id: RequestId, call: RunningCall, *, may_lack_reply: bool
     ) -> None:
-        """Ahead of a request that resumes a call; one with a reply of its own may not get it."""
+        """Called ahead of a resume request. `may_lack_reply`: it may end without a response of its
+        own.
+        """
         if self._requests is not None:
             self._requests.prepare(
                 request_id, call.last_event_id, is_resume=True, may_lack_reply=may_lack_reply
             )
 
     def note_event(self, call: RunningCall) -> None:
-        """Remember the last event of a call that came over this connection."""
+        """Keep the last event id of a call that is attached to this connection."""
         if self._requests is not None:
             last_event_id = self._requests.last_event_id(call.delivery_id)
             call.last_event_id = last_event_id or call.last_event_id
@@ -285,9 +290,9 @@ class ClientConnection:
     async def ask(
         self, method: str, params: dict[str, Any], about: RunningCall | None = None
     ) -> Message | None:
-        """Send a request and wait for its response; None when the connection went before that.
+        """Send a request and wait for its response; None if the connection is lost before it.
 
-        `about` is the call that it asks about, if any.
+        `about` is the call that the request asks about, if any.
         """
         request_id = self._new_id()
         if about is not None and self._requests is not None:
@@ -304,8 +309,9 @@ class ClientConnection:
             self._pages_asked -= is_page
 
     async def reply_to(self, request_id: RequestId, *, is_last: bool = False) -> Message | None:
-        """Wait for the response to a request, which with `is_last` comes behind a stream's messages
-        (`Reply`); None when the connection goes before that.
+        """Wait for the response to a request; None if the connection is lost before it.
+
+        With `is_last`, the response comes behind the messages of a stream (see `Reply`).
         """
         if self.is_over:
             return None
@@ -318,19 +324,19 @@ class ClientConnection:
                 self._requests.settle(request_id)
 
     async def send(self, line: bytes) -> None:
-        """Hand over a line to be written, when there is room; nobody says whether it arrived."""
+        """Queue a line to be written, when there is room. It may be lost with the connection."""
         while self._outbox_bytes > OUTBOX_BYTES_MAX and not self.is_over:
             await self._moved.wait()
         self.post(line)
 
     def post(self, line: bytes) -> None:
-        """Hand over a line to be written, room or not: for few and small ones."""
+        """Queue a line to be written, without waiting for room: for few and small lines."""
         self._outbox.append(line)
         self._outbox_bytes += len(line)
         self._has_work.set()
 
     def want_ack(self, call: RunningCall, *, now: bool) -> None:
-        """Tell the server what was taken of a call: in the next write, or within a second."""
+        """Ack what was taken of a call, in the next write or within a second."""
         if now:
             self._later.pop(call, None)
             self._due[call] = None
@@ -340,7 +346,7 @@ class ClientConnection:
             self._has_later.set()
 
     async def drained(self) -> None:
-        """Wait until everything is written, or nothing ever will be."""
+        """Wait until everything is written, or the connection is lost."""
         while (self._outbox or self._due or self._is_writing) and not self.is_over:
             await self._moved.wait()
 
@@ -375,7 +381,7 @@ class ClientConnection:
         self._moved.set()
         self._moved = trio.Event()
 
-    # What comes in
+    # Receiving
 
     async def _read_forever(self) -> None:
         try:
@@ -385,7 +391,7 @@ class ClientConnection:
                 for block in received:
                     await self._route(block)
         except (trio.EndOfChannel, trio.ClosedResourceError):
-            pass  # what connections are expected to do
+            pass  # the usual end of a connection
         except NumberingBroken as error:
             self._answers.warnings.warn("the server broke the protocol", error=str(error))
         self.hang_up()
@@ -415,13 +421,14 @@ class ClientConnection:
             self.was_useful = True
             call.take_run(seq, batch)
         elif self._run_stream not in self._calls.by_stream:
-            for line in batch.lines:  # of a stream that we know nothing of, but perhaps of its call
+            for line in batch.lines:  # the stream is unknown, but the call may be known
                 self._take_line(line)
-        # Else its call has come since the run began: what that asked for comes from its beginning.
+        # Otherwise the call was resumed since the run began, and the resume replays it from its
+        # start.
         return call
 
     def _take_line(self, line: Incoming) -> RunningCall | None:
-        """Find out whose a line is that stands alone, and return the call if it is a call's."""
+        """Route a line that belongs to no run; return the call if it belongs to one."""
         if isinstance(line, TooLarge):
             self._lose(line.limit)
             return None
@@ -429,7 +436,7 @@ class ClientConnection:
             message = look(line)
         except (ValueError, RecursionError) as error:
             self._answers.warnings.warn(
-                "the server sent what is no JSON-RPC message", error=str(error)
+                "the server sent a line that is no JSON-RPC message", error=str(error)
             )
             return None
         if message.kind is Kind.NOTIFICATION:
@@ -452,14 +459,14 @@ class ClientConnection:
             return None
         call = self._calls.by_id.get(request_id)
         self.was_useful |= reply is not None or call is not None
-        # Then it is no entry: it says what became of the delivery.
+        # Such an error is not a message of the stream: it ends the delivery.
         is_over = message.kind is Kind.ERROR and wire.ends_delivery(message)
         if reply is not None:
             reply.give(message)
             if call is None or is_over:
                 return None
         if call is None:
-            return None  # to something that nobody waits for any more
+            return None  # its request is no longer waited for
         if is_over or (call.is_numbered and message.kind is Kind.ERROR):
             call.fail(wire.as_error(wire.error_of(message)))
         else:
@@ -498,14 +505,15 @@ class ClientConnection:
             token = wire.progress_token(message.params)
             call = None if token is None else self._calls.by_id.get(token)
             return call if call is not None and not call.is_numbered else None
-        # Of a server that numbers, what has no number belongs to no call.
+        # If the server numbers messages, one without a seq belongs to no call.
         return None if self.is_numbering else self._calls.only_unnumbered()
 
     def _begin_run(self, position: Position) -> None:
         self._run_left, self._run_seq = position.count, position.seq
         stream = self._run_stream = position.stream_id
         if stream not in self._calls.by_stream and not self._turns_pages:
-            # A token alone may have led here. What is of a page is nobody's.
+            # A call may be resumed by its resume token alone, without a stream id. Runs of pages
+            # belong to no call.
             tickets = [call.ticket for call in self._calls if call.connection is self]
             nameless = [ticket for ticket in tickets if ticket and not ticket.stream]
             if len(nameless) == 1:
@@ -513,22 +521,22 @@ class ClientConnection:
         self._run_call = self._calls.by_stream.get(stream)
 
     def _heard(self, ticket: Ticket) -> None:
-        """A ticket was announced, perhaps without the id of its call.
+        """Take a ticket that was announced, perhaps without the request id of its call.
 
-        Raises `ValueError` where it is not clear whose it is.
+        Raises `ValueError` if several calls could be meant.
         """
         if ticket.request_id != "":
             self._announced(ticket)
             return
         call = self._calls.of(ticket) or self._only_unannounced()
         if call is None:
-            raise ValueError("no requestId, and not one unannounced call that waits here")
+            raise ValueError("no requestId, and no single unannounced call that it could belong to")
         self._announced(msgspec.structs.replace(ticket, request_id=call.request_id))
 
     def _only_unannounced(self) -> RunningCall | None:
-        """The call that an announcement without its id must be about; None where that is not clear.
+        """The one call that an announcement without an id can belong to, or None.
 
-        A request for a page is no such call, but its stream may be announced just as well.
+        A request for a page is not among the calls, but its stream may be announced too.
         """
         here = [call for call in self._calls if call.connection is self and call.is_unannounced]
         return here[0] if len(here) == 1 and not self._pages_asked else None
@@ -547,10 +555,10 @@ class ClientConnection:
             self._requests.leave_to_token(ticket.request_id)
 
     def _ended(self, stream: str) -> None:
-        """A stream is over: where its call is resumed here, no reply need follow.
+        """A stream has ended: a call that was resumed here may get no other reply.
 
-        A server that numbers always replies, and this may be the end of an earlier delivery over
-        the same connection.
+        A server that numbers messages always replies. There this may be the end of an earlier
+        delivery over the same connection.
         """
         if self.hello.has_positions:
             return
@@ -561,7 +569,7 @@ class ClientConnection:
                 reply.give(wire.completed(call.resume_id))
 
     def _lose(self, limit: int) -> None:
-        """A message was thrown away that may have been anybody's: end the waits it could end."""
+        """Fail every wait that a message which was too large might have ended."""
         self._answers.warnings.warn("a message of the server was too large", limit=limit)
         why = f"The server sent a message above {limit} bytes, perhaps the answer to this."
         for call in self._calls:

@@ -1,4 +1,4 @@
-"""The pages of one tool, as its caller iterates over them; `paging` is the other side."""
+"""The pages of one tool, for a client. `streams.server.pages` is the other side."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,10 +15,11 @@ from streams.protocol.vocabulary import Lead
 
 
 class Pages:
-    """Results, one a page, made by `Client.pages`. `token` leads to the page behind the last one.
+    """Iterates over results, one a page; made by `Client.pages`. `token` is the page token of the
+    next page.
 
-    Keep it to go on from there at another time, from another process. It is None before the first
-    page and after the last one. It is a secret where the server does not know who its clients are.
+    Keep it to read on at another time, from another process. It is None before the first page and
+    after the last one. Where the server does not authenticate clients, it is a secret.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Pages:
 
     @property
     def token(self) -> str | None:
-        """What leads to the page behind the last one."""
+        """The page token of the page behind the last one."""
         return None if self._lead is None else self._lead.token
 
     def __aiter__(self) -> "Pages":
@@ -45,8 +46,8 @@ class Pages:
     async def __anext__(self) -> dict[str, Any]:
         """The next page, as the server sent it.
 
-        What says only that there is nothing yet, or nothing more, is passed over. A page that was
-        lost on its way is asked for again.
+        Pages without content are skipped: they say only that there is nothing yet, or nothing more.
+        A page that was lost on its way is asked for again.
         """
         while not self._is_over:
             result = await self._next()
@@ -61,7 +62,7 @@ class Pages:
     async def _next(self) -> dict[str, Any]:
         result = await (self._first() if self._lead is None else self._behind(self._lead))
         if not isinstance(result, dict):
-            raise ClientError("The server's page is no result of a tool.")
+            raise ClientError("The server's page is not a result of a tool.")
         return result
 
     async def _first(self) -> Any:

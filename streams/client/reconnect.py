@@ -1,7 +1,17 @@
-"""Keeps a client connected: dials again when the connection goes, and resumes what was running.
+"""Keeps a client connected, and its calls attached to the connection of the moment.
 
-One task dials, and tells `resuming` when a connection is there and when it is gone. Requests that
-may be repeated are.
+The `Reconnector` dials a new connection when the last one is lost, and repeats requests that may be
+repeated. It tells a `ConnectionListener` of each change. The `Resumer` is that listener: it begins
+calls, and resumes them over each new connection.
+
+They are one file because neither is understood alone: which calls wait decides how soon the next
+attempt is made, and which connection is up decides what a call does next.
+
+A call is attached to one connection at a time (`call.connection`). Its original request attaches it
+to the first one. On a later one a resume request does, or the original request itself, if no ticket
+was announced: the server then finds the call by its idempotency key. The response to such a request
+comes last. It says how the delivery ended; or it is the call's own, if the resume took over from
+the original request.
 """
 
 import random
@@ -23,25 +33,26 @@ from streams.keys import new_request_id
 from streams.logs import log
 from streams.messages import Kind, Message, RequestId
 
-# A connection is tried again after a random part of this, doubled each time, up to the maximum:
-# so a thousand clients of a server that was restarted do not all come at once.
+# The next attempt is made after a random part of this, doubled each time, up to the maximum. So the
+# clients of a server that was restarted do not all come at once.
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 30.0
 
-# The same while a call waits, so that it goes on soon after an outage.
+# The maximum while a call waits, so that it is resumed soon after an outage.
 BACKOFF_WAITED_MAX_S: Final = 2.0
 
-# The first connection may wait for a server that is just starting: it is tried again after this.
+# The pause between attempts to make the first connection, to a server that may be starting.
 STARTING_S: Final = 0.2
 
-# A server that is not ours and was silent for `silence_s` is given up, and resumed. It has so many
-# times that before it is given up again: a call that is just quiet is not disturbed often.
+# A server that is not ours is given up after `silence_s`, and its calls are resumed. After that it
+# has this many times as long, so that a call that is only quiet is not disturbed often.
 SILENCE_AGAIN: Final = 1.5
 
-# It has twice as long each time that nothing came of it, up to this: it may need so long.
+# That time doubles whenever nothing came after a reconnect, up to this: the server may need so
+# long.
 SILENCE_MAX_S: Final = 300.0
 
-# What cannot be had at the moment is asked for again after this, or when the server says.
+# The pause before a request is repeated, unless the server names another one.
 RETRY_S: Final = 1.0
 
 
@@ -51,24 +62,24 @@ _HELD: Final = (
 
 
 class Refused(ConnectionError):
-    """The server has answered, and what it says will be the same the next time."""
+    """The server has answered with an error that will be the same the next time."""
 
 
 class ConnectionListener(Protocol):
-    """Is told what becomes of the connection."""
+    """Is told what happens to the connection."""
 
     def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
-        """The server has answered `initialize`. The nursery lives as long as the connection."""
+        """The server has answered `initialize`. The nursery lasts as long as the connection."""
 
     def down(self, connection: ClientConnection) -> None:
         """The connection is lost."""
 
     def surrender(self, error: CannotConnect) -> None:
-        """There was no connection for as long as the client is patient."""
+        """There was no connection for `patience_s`."""
 
 
 class Reconnector:
-    """Holds the connection. `on_up`, `on_down` and `on_surrender` are told what becomes of it."""
+    """Makes the connections of a client, one after the other."""
 
     def __init__(
         self,
@@ -84,7 +95,7 @@ class Reconnector:
         silence_s: float,
     ) -> None:
         self.hello = Hello("")
-        self.level: str | None = None  # of the server's log messages
+        self.level: str | None = None  # of log messages, as the server was told
         self.connection: ClientConnection | None = None
         self._listener: ConnectionListener
         self._calls = calls
@@ -97,18 +108,19 @@ class Reconnector:
         self._patience_s = patience_s
         self._silence_s = silence_s  # for the next connection
         self._usual_silence_s = SILENCE_AGAIN * silence_s
-        # Unlike those of any other process: a resumed stream's id is never taken by one of ours.
+        # Random, so that no other process has made a request id of ours: a stream that is resumed
+        # has the id of the process that began it.
         self._prefix = new_request_id()
         self._ids = 0
-        self._was_useful = False  # the last connection
+        self._was_useful = False  # something that was waited for came over the last connection
         self._changed = trio.Event()
         self._is_wanted = trio.Event()
         self._has_call = trio.Event()
-        self._calls_waiting = 0  # which begin, or are cancelled
+        self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
 
     def new_id(self) -> str:
-        """An id for a request, and for its progress."""
+        """A new id for a request and its progress."""
         self._ids += 1
         return f"{self._prefix}-{self._ids}"
 
@@ -122,7 +134,8 @@ class Reconnector:
     ) -> None:
         """Stay connected. Started with the first connection, which is tried for `connect_s`.
 
-        Raises `CannotConnect` when that fails; later failures go to who waits for a connection.
+        Raises `CannotConnect` if that fails. Later errors are raised by the methods that wait
+        for a connection.
         """
         self._listener = listener
         error = await self._first_connection(task_status)
@@ -131,7 +144,7 @@ class Reconnector:
         attempt, since = 0, trio.current_time()
         while True:
             left_s = since + self._patience_s - trio.current_time()
-            if left_s <= 0 or isinstance(error, PermissionError):  # it is not a matter of time
+            if left_s <= 0 or isinstance(error, PermissionError):  # waiting does not help
                 self._give_up(error)
                 await self._is_wanted.wait()
                 self._surrender = None
@@ -146,7 +159,7 @@ class Reconnector:
                 attempt, since = 0, trio.current_time()
 
     async def _first_connection(self, task_status: trio.TaskStatus[None]) -> OSError:
-        """As `_connect_once`, over again for `connect_s` where a server may be about to listen."""
+        """Like `_connect_once`, repeated for `connect_s`: the server may be about to listen."""
         give_up_at = trio.current_time() + self._connect_s
         while True:
             error = await self._connect_once(task_status)
@@ -156,7 +169,7 @@ class Reconnector:
             await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
 
     async def _rest(self, attempt: int, left_s: float) -> None:
-        """Wait before the next attempt: not for long where a call waits for it."""
+        """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
         waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
         self._has_call = trio.Event()
@@ -173,7 +186,7 @@ class Reconnector:
     async def _connect_once(
         self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> OSError:
-        """One connection, until it is over; why it is, or why there was none."""
+        """Connect once, and use the connection until it is lost. Returns the reason."""
         with trio.CancelScope() as timeout:
             timeout.deadline = trio.current_time() + self._connect_timeout_s
             try:
@@ -212,7 +225,7 @@ class Reconnector:
         return refused or ConnectionError("the connection was lost")
 
     async def _greet(self, connection: ClientConnection) -> OSError | None:
-        """Say hello; what is wrong with the server, if anything."""
+        """Send `initialize`; return what is wrong with the server, if anything."""
         greeting = self._greeting()
         reply = await connection.ask(wire.INITIALIZE, greeting)
         if reply is None:
@@ -220,10 +233,10 @@ class Reconnector:
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
             why = f"the server said: {error.message}"
-            is_stranger = error.reason == "unauthorized"
+            is_unauthorized = error.reason == "unauthorized"
             if error.reason in wire.RETRIED:
                 return ConnectionError(why)
-            return PermissionError(why) if is_stranger else Refused(why)
+            return PermissionError(why) if is_unauthorized else Refused(why)
         try:
             hello = messages.decode(wire.result_of(reply), Hello)
         except ValueError as unfit:
@@ -242,7 +255,7 @@ class Reconnector:
 
     def _up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
         self.connection = connection
-        connection.was_useful = False  # saying hello is not enough
+        connection.was_useful = False  # the answer to `initialize` does not count
         log.info("connected", server=self.hello.server_info.get("name"))
         nursery.start_soon(connection.watch, self._silence_s, self._usual_silence_s)
         self._listener.up(connection, nursery)
@@ -272,10 +285,10 @@ class Reconnector:
         self.stir()
 
     async def connected(self) -> ClientConnection:
-        """The connection, when there is one. Raises `CannotConnect` when the patience is over."""
+        """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._is_wanted.set()
-        surrender = self._surrender  # that was before us: now it is tried again
+        surrender = self._surrender  # an earlier one: setting `_is_wanted` began new attempts
         while self.connection is None or self.connection.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
@@ -283,7 +296,7 @@ class Reconnector:
         return self.connection
 
     async def connected_for_call(self) -> ClientConnection:
-        """The same for a call, which is in more of a hurry than a request that is repeated."""
+        """Like `connected`, for a call: attempts are then made more often."""
         self._calls_waiting += 1
         self._has_call.set()
         try:
@@ -292,16 +305,16 @@ class Reconnector:
             self._calls_waiting -= 1
 
     async def change(self) -> None:
-        """Wait for a connection to come or go, or a call to be attached."""
+        """Wait until a connection comes or goes, or a call is attached."""
         await self._changed.wait()
 
     def stir(self) -> None:
-        """Wake whoever waits for a change."""
+        """Wake the tasks that wait for a change."""
         self._changed.set()
         self._changed = trio.Event()
 
     async def farewell(self) -> None:
-        """Wait until the last words are written."""
+        """Wait until all is written."""
         if self.connection is not None:
             await self.connection.drained()
 
@@ -310,12 +323,13 @@ class Reconnector:
     async def ask(
         self, method: str, params: dict[str, Any], about: RunningCall | None = None
     ) -> Message:
-        """Send a request, again if need be on the next connection, and return its response.
+        """Send a request and return its response. The request is repeated if the connection is
+        lost.
 
-        `about` is the call that it asks about, where that is here.
+        `about` is the call that the request asks about, if this client has it.
 
-        Raises `CannotConnect`, `CallLost` where responses are lost for as long as the client is
-        patient, or what an error response stands for.
+        Raises `CannotConnect`, `CallLost` if responses are lost for `patience_s`, or the error that
+        the server answers with.
         """
         give_up_at = trio.current_time() + self._patience_s
         while True:
@@ -333,7 +347,7 @@ class Reconnector:
 
 
 class Resumer:
-    """Begins calls, resumes them, and lets go of them."""
+    """Begins calls, resumes them, and detaches them: the `CallOwner` of a client's calls."""
 
     def __init__(
         self, reconnector: Reconnector, calls: Calls, answers: Answers, *, patience_s: float
@@ -345,7 +359,7 @@ class Resumer:
         self._nursery: trio.Nursery | None = None  # of the connection
         self._has_warned = False  # of a pause above the maximum
 
-    # Connections come and go
+    # As a listener
 
     def up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
         self._nursery = nursery
@@ -367,20 +381,20 @@ class Resumer:
             call.fail(error)
             self._calls.remove(call)
 
-    # A call begins
+    # Beginning a call
 
     async def begin(self, call: RunningCall) -> None:
-        """Send the call's request, or have it resumed.
+        """Send the call's request, or resume the call.
 
-        Raises `CannotConnect`, or `StreamGone` where this client has the stream already.
+        Raises `CannotConnect`, or `StreamGone` if this client receives the stream already.
         """
         try:
             connection = await self._reconnector.connected_for_call()
         except BaseException:
-            call.is_left = True  # again: its connection must not wait for it to be read
+            call.is_left = True  # also after `rejoin`: its connection must not wait for a reader
             raise
         if call in self._calls or call.is_complete or call.has_failed:
-            return  # it was left and is read on
+            return  # the call was left, and its messages still come
         if call.request is None:
             await self._make_way(call, connection)
             self._calls.add(call)
@@ -398,7 +412,7 @@ class Resumer:
             raise
 
     async def _make_way(self, call: RunningCall, connection: ClientConnection) -> None:
-        """Let what is still under way of an earlier delivery pass."""
+        """Wait until the last messages of an earlier delivery of the same stream have come."""
         assert call.ticket is not None
         earlier = self._calls.of(call.ticket)
         if earlier is None:
@@ -409,26 +423,26 @@ class Resumer:
             raise StreamGone(_HELD, "id_in_use")
 
     async def _barrier(self, call: RunningCall, connection: ClientConnection) -> None:
-        """Forget a call that was detached, once its last messages have come.
+        """Forget a detached call, once its last messages have come.
 
-        They were sent before the answer to what is asked now.
+        The server sent them before it answers this ping.
         """
         await connection.ask("ping", {})
         self._calls.remove(call)
 
-    # It is resumed
+    # Resuming it
 
     async def _resume(self, call: RunningCall, connection: ClientConnection) -> None:
-        """Have a call's messages come over this connection, until either ends."""
+        """Attach a call to this connection, and retry until either of them ends."""
         if call.ticket is None and call.key_memory != connection.hello.key_memory:
-            call.fail(_lost())  # sent again, it might run twice
+            call.fail(_lost())  # a second request might run it twice
         with trio.CancelScope() as call.resuming:
             await trio.sleep_until(call.not_before)
             give_up_at = trio.current_time() + self._patience_s
             while call.is_running and call.connection is not connection:
                 reply = await self._deliver(call, connection)
                 if reply is None:
-                    return  # the connection is over
+                    return  # the connection is lost
                 pause_s = self._judge(call, reply)
                 if pause_s is None:
                     break
@@ -438,13 +452,13 @@ class Resumer:
                     call.fail(_as_error(reply))
                     break
                 await trio.sleep(pause_s)
-        # What was detached is forgotten behind its last messages (`_barrier`).
+        # `_barrier` forgets a call that was detached.
         if not (call.is_running or call.resuming.cancelled_caught):
             self._calls.remove(call)
 
     async def _deliver(self, call: RunningCall, connection: ClientConnection) -> Message | None:
         ticket = call.ticket
-        # What takes over a request has its id, and cannot be told from it any more.
+        # A resume that takes over the original request has the same id.
         takes_over = ticket is None or wire.resuming(ticket).takes_over
         request_id = call.request_id if takes_over else self._reconnector.new_id()
         resume_id = None if takes_over else request_id
@@ -453,7 +467,7 @@ class Resumer:
             connection.prepare_resume(request_id, call, may_lack_reply=not takes_over)
             await connection.send(wire.resume(ticket, request_id, call.cursor))
         else:
-            assert call.request is not None  # who begins with a ticket keeps it
+            assert call.request is not None  # a call without a request has a ticket
             await connection.send(call.request)
         self._reconnector.stir()
         try:
@@ -464,7 +478,7 @@ class Resumer:
                 call.connection = None
 
     def _judge(self, call: RunningCall, reply: Message) -> float | None:
-        """What the end of a delivery means: seconds until the next try, or None for no more."""
+        """Seconds until the next attempt after this reply, or None if it ends the call."""
         pause_s = max(self._min_s(call), RETRY_S)
         if reply.kind is Kind.ERROR:
             error = wire.error_of(reply)
@@ -472,11 +486,11 @@ class Resumer:
                 return error.retry_after_s or pause_s
         elif wire.how_it_ended(reply) == "released":
             return pause_s
-        call.fail(_as_error(reply))  # which changes nothing where the final response is here
+        call.fail(_as_error(reply))  # without effect if the final response has come
         return None
 
     def _min_s(self, call: RunningCall) -> float:
-        """For how long to leave the call alone when its connection is lost."""
+        """Seconds for which the server wants no resume after a lost connection."""
         asked_s = 0.0 if call.ticket is None else call.ticket.min_s
         if asked_s > PAUSE_MAX_S and not self._has_warned:
             self._has_warned = True
@@ -487,10 +501,10 @@ class Resumer:
             )
         return min(asked_s, PAUSE_MAX_S)
 
-    # The rest of what a call needs
+    # As the owner of calls
 
     def leave(self, call: RunningCall) -> None:
-        """Its caller listens no longer: detach where that can be, else let its messages pass."""
+        """Detach the call if the server allows that; otherwise let its messages pass unread."""
         connection = self._reconnector.connection
         if connection is None or connection.is_over:
             self._calls.remove(call)
@@ -500,7 +514,7 @@ class Resumer:
             call.resuming.cancel()
             self._calls.remove(call)
             if call.wants_confirming:
-                # Its connection went before it could be confirmed: a cursor does that too.
+                # The connection was lost before the last ack; a resume with a cursor acks too.
                 assert call.ticket is not None
                 connection.post(wire.resume(call.ticket, self._reconnector.new_id(), call.cursor))
 
@@ -510,12 +524,12 @@ class Resumer:
             connection.post(wire.cancelled(call.resume_id))
             call.resuming.cancel()
         elif not call.has_failed:
-            return  # an original request cannot be detached: it is forgotten with its last message
+            return  # an original request cannot be detached: its last message removes it
         if self._nursery is not None:
             self._nursery.start_soon(self._barrier, call, connection)
 
     async def cancel(self, call: RunningCall) -> None:
-        """Tell the server to stop the work, until it has heard it.
+        """Send the cancellation until the server has confirmed it.
 
         Raises `CannotConnect`.
         """
@@ -525,28 +539,28 @@ class Resumer:
                 await self._reconnector.change()
                 continue
             await connection.send(wire.cancelled(call.request_id))
-            # A plain server may be too busy to answer, and cannot be asked again anyway.
+            # Another server may be too busy to answer, and cannot be asked later anyway.
             if not connection.hello.has_positions or await connection.ask("ping", {}) is not None:
                 call.resuming.cancel()
                 self._calls.remove(call)
                 return
 
     def answer(self, message: Message, request_id: RequestId) -> None:
-        """A request of the server was taken from a call's messages."""
+        """Answer a request of the server, which was handed out among the call's messages."""
         self._answers.take(message, request_id, self._reconnector.connection)
 
     def answer_repeated(self, request_id: RequestId) -> None:
-        """A request of the server, that may have been taken, has come again."""
+        """Answer a request that was replayed, if its handler has begun."""
         self._answers.repeat(request_id, self._reconnector.connection)
 
     def want_ack(self, call: RunningCall, *, now: bool) -> None:
-        """More was taken of a call: tell the server, where it can be told."""
+        """Send an ack for the call, if it is attached to the connection."""
         connection = self._reconnector.connection
         if connection is not None and call.connection is connection:
             connection.want_ack(call, now=now)
 
     def ended(self, call: RunningCall) -> None:
-        """The final response is here: what asked for it may be answered by that alone."""
+        """The final response has come, so no other reply has to be waited for."""
         call.resuming.cancel()
         self._calls.remove(call)
 
@@ -562,14 +576,14 @@ def _as_error(reply: Message) -> ClientError:
         case "superseded":
             return Superseded("Another connection has resumed this stream.")
         case "released":
-            return StreamGone("The server does not keep hold of this stream.", "released")
+            return StreamGone("The server does not keep this stream.", "released")
         case _:
             why = "All of this stream was confirmed before: there is nothing left to resume."
             return StreamGone(why, "delivered")
 
 
 def _told(error: OSError) -> str:
-    """Why there is no connection, and what to do where it is for want of a token."""
+    """The reason of an error, and what to do about a missing bearer token."""
     said = str(error).removesuffix(".")
     if isinstance(error, PermissionError):
         return f"{said} (dial with a token; the command takes MCP_STREAMS_TOKEN or --token-file)"

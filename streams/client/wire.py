@@ -1,6 +1,6 @@
-"""The client's side of the wire: what it says, and how it reads what a server says.
+"""The client's words on the wire: how it writes requests and reads responses.
 
-`dialects` is the mirror; as there, the wire's camelCase stops here.
+`streams.protocol.dialects` does the same for servers. The camelCase of the wire stops in both.
 """
 
 import itertools
@@ -29,7 +29,7 @@ from streams.protocol.vocabulary import Announcing, Dialect, Lead, Polling, Resu
 __all__ = ["Standing"]
 
 PROTOCOL_VERSION: Final = "2025-11-25"
-# What `tools/call` and the rest mean is the same in all of these.
+# These revisions do not differ in what this client uses.
 PROTOCOL_VERSIONS: Final = frozenset({"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"})
 
 INITIALIZE: Final = "initialize"
@@ -37,31 +37,31 @@ INITIALIZED: Final = "notifications/initialized"
 CANCELLED: Final = "notifications/cancelled"
 PROGRESS: Final = "notifications/progress"
 
-# Which capability tells the server that a request of this method will be answered.
+# The capability that declares that the client answers requests of this method.
 _CAPABILITIES: Final = {
     "elicitation/create": "elicitation",
     "sampling/createMessage": "sampling",
     "roots/list": "roots",
 }
 
-# The same call may do better in a while: the client waits and asks again.
+# The client repeats a request after these errors.
 RETRIED: Final = frozenset(
     {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
 )
 
 
-# The response was lost on its way, though its connection goes on: a transport says so, no server.
+# The response was lost, though its connection lives on. Transports report this, servers never do.
 LOST: Final = "lost"
 
-# A server may ask for a longer pause than these seconds before a call is resumed or a request is
-# repeated; it is given this. A pause without an end would look like a hang.
+# The longest pause before a resume or a repeated request that a server may ask for; a pause without
+# a limit would look like a hang.
 PAUSE_MAX_S: Final = 300.0
 
-_UNKNOWN: Final = Dialect()  # of which no word is known
+_UNKNOWN: Final = Dialect()  # for names that this client does not know
 
 
 class Hello(msgspec.Struct, frozen=True, rename="camel"):
-    """What a server says of itself when a connection begins."""
+    """A server's answer to `initialize`."""
 
     protocol_version: str
     capabilities: dict[str, Any] = {}
@@ -70,12 +70,12 @@ class Hello(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def has_positions(self) -> bool:
-        """Whether this server numbers what it sends, as ours do."""
+        """Whether this server can number what it sends, as ours do."""
         return bool(self._extensions)
 
     @property
     def key_memory(self) -> str:
-        """Which memory of idempotency keys this server has; empty where it has none."""
+        """The id of the server's memory of idempotency keys; empty if it has none."""
         memories = (each.get("idempotencyKeys") for each in self._extensions)
         return next((memory for memory in memories if isinstance(memory, str)), "")
 
@@ -112,12 +112,12 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """The wire's `data.reason`, empty where there is none."""
+        """The wire's `data.reason`; empty if it is absent."""
         return self._known.reason
 
     @property
     def retry_after_s(self) -> float:
-        """For how long to leave the server alone, as it says; 0 where it does not."""
+        """Seconds for which the server wants no repeat; 0 if it does not say."""
         return min(max(0.0, self._known.retry_after), PAUSE_MAX_S)
 
     @property
@@ -148,7 +148,7 @@ class ToolPage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
-    """A page of how all streams stand."""
+    """A page of the status of all streams."""
 
     statuses: list[Standing]
     next_cursor: str | None = None
@@ -176,15 +176,16 @@ def hello(
 
 
 def wants_positions(hello: dict[str, Any]) -> bool:
-    """Whether the params of `initialize` ask the server to number what it sends."""
+    """Whether these params of `initialize` ask the server to number what it sends."""
     return bool(hello["capabilities"]["experimental"][EXTENSION]["positions"])
 
 
 def call(
     name: str, arguments: Mapping[str, Any], token: str, key: str | None
 ) -> dict[str, msgspec.Raw]:
-    """The params of `tools/call`; `token` is that of its progress, and `key` stands for the call,
-    however often it is sent. Each field is encoded once, to be repeated byte for byte.
+    """The params of `tools/call`. `token` is its progress token, and `key` its idempotency key.
+
+    Each field is encoded once, so that a repeat has the same bytes.
     """
     meta = {"progressToken": token} | ({} if key is None else {KEY: key})
     params = {"name": name, "arguments": dict(arguments), "_meta": meta}
@@ -192,7 +193,7 @@ def call(
 
 
 def page_call(params: dict[str, msgspec.Raw], lead: Lead) -> dict[str, Any]:
-    """The params of the call for the page behind the one that `lead` came with.
+    """The params of the call for the page that `lead` leads to.
 
     `params` are those of the call for the first page: 1003, "MUST only mutate the `resumeToken`
     field of a resumed request".
@@ -208,12 +209,12 @@ def _merged(fields: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def next_page(result: Any) -> Lead | None:
-    """What leads to the page behind this one; None where it is the last. Raises `ValueError`."""
+    """The page token of the next page; None on the last page. Raises `ValueError`."""
     return next((lead for word in pagings() if (lead := word.hear(result))), None)
 
 
 def resuming(ticket: Ticket) -> Resuming:
-    """How to ask for the rest of a call. Raises `ValueError` where this client does not know."""
+    """How to resume a call. Raises `ValueError` for a dialect that this client does not know."""
     word = DIALECTS.get(ticket.dialect, _UNKNOWN).resuming
     if word is None:
         raise ValueError(f"a ticket of {ticket.dialect!r}, which this client does not speak")
@@ -221,14 +222,14 @@ def resuming(ticket: Ticket) -> Resuming:
 
 
 def resume(ticket: Ticket, request_id: RequestId, after: int | None) -> bytes:
-    """The line that asks for the rest of a call, from a cursor on."""
+    """The line that resumes a call from a cursor on."""
     word = resuming(ticket)
     params = word.ask(ticket.stream, ticket.token, after)
     return messages.request(request_id, word.method, params)
 
 
 def poll(ticket: Ticket) -> tuple[Polling, Any]:
-    """How to ask how a call stands, and with what params. Raises `ValueError` as `resuming`."""
+    """How to poll a call, and the params. Raises `ValueError` as `resuming` does."""
     word = DIALECTS.get(ticket.dialect, _UNKNOWN).polling
     if word is None:
         raise ValueError(f"a ticket of {ticket.dialect!r}, which this client cannot poll")
@@ -236,26 +237,26 @@ def poll(ticket: Ticket) -> tuple[Polling, Any]:
 
 
 def poll_all() -> str:
-    """The method that asks how all calls stand."""
+    """The method that asks for the status of all calls."""
     assert STREAMS.listing is not None
     return STREAMS.listing.method
 
 
 def ack(stream: str, seq: int) -> bytes:
-    """The line that says: I have this stream up to `seq`."""
+    """The line that acks a stream up to `seq`."""
     return messages.notification(ACK, {"streamId": stream, "seq": seq})
 
 
 def cancelled(request_id: RequestId) -> bytes:
-    """The line that says: never mind this request."""
+    """The line that cancels a request."""
     return messages.notification(CANCELLED, {"requestId": request_id})
 
 
 def announcements() -> dict[str, Callable[[msgspec.Raw], Ticket]]:
-    """What reads each notification that tells how to come back, by its method.
+    """The readers of the notifications that announce a ticket, by method.
 
-    The ticket's `request_id` is empty where the notification does not say whose it is. Raises
-    `ValueError` for a notification that cannot be used.
+    The ticket's `request_id` is empty if the notification names none. A reader raises `ValueError`
+    for a notification that it cannot use.
     """
     words = {name: each.announcing for name, each in DIALECTS.items() if each.announcing}
     return {word.method: partial(_announced, name, word) for name, word in words.items()}
@@ -268,27 +269,27 @@ def _announced(dialect: str, word: Announcing, params: msgspec.Raw) -> Ticket:
 
 
 def is_as_good(ticket: Ticket, other: Ticket) -> bool:
-    """Whether one may come back by this one instead of the other."""
+    """Whether the first ticket's dialect is preferred to the other's, or the same."""
     order = list(DIALECTS)
     return order.index(ticket.dialect) <= order.index(other.dialect)
 
 
 def endings() -> dict[str, Callable[[msgspec.Raw], str]]:
-    """What reads the stream in each notification that a stream is over, by its method.
+    """The readers of the notifications that end a stream, by method. They return the stream's id.
 
-    Raises `ValueError` where there is none.
+    A reader raises `ValueError` if there is no id.
     """
     words = [each.ending for each in DIALECTS.values() if each.ending]
     return {word.method: word.hear for word in words}
 
 
 def completed(request_id: RequestId) -> Message:
-    """The reply to a resume that says that all of the stream was sent."""
+    """The reply to a resume which says that all of the stream was sent."""
     return messages.look(extension.resumed(request_id, "completed"))
 
 
 def progress_token(params: msgspec.Raw) -> RequestId | None:
-    """Whose progress a notification tells; None where it does not say."""
+    """The progress token of a notification; None if it has none."""
     try:
         return messages.decode(params, _Progress).progress_token
     except ValueError:
@@ -296,9 +297,9 @@ def progress_token(params: msgspec.Raw) -> RequestId | None:
 
 
 def how_it_ended(message: Message) -> str:
-    """Why a delivery is over: `completed`, `released` or `superseded`.
+    """Why a delivery has ended: `completed`, `released` or `superseded`.
 
-    Empty where the response does not say: a server that only knows the proposal answers `{}`.
+    Empty if the response does not say: a server that knows only the proposal answers `{}`.
     """
     try:
         return messages.decode(result_of(message), _Resumed).meta.ended
@@ -307,19 +308,19 @@ def how_it_ended(message: Message) -> str:
 
 
 def says_nothing(message: Message) -> bool:
-    """Whether a response to a resume is a result that does not say that the delivery is over."""
+    """Whether a response to a resume is a result that does not end the delivery."""
     return message.kind is Kind.RESULT and not how_it_ended(message)
 
 
 def result_of(message: Message) -> msgspec.Raw:
-    """The result in a response. Raises `ValueError` where there is none."""
+    """The result in a response. Raises `ValueError` for an error response."""
     if isinstance(message.result, msgspec.Raw):
         return message.result
     raise ValueError("a response without a result")
 
 
 def error_of(message: Message) -> ErrorBody:
-    """The error in an error response. Whatever is there makes an `ErrorBody`."""
+    """The error in an error response. A malformed one becomes an `ErrorBody` too."""
     try:
         return messages.decode(message.error or b"null", ErrorBody)
     except ValueError:
@@ -327,15 +328,15 @@ def error_of(message: Message) -> ErrorBody:
 
 
 def ends_delivery(message: Message) -> bool:
-    """Whether an error says that nothing more comes over this connection, and not what came of the
-    call.
+    """Whether an error ends only the delivery, over this connection, and is not the call's
+    response.
     """
     reason = error_of(message).reason
     return reason in _GONE or reason in RETRIED or reason == "superseded"
 
 
 def as_error(error: ErrorBody) -> ClientError:
-    """What to raise for an error response: by its reason where it has one that we know."""
+    """The exception for an error response, by its reason if that is known."""
     if error.reason == "superseded":
         return Superseded(error.message)
     if error.reason in _GONE:
@@ -345,7 +346,7 @@ def as_error(error: ErrorBody) -> ClientError:
     return CallFailed(error.code, error.message, error.data)
 
 
-# The cursor is of no use, though the stream is there.
+# The stream exists, but cannot be read from this cursor.
 MISPLACED: Final = frozenset({"messages_gone", "cursor_ahead"})
 
 _GONE: Final = frozenset(

@@ -25,7 +25,7 @@ from streams.logs import log
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _HANDLED: Final = (*END_SIGNALS, signal.SIGHUP)
 DEADLINE_S: Final = 4.0  # from the signal or the failure; the design page promises it
-LAST_WORDS_S: Final = 0.2  # of them, for the log: standard error may be a pipe without a reader
+FINAL_LOG_S: Final = 0.2  # of them, for the log: standard error may be a pipe without a reader
 
 END_OF_SIGNAL: Final = 0
 END_OF_FAILURE: Final = 2
@@ -69,11 +69,11 @@ class Exit:
 
     def _run(self) -> None:
         code, begun_at = self._begun.get()
-        deadline = begun_at + DEADLINE_S - LAST_WORDS_S
+        deadline = begun_at + DEADLINE_S - FINAL_LOG_S
         threading.Event().wait(max(0.0, deadline - steady()))
         last_words = threading.Thread(target=self._tell, args=[code], daemon=True)
         last_words.start()
-        last_words.join(LAST_WORDS_S)
+        last_words.join(FINAL_LOG_S)
         os._exit(code)
 
     def _tell(self, code: int) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
-from streams.auth import Door, Verifier
+from streams.auth.bearer import Authenticator, Verifier
 from streams.auth.metadata import Metadata
 from streams.errors import UnsafeFile
 from streams.exchange import Admit, Endpoint, Head, Screen
@@ -46,9 +46,9 @@ class Guard(msgspec.Struct, frozen=True):
         """The URL at which the client that sent this request reads how to get a token."""
         return None if self.metadata is None else self.metadata.url(head)
 
-    def beside(self, endpoint: Endpoint) -> Endpoint:
+    def with_metadata(self, endpoint: Endpoint) -> Endpoint:
         """The endpoint, with what there is to read for who may not come in."""
-        return endpoint if self.metadata is None else self.metadata.before(endpoint)
+        return endpoint if self.metadata is None else self.metadata.with_document(endpoint)
 
     def screening(self, screen: Screen) -> Screen:
         """The endpoint's screen, and that of what there is to read beside it."""
@@ -86,20 +86,20 @@ def guard_for(options: Options, scopes: Callable[[], Sequence[str]] = tuple) -> 
     _check_settings(options)
     for address in filter(None, (options.ws, options.http)):
         _check_address(address, options, is_tls=tls is not None)
-    if not auth.is_asked_for:
+    if not auth.is_required:
         return Guard(tls)
     keys = _keys(auth)
     verifiers = _verifiers(auth, keys)
     metadata = _metadata(options, scopes, is_tls=tls is not None)
     if metadata is None:
-        admit = Door(verifiers, scopes=scopes).admit
+        admit = Authenticator(verifiers, scopes=scopes).admit
         return Guard(tls, admit, admit, None, keys, verifiers)
     known_url = metadata.known_url
-    at_http = Door(
-        verifiers, is_open_to=metadata.is_asked_for, metadata_url=metadata.url, scopes=scopes
+    at_http = Authenticator(
+        verifiers, is_public=metadata.covers, metadata_url=metadata.url, scopes=scopes
     )
     # --http alone has the document.
-    at_ws = Door(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
+    at_ws = Authenticator(verifiers, metadata_url=lambda _: known_url, scopes=scopes)
     return Guard(tls, at_http.admit, at_ws.admit, metadata, keys, verifiers)
 
 
@@ -115,7 +115,7 @@ def _check_address(address: str, options: Options, *, is_tls: bool) -> None:
     host, _ = parse_address(address)
     if names_loopback(host):
         return
-    if not options.auth.is_asked_for:
+    if not options.auth.is_required:
         if not options.insecure_anonymous:
             raise CannotServe(
                 f"{address} can be reached from elsewhere and nobody is asked who they are: bind "
@@ -130,9 +130,9 @@ def _check_address(address: str, options: Options, *, is_tls: bool) -> None:
 
 def _check_settings(options: Options) -> None:
     auth = options.auth
-    if auth.is_asked_for and options.insecure_anonymous:
+    if auth.is_required and options.insecure_anonymous:
         raise CannotServe("--insecure-anonymous: everybody is asked who they are; leave it out.")
-    if auth.is_asked_for and not options.is_listening:
+    if auth.is_required and not options.is_listening:
         raise CannotServe("--auth-tokens and --auth-jwks are for --ws and --http: say one of them.")
     if auth.auth_jwks is None and (auth.auth_issuer or auth.auth_audience):
         raise CannotServe("--auth-issuer and --auth-audience: say where the keys are: --auth-jwks.")

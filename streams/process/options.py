@@ -57,7 +57,7 @@ class Auth:
     behind_proxy: bool = False
 
     @property
-    def is_asked_for(self) -> bool:
+    def is_required(self) -> bool:
         """Whether anybody is asked who they are."""
         return self.auth_tokens is not None or self.auth_jwks is not None
 
@@ -96,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Whether clients reach this process by the network."""
         return self.ws is not None or self.http is not None
 
-    def of_owner(self) -> str:
+    def for_owner(self) -> str:
         """The options of the owner that a relay with these starts, as text."""
         return msgspec.json.encode(
             msgspec.structs.replace(self, stdio=False, foreground=True), enc_hook=str
@@ -104,7 +104,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> "Options":
-        """Read what `of_owner` wrote."""
+        """Read what `for_owner` wrote."""
         return msgspec.json.decode(text, type=cls, dec_hook=lambda kind, path: kind(path))
 
     def hello(self) -> dict[str, object]:

@@ -21,7 +21,7 @@ from transports.relay.handover import AnotherUser, NoOwner, RelayRefused, relay
 from transports.relay.standard import claim_standard_streams
 
 # How long a relay looks for an owner, or waits for the one that somebody is starting.
-OWNER_PATIENCE_S: Final = 30.0
+OWNER_WAIT_S: Final = 30.0
 OWNER_RETRY_S: Final = 0.05
 
 
@@ -33,7 +33,7 @@ def run(options: Options) -> None:
     _check_files(options.journal)
     fds = claim_standard_streams()
     starter = StarterLock(options.journal)
-    give_up_at = time.monotonic() + OWNER_PATIENCE_S
+    give_up_at = time.monotonic() + OWNER_WAIT_S
     while True:
         try:
             relay(socket_path(options.journal), options.hello(), fds)
@@ -46,7 +46,7 @@ def run(options: Options) -> None:
                 raise CannotServe(f"{nobody}: see {log_path(options.journal)}.") from nobody
         else:
             return
-        _see_to_an_owner(options, starter)
+        _ensure_owner(options, starter)
 
 
 def _go_on(*_: object) -> None:
@@ -62,7 +62,7 @@ def _check_files(journal: Path) -> None:
         raise CannotServe(str(error)) from error
 
 
-def _see_to_an_owner(options: Options, starter: StarterLock) -> None:
+def _ensure_owner(options: Options, starter: StarterLock) -> None:
     """Start an owner, or wait a little for the one that somebody else is starting."""
     try:
         is_ours_to_start = starter.acquire()
@@ -94,7 +94,7 @@ def _start_owner(options: Options) -> None:
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
         try:
             subprocess.Popen(  # nosec B603 # our own program
-                [sys.executable, "-m", "streams.process.owner", options.of_owner()],
+                [sys.executable, "-m", "streams.process.owner", options.for_owner()],
                 stdin=subprocess.DEVNULL,
                 stdout=log_stream,
                 stderr=log_stream,

@@ -161,7 +161,7 @@ async def _serve(
         _ending(exit, running),
         trio.open_nursery() as nursery,
     ):
-        if server.tools.scopes and options.is_listening and not options.auth.is_asked_for:
+        if server.tools.scopes and options.is_listening and not options.auth.is_required:
             log.warning(
                 "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
                 "or --auth-jwks",
@@ -308,7 +308,7 @@ async def _serve_http(
     endpoint = HttpEndpoint(running, path, metadata_url=guard.metadata_url)
     listen = partial(
         http.serve,
-        guard.beside(endpoint),
+        guard.with_metadata(endpoint),
         screen=guard.screening(endpoint.screen),
         body_bytes_max=running.server.limits.message_bytes_max,
         ssl_context=guard.tls,

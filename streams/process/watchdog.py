@@ -72,9 +72,9 @@ class _Watchdog:
             except trio.RunFinishedError:
                 return
             if not (turn.wait(self._patience_s) or turn.wait(GRACE_S)):
-                self._bark(turn, asked_at)
+                self._report(turn, asked_at)
 
-    def _bark(self, turn: threading.Event, asked_at: float) -> None:
+    def _report(self, turn: threading.Event, asked_at: float) -> None:
         found = self._found()
         log.warning("a handler holds up everybody else", **found, for_s=self._patience_s)
         while not turn.wait(self._patience_s):
@@ -91,13 +91,13 @@ class _Watchdog:
             frames.append(frame)
             frame = frame.f_back
         named = next(filter(None, map(self._name_of, frames)), None)
-        blamed = next((each for each in frames if _is_a_reason(each)), frames[0])
+        blamed = next((each for each in frames if _is_tool_code(each)), frames[0])
         code = blamed.f_code
         where = f"{code.co_filename}:{blamed.f_lineno} in {code.co_name}"
         return {"at": where} if named is None else {"tool": named, "at": where}
 
 
-def _is_a_reason(frame: FrameType) -> bool:
+def _is_tool_code(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     is_library = path.startswith(_LIBRARY) and not any(part in path for part in _PACKAGES)
     return not (is_library or path.startswith((*_OURS, "<")))

@@ -1,4 +1,4 @@
-"""What a tool is given besides its arguments: the call, to talk to the client meanwhile."""
+"""`Call` and `SyncCall`: what a tool uses to exchange messages with the client while it runs."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -25,16 +25,12 @@ class _ErrorBody(msgspec.Struct):
 class Call:
     """One running call, for an async tool.
 
-    What is sent is kept until the client has it, so a tool does not care whether anybody is
-    connected. A method returns when its message is accepted in order; it waits while the client is
-    too far behind.
+    Messages are kept until the client has them, so a tool can send at any time, also while no
+    client is connected. A method returns once its message is accepted, in order. It waits while the
+    client is too far behind.
     """
 
-    def __init__(
-        self,
-        stream: Stream,
-        tool: Tool,
-    ) -> None:
+    def __init__(self, stream: Stream, tool: Tool) -> None:
         self._stream = stream
         self._tool = tool
 
@@ -46,16 +42,16 @@ class Call:
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Report progress, in a unit of the tool's own; it must grow with every report.
+        """Report progress, in any unit. Each report must be greater than the one before.
 
-        Nothing is sent to a client that did not ask for progress. Where the client is too far
-        behind only the latest report is kept.
+        Nothing is sent to a client that did not ask for progress. While the client is too far
+        behind, only the latest report is kept.
         """
         stream = self._stream
         token = stream.progress_token
         if token is not None and stream.ahead_of_messages is not None:
             await stream.ahead_of_messages()
-            token = stream.progress_token  # the page that it is for may have been sent meanwhile
+            token = stream.progress_token  # by now it may be the token of the next page
         if token is None:
             await trio.lowlevel.checkpoint()
             return
@@ -68,10 +64,11 @@ class Call:
         await stream.send_progress(token, line)
 
     async def log(self, level: LogLevel, data: Any, *, logger: str | None = None) -> None:
-        """Send a log message; `data` is any JSON. Levels below the client's choice are not sent."""
+        """Send a log message; `data` is any JSON. Below the client's level nothing is sent."""
         stream = self._stream
         is_wanted = LEVELS.index(level) >= LEVELS.index(stream.level)
-        if not (is_wanted or stream.is_rerunning):  # it may have been wanted when it was sent first
+        # A restarted call sends the same messages as before; the level may have been lower then.
+        if not (is_wanted or stream.is_rerunning):
             await trio.lowlevel.checkpoint()
             return
         params = {"level": level, "logger": logger or self._tool.name, "data": data}
@@ -83,14 +80,14 @@ class Call:
         await self._stream.send(messages.notification(method, params))
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is durable: no crash can take it back."""
+        """Wait until everything sent so far is durable, so that no crash can lose it."""
         await self._stream.flush()
 
     async def request(self, method: str, params: Any = None) -> Any:
-        """Ask the client (elicitation, sampling, roots) and return the result of its answer.
+        """Send the client a request (elicitation, sampling, roots) and return the result.
 
-        The answer may come after a reconnect, over another transport; there is no timeout but your
-        own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
+        The answer may come after a reconnect, and over another transport. There is no timeout but
+        your own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
         answer = await self._stream.ask(method, {} if params is None else params)
         if isinstance(answer.result, msgspec.Raw):
@@ -101,37 +98,36 @@ class Call:
 
     @property
     def restored(self) -> Any:
-        """The state of the last checkpoint, where this call began before its server died; else
-        None.
-        """
+        """The state of the last checkpoint, if this call was restarted after it; else None."""
         rerun = self._stream.rerun
         return None if rerun is None or rerun.state is None else messages.decode(rerun.state, Any)
 
     async def checkpoint(self, state: Any) -> None:
-        """Begin here, with this state, should the server die: for a tool with `restart=True`.
+        """Store the state from which a restart continues, for a tool with `restart=True`.
 
-        The tool is then run from its beginning, `restored` is the state (any JSON, at most
-        `checkpoint_bytes_max`), and it must do what it did behind this point once more, in the same
-        order: what it had sent is not sent again, what it had asked has its answer. Returns when
-        that is durable; what was done before is not done again from then on. What is done between
-        two checkpoints may be done more than once.
+        After the server died, the tool is run from its beginning, and `restored` is the state of
+        the last checkpoint: any JSON, at most `checkpoint_bytes_max`. The tool must then send and
+        ask the same as before, in the same order, from this checkpoint on. Messages that were sent
+        before are not sent twice, and questions that were answered have their answers at once.
 
-        Raises `TypeError` for what is no JSON, `ValueError` where it is too long, `RuntimeError`
-        where the tool is never run again.
+        Returns when the state is durable. Work before a checkpoint is not done again from then on.
+        Work between two checkpoints may be done more than once.
+
+        Raises `TypeError` for a state that is not JSON, `ValueError` for one that is too long,
+        `RuntimeError` for a tool without `restart=True`.
         """
         if not self._tool.restart:
-            raise RuntimeError(f"tool {self._tool.name} has no restart=True: nothing is run again")
+            raise RuntimeError(f"tool {self._tool.name} has no restart=True: it is never restarted")
         encoded = messages.encode(state)
-        if self._stream.rerun is None:  # nobody could come back
+        if self._stream.rerun is None:  # no client could resume this stream after a restart
             await trio.lowlevel.checkpoint()
         else:
             await self._stream.checkpoint(encoded)
 
     async def disconnect(self) -> bool:
-        """Let go of the client, once it was given what was sent so far; it comes back when it
-        likes.
+        """Detach the client, once everything sent so far is written to it. It may resume later.
 
-        Returns False, and does nothing, where somebody on that connection could not come back.
+        Returns False, and does nothing, where a client on that connection could not resume.
         """
         stream = self._stream
         seq = stream.state.last
@@ -141,7 +137,7 @@ class Call:
 
 
 class SyncCall:
-    """The same for a tool that is a plain function: it runs in a thread, and so its calls block."""
+    """A `Call` for a plain function, which runs in a thread: the methods block that thread."""
 
     def __init__(self, call: Call) -> None:
         self._call = call

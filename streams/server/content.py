@@ -1,8 +1,9 @@
-"""Content blocks: what a tool may return besides plain values, as MCP 2025-11-25 has them.
+"""Content blocks of MCP 2025-11-25, which a tool may return besides plain values.
 
-Every block is a frozen Struct whose JSON is the wire's, so a block may also stand inside the params
-of a request to the client (`sampling/createMessage`). Bytes are given as bytes; they become base64
-on the wire. What is None is left out. `annotations` and `meta` (the wire's `_meta`) are keywords.
+Each block is a frozen Struct that encodes to the JSON of the wire, so a block may also be part of
+the params of a request to the client (`sampling/createMessage`). Binary data is passed as bytes and
+becomes base64 on the wire. Fields that are None are left out. `annotations` and `meta` (`_meta` on
+the wire) are keyword arguments.
 """
 
 from typing import Any, Literal
@@ -20,13 +21,13 @@ def _wire_name(field: str) -> str:
 
 
 class _Wire(msgspec.Struct, frozen=True, omit_defaults=True, rename=_wire_name):
-    """The wire's spelling: camelCase, `_meta`, and no nulls."""
+    """A Struct with the spelling of the wire: camelCase, `_meta`, and no nulls."""
 
 
 class Annotations(_Wire, frozen=True, kw_only=True):
-    """Hints on a block: for whom it is, and how much it matters.
+    """Hints about a block: its audience and its importance.
 
-    `priority` runs from 0 (optional) to 1 (required); `last_modified` is an ISO 8601 time.
+    `priority` is from 0 (optional) to 1 (required). `last_modified` is an ISO 8601 time.
     """
 
     audience: tuple[Role, ...] | None = None
@@ -73,9 +74,9 @@ class Audio(_Block, frozen=True, tag="audio"):
 
 
 class ResourceContents(_Wire, frozen=True):
-    """What a resource holds: either `text` or `blob` (bytes, not base64).
+    """The contents of a resource: either `text` or `blob` (bytes, not base64).
 
-    Raises `ValueError` where it has both or neither.
+    Raises `ValueError` unless exactly one of them is given.
     """
 
     uri: str
@@ -94,7 +95,7 @@ class ResourceContents(_Wire, frozen=True):
 
 
 class EmbeddedResource(_Block, frozen=True, tag="resource"):
-    """A resource with its contents. `EmbeddedResource.of(uri, text=…)` is the short way to it."""
+    """A resource with its contents. `EmbeddedResource.of(uri, text=…)` is the short form."""
 
     resource: ResourceContents
 
@@ -109,7 +110,7 @@ class EmbeddedResource(_Block, frozen=True, tag="resource"):
         annotations: Annotations | None = None,
         meta: dict[str, Any] | None = None,
     ) -> "EmbeddedResource":
-        """The block for one resource; `annotations` and `meta` are the block's.
+        """A block with one resource. `annotations` and `meta` belong to the block.
 
         Raises `ValueError` unless exactly one of `text` and `blob` is given.
         """
@@ -118,7 +119,7 @@ class EmbeddedResource(_Block, frozen=True, tag="resource"):
 
 
 class Icon(_Wire, frozen=True):
-    """An icon: where it is (an http(s) or `data:` URI), sizes as "48x48" or "any"."""
+    """An icon. `src` is an http(s) or `data:` URI; sizes are like "48x48", or "any"."""
 
     src: str
     mime_type: str | None = None
@@ -147,8 +148,8 @@ def _require_str(field: str, value: object) -> None:
 
 
 def _require_bytes(field: str, value: object) -> None:
-    # A str would be sent as it is, and clients would take it for base64.
+    # A str would be sent unchanged, and clients would decode it as base64.
     if not isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(
-            f"{field}: expected bytes, got {type(value).__name__} (decode base64 before)"
+            f"{field}: expected bytes, got {type(value).__name__} (decode base64 first)"
         )

@@ -1,6 +1,6 @@
-"""What a call becomes: the handler of a stream, which runs a tool and makes its result a response.
+"""Handlers of calls: each runs a tool for one stream, and makes the tool's result a response.
 
-The tool is found again where its server has died: the originating request is all that is needed.
+A restarted call gets its handler from the originating request, which the journal has stored.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,9 +33,9 @@ from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
 from streams.turns import large_work
 
-# Sync tools run in threads: what they may have at once, apart from everything else's threads.
+# Threads for plain functions, apart from the threads for everything else.
 THREADS_MAX: Final = 40
-# A plain generator keeps its thread from the first page to the last, and mostly sleeps.
+# More, since a plain generator keeps its thread from the first page to the last, and mostly sleeps.
 PAGING_THREADS_MAX: Final = 1_000
 
 
@@ -53,7 +53,7 @@ class CallTool(msgspec.Struct):
 
     @property
     def given(self) -> bytes:
-        """The arguments, as a JSON object. Raises `ValueError` where they are none."""
+        """The arguments as the text of a JSON object. Raises `ValueError` for any other JSON."""
         given = bytes(self.arguments).strip()
         if given == b"null":
             return b"{}"
@@ -63,7 +63,7 @@ class CallTool(msgspec.Struct):
 
 
 class Handlers:
-    """Makes the handlers of a server."""
+    """Makes the handlers of one server's calls, and has the threads and workers that they share."""
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -75,27 +75,27 @@ class Handlers:
 
     @property
     def running_tools(self) -> list[str]:
-        """The names of the tools that have not ended, each once."""
+        """The names of the tools whose calls have not ended, sorted."""
         return sorted(set(self._running.values()))
 
     def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
-        """Whether a worker has to check these arguments, which may take seconds."""
+        """Whether a worker process has to check these arguments, because that may take seconds."""
         schema = tool.input_given
         return schema is not None and schema.is_costly(len(given))
 
     async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
-        """The arguments of a call, checked. Raises `ValueError` that says what does not fit."""
+        """The checked arguments of a call. Raises `ValueError` that says what does not fit."""
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
         return await large_work().do_sized(len(given), principal, partial(tool.bind, given))
 
     async def aclose(self) -> None:
-        """End the processes that check arguments and results."""
+        """End the worker processes that check arguments and results."""
         await self._workers.aclose()
 
     def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> StreamHandler:
-        """What runs the tool for one stream."""
+        """The handler that runs the tool with these arguments."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
             result = await self._result(tool, arguments, stream)
@@ -104,15 +104,15 @@ class Handlers:
         return handle
 
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
-        """The handler of a stream that had one in another process; None where that cannot be."""
+        """The handler of a call that is restarted; None where it cannot be restarted."""
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
             tool = self._tools.get(params.name)
             if tool is None or not tool.restart:
                 return None
-            arguments = tool.bind(params.given)  # which were checked when the call began
+            arguments = tool.bind(params.given)  # checked when the call began
         except ValueError as error:
-            log.warning("a call cannot be run again", stream=stream.id[:8], why=str(error))
+            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
@@ -121,7 +121,7 @@ class Handlers:
     async def _result(
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
     ) -> dict[str, Any]:
-        """The tool's result; its exception becomes one too, and its traceback goes to the log."""
+        """The tool's result. An exception becomes an error result, and its traceback is logged."""
         call = Call(stream, tool)
         first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
         work = partial(tool.function, *first, **arguments)
@@ -156,7 +156,10 @@ class Handlers:
     async def _checked_result(
         self, result: dict[str, Any], tool: Tool, stream: Stream
     ) -> dict[str, Any]:
-        """The result, once it is checked against an output schema where that is costly."""
+        """The result, after a worker has checked it where that is costly.
+
+        `to_result` has checked it against the output schema otherwise.
+        """
         schema = tool.output_given
         if schema is None:
             return result
@@ -171,7 +174,7 @@ class Handlers:
 
 
 def tool_at(frame: FrameType) -> str | None:
-    """The tool that runs in this frame, if it is the one that knows."""
+    """The name of the tool that runs in this frame; None for the frame of another function."""
     if frame.f_code is not Handlers._result.__code__:
         return None
     tool = frame.f_locals["tool"]

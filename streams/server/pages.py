@@ -1,8 +1,8 @@
-"""What a tool yields, as pages: each is the answer to one call, and leads to the next.
+"""Pages: each result that a generator yields is the response to one call.
 
-The tool is not hurried: it makes no more pages than were asked for, and a few ahead. A page is sent
-when something, or the end, is known to follow, since the last one has to say that it is the last.
-Where that takes long, it is sent without knowing, and the end may have to be an empty page.
+The tool waits when it is a few pages ahead of the calls. A page is sent once it is known whether
+another one follows, since the last page has no token for a next one. If that takes too long, the
+page is sent with a token anyway, and the last page may then be empty.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from streams.faults import let_pass, run_in_thread
 from streams.forks import Confined
 from streams.server.tools import Paged
 
-# Every call for a page may be kept waiting as long as this, just to know whether it is the last.
+# How long a finished page may wait until it is known whether it is the last one.
 HOLD_S: Final = 0.25
 EMPTY: Final[dict[str, Any]] = {"content": []}
 
@@ -28,32 +28,31 @@ Pages = AsyncGenerator[Any, None] | Generator[Any, None, None]
 
 
 class PagedCall:
-    """The pages of one stream, from what a tool yields; `to_result` makes each a result.
+    """The pages of one stream. `to_result` makes a result of each value that the tool yields.
 
-    At most `paged.ahead` pages are made before they are asked for. A call is answered with an empty
-    page when there is none for `paged.wait_s` seconds.
+    At most `paged.ahead` pages are made before a call asks for them. A call gets an empty page when
+    none is ready within `paged.wait_s` seconds.
     """
 
     def __init__(
-        self,
-        stream: Stream,
-        to_result: Callable[[Any], dict[str, Any]],
-        paged: Paged,
+        self, stream: Stream, to_result: Callable[[Any], dict[str, Any]], paged: Paged
     ) -> None:
         self._stream = stream
         self._to_result = to_result
         self._paged = paged
-        self._made: deque[dict[str, Any]] = deque()  # and not sent
+        self._made: deque[dict[str, Any]] = deque()  # pages that are not sent yet
         self._failure: BaseException | None = None
         self._confined = Confined()
         self._is_over = False
-        self._is_followed = False  # what was made: by a message of the tool, which waits for it
-        self._since = (0, 0), trio.current_time()
+        # Whether the newest page is to be sent as one that is not the last.
+        self._is_followed = False
+        self._since = (0, 0), trio.current_time()  # pages kept and made, and since when
 
     async def run(self, pages: Pages, limiter: trio.CapacityLimiter) -> dict[str, Any]:
         """Send all pages but the last one, which is returned.
 
-        A plain generator runs in one thread, from its beginning to its end. Raises what it raises.
+        A plain generator runs in one thread from its beginning to its end. Its exceptions are
+        raised here.
         """
         self._stream.ahead_of_messages = self._send_made
         try:
@@ -66,13 +65,13 @@ class PagedCall:
                     self._failure = error
                     nursery.cancel_scope.cancel()
         finally:
-            self._is_over = True  # a thread that was abandoned hears it when it comes back
+            self._is_over = True  # ends an abandoned thread when it yields its next page
             self._stream.notify()
         if self._failure is not None:
             raise self._failure
         return self._made.popleft() if self._made else EMPTY
 
-    # What the tool does
+    # The tool makes pages
 
     async def _make(self, pages: Pages, limiter: trio.CapacityLimiter) -> None:
         try:
@@ -96,33 +95,33 @@ class PagedCall:
                 trio.from_thread.run(self._take, page)
 
     async def _take(self, page: Any) -> None:
-        """Take what was yielded, and wait until more is wanted."""
+        """Take a page that was yielded, and wait until another one is wanted."""
         if self._is_over:
-            raise Ended("nobody wants more pages")
+            raise Ended("no more pages are wanted")
         self._made.append(self._to_result(page))
         self._is_followed = False
         self._stream.notify()
         while self._kept + len(self._made) > self._paged.ahead:
             await self._stream.change()
             if self._is_over:
-                raise Ended("nobody wants more pages")
+                raise Ended("no more pages are wanted")
 
-    # What its callers get
+    # Calls get pages
 
     @property
     def _has_more(self) -> bool:
-        """Whether there is a page to come that is not the last response."""
+        """Whether there is, or may be, a page that is not the last response."""
         is_last = 0 if self._failure else 1
         return not self._is_over or len(self._made) > is_last
 
     @property
     def _kept(self) -> int:
-        """Pages that were sent behind the place that was asked for: all but the first are ahead."""
+        """Pages sent behind the last position that was asked for: the answer, then those ahead."""
         asked = self._stream.asked
         return sum(seq > asked for seq in self._stream.state.pages)
 
     async def _send_next(self) -> None:
-        """Send a page, if there is one to be sent; else wait for something to change."""
+        """Send a page if one is ready. Otherwise wait until something changes."""
         if len(self._made) > 1 or self._is_over or (self._made and self._is_followed):
             await self._send(self._made[0])
             self._made.popleft()
@@ -133,19 +132,19 @@ class PagedCall:
         if not waiting.cancelled_caught:
             return
         if self._made:
-            self._is_followed = True  # nobody knows by what
+            self._is_followed = True  # by an empty page, should the tool yield no more
         else:
             await self._send(EMPTY)
 
     async def _send_made(self) -> None:
-        """Wait until what was made is sent: a message of the tool comes behind it."""
+        """Wait until all pages are sent, because a message of the tool has to come after them."""
         while self._made and not self._is_over:
             self._is_followed = True
             self._stream.notify()
             await self._stream.change()
 
     def _deadline(self) -> float:
-        """Until when a page that is asked for may wait for what follows, or a caller for a page."""
+        """When to send a page without knowing whether another follows, or an empty one."""
         now, situation = trio.current_time(), (self._kept, len(self._made))
         if situation != self._since[0]:
             self._since = situation, now

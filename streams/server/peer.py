@@ -1,8 +1,12 @@
-"""What an MCP peer sees of a server: one session's conversation.
+"""The conversation of a server with one MCP client: every message, from the line to the reply.
 
-Nothing here waits for a handler, which runs in the engine. A message may wait for the journal,
-which finds its stream, and the next one of the same connection waits with it. A call whose
-arguments a worker has to check waits in a task of its own: the next message does not wait for that.
+Messages are handled one after another. Handlers of calls run in the engine, and nothing here waits
+for them. A message may wait for the journal, to look up its stream, and then the next message of
+the same connection waits too. A call whose arguments a worker process has to check waits in a task
+of its own, so that the next message does not wait for the check.
+
+This is one file because every method of MCP shares the same steps: parse, rate, revision, request
+id, and errors that become replies.
 """
 
 from collections.abc import Awaitable, Callable
@@ -37,34 +41,34 @@ from streams.server.handlers import CallTool, Handlers
 from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
-# Newest first: it is offered to a client that initializes with one that is not spoken.
+# Newest first. A client that initializes with an unknown revision is offered the newest one.
 REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
-# Revision 2026-07-28 has no handshake: each request names its revision, here and over HTTP in a
-# header as well.
+# Revision 2026-07-28 has no handshake. Each request names its revision under this key; over HTTP a
+# header names it as well.
 _REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
-# The ids of calls and resumes, and progress tokens, are kept with a stream, and the latter stand in
-# each message about progress.
+# Request ids and progress tokens are stored with a stream, and each progress message repeats the
+# token.
 NAME_LETTERS_MAX: Final = 1024
 
-# How many calls of one connection may be checked, or wait for that, beside its reader. The worker
-# takes one of a principal at a time and up to 2.5 s for it, so the last begins within the 20 s that
-# a check may wait. A further call waits in the reader.
+# How many calls of one connection may be checked by workers, or wait for a worker, in tasks of
+# their own. Workers check one value of a principal at a time, for up to 2.5 s each, so the last of
+# these checks begins within the 20 s that it may wait. With one more call the reader itself waits.
 CHECKS_MAX: Final = 4
 
-# How many refusals are logged at once, and per second in the long run: a line takes longer than the
-# rest of a refusal, and a log has no end.
+# How many refusals are logged at once, and per second in the long run. To log one takes longer than
+# to send it, and a flood of them must not fill the disk.
 REFUSALS_LOGGED: Final = 100
 REFUSALS_LOGGED_PER_S: Final = 10.0
 
 _T = TypeVar("_T")
 
-_log_limit: Final = trio.lowlevel.RunVar[RateLimit]("what may be logged of refusals")
+_log_limit: Final = trio.lowlevel.RunVar[RateLimit]("the limit on log lines about refusals")
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """What a server tells its clients about itself, and its defaults for calls."""
+    """The server as its peers see it, and its defaults for calls."""
 
     name: str
     version: str
@@ -101,7 +105,7 @@ class _Cancelled(msgspec.Struct, rename="camel"):
 
 
 class Peer:
-    """The conversation with one client, over one connection or one after another."""
+    """The conversation with one client, over one connection or several in succession."""
 
     def __init__(
         self, profile: Profile, engine: Engine, session: Session, handlers: Handlers
@@ -111,7 +115,7 @@ class Peer:
         self._engine = engine
         self._handlers = handlers
         self._large = large_work()
-        self._tasks: trio.Nursery | None = None  # of the connection, where that has a reader
+        self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
         self._check_slots = trio.Semaphore(CHECKS_MAX)
         self._polls = dialects.questions()
         self._resumes = dialects.resumings()
@@ -121,7 +125,8 @@ class Peer:
             "tools/list": self._list_tools,
             "logging/setLevel": self._set_level,
         }
-        # These answer when they are done, and need the message as it came.
+        # These send messages over a connection, and the response last. They need the line as it was
+        # received, because the journal stores it.
         self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
             "tools/call": self._call_tool,
             **dict.fromkeys(self._resumes, self._resume),
@@ -132,15 +137,15 @@ class Peer:
         }
 
     def delivers(self, method: str) -> bool:
-        """Whether the answer to a request is a delivery: messages, and the response last."""
+        """Whether this method answers with a delivery: messages, and the response last."""
         return method in self._deliveries
 
     async def run(self, connection: Connection) -> None:
-        """Listen until the client will send no more over this connection."""
+        """Handle the messages of a connection until the client stops sending."""
         async with trio.open_nursery() as self._tasks:
             await self._listen(connection)
             if not connection.channel.is_writable():
-                self._tasks.cancel_scope.cancel()  # a call that has not begun has no client
+                self._tasks.cancel_scope.cancel()  # calls that have not begun lost their client
 
     async def _listen(self, connection: Connection) -> None:
         turns = Turns()
@@ -169,14 +174,11 @@ class Peer:
         except Refusal as refused:
             request_id = await self._work(incoming, partial(messages.salvage_id, incoming))
             return error_line(request_id, refused)
-        if message.kind is Kind.REQUEST:
-            try:
-                self._engine.rates.check(self.session.principal)
-            except Refusal as refused:
-                return error_line(id_of(message), refused)
         try:
+            if message.kind is Kind.REQUEST:
+                self._engine.rates.check(self.session.principal)
             return await self.handle(message, incoming, connection)
-        except InsufficientScope as refused:
+        except Refusal as refused:
             return error_line(id_of(message), refused)
 
     async def _parse(self, line: bytes) -> Message:
@@ -186,7 +188,7 @@ class Peer:
         return await self._work(line, partial(messages.parse_bounded, line))
 
     async def _work(self, line: bytes, work: Callable[[], _T]) -> _T:
-        """Do one piece of work on a message, a large one when it is its turn."""
+        """Do one piece of work on a message. Work on a large message waits for its turn."""
         return await self._large.do_sized(len(line), self.session.principal, work)
 
     async def handle(
@@ -197,11 +199,11 @@ class Peer:
         *,
         event_ids: EventIds | None = None,
     ) -> bytes | None:
-        """Deal with a message; the reply to it, where that is here at once.
+        """Handle a message. Returns the reply; None without one, and where it is a delivery.
 
-        `line` is the message as it came. A request that `delivers` needs a connection for it; for a
-        poll `event_ids` tell what its `Last-Event-ID` says of a stream. Raises `InsufficientScope`,
-        before anything was begun or sent.
+        `line` is the message as it was received. A request whose method `delivers` needs a
+        connection. A poll over HTTP needs `event_ids`, which hold the position that its
+        `Last-Event-ID` names. Raises `InsufficientScope` before anything is begun or sent.
         """
         try:
             match message.kind:
@@ -214,10 +216,8 @@ class Peer:
                     await self._work(line, answer)
         except InsufficientScope:
             raise
-        except Refusal as refused:
-            return error_line(id_of(message), refused)
-        except Unavailable as trouble:
-            return error_line(id_of(message), journal_unavailable(trouble))
+        except (Refusal, Unavailable) as error:
+            return error_line(id_of(message), error)
         return None
 
     async def _request(
@@ -230,9 +230,9 @@ class Peer:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
         check_revision(await self._work(line, partial(revision_in, message, line)))
-        if request_id in self.session.checking:
+        if request_id in self.session.checking:  # not even a resume displaces such a call
             check_free(self.session, request_id)
-        if method in self._deliveries:  # they check the id: a resume may displace its holder
+        if method in self._deliveries:  # these check the id: a resume may displace its holder
             _check_name(request_id, "id")
             assert connection is not None
             await self._deliveries[method](message, line, connection)
@@ -244,7 +244,9 @@ class Peer:
             answer = await self._work(line, partial(self._requests[method], message))
             return messages.result(request_id, answer)
         known = ", ".join(sorted([*self._requests, *self._polls, *self._deliveries]))
-        raise Refusal(METHOD_NOT_FOUND, f"No method {method[:100]!r} here: there are {known}.")
+        raise Refusal(
+            METHOD_NOT_FOUND, f"Unknown method {method[:100]!r}: this server has {known}."
+        )
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
@@ -261,7 +263,7 @@ class Peer:
     def _initialize(self, message: Message) -> dict[str, Any]:
         session = self.session
         if session.revision is not None:
-            raise Refusal(INVALID_REQUEST, "Initialized already: open another connection.")
+            raise Refusal(INVALID_REQUEST, "Already initialized: open another connection.")
         params = read_params(message.params, _Initialize)
         capabilities = extension.known_of(params.capabilities)
         session.settings = extension.settings_of(capabilities)
@@ -297,7 +299,7 @@ class Peer:
         level = read_params(message.params, _SetLevel).level
         if level not in LEVELS:
             raise Refusal(
-                INVALID_PARAMS, f"No level {level[:40]!r}: there are {', '.join(LEVELS)}."
+                INVALID_PARAMS, f"Unknown level {level[:40]!r}: use one of {', '.join(LEVELS)}."
             )
         self.session.level = level
         return {}
@@ -322,15 +324,18 @@ class Peer:
     def _read_call(
         self, message: Message, line: bytes, scopes: Scopes
     ) -> tuple[Message, bytes, CallTool, str | None]:
-        """A call without the token of a page among its arguments, its params, and that token."""
+        """A call, its line, its params, and its page token.
+
+        A page token among the arguments is removed from the message, the line and the params.
+        """
         params = read_params(message.params, CallTool)
         _check_name(params.meta.progress_token, "_meta.progressToken")
         tool = self._profile.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
             tool.check_scopes(scopes)
-            argued, arguments = dialects.split_arguments(params.arguments, tool.takes)
-            token = argued if token is None else token
+            token_in_arguments, arguments = dialects.split_arguments(params.arguments, tool.takes)
+            token = token_in_arguments if token is None else token
             if arguments is not params.arguments:
                 params = msgspec.structs.replace(params, arguments=arguments)
                 message, line = _with_arguments(message, arguments)
@@ -339,8 +344,9 @@ class Peer:
     async def _begin_in_task(
         self, message: Message, connection: Connection, begin: Callable[[], Awaitable[None]]
     ) -> None:
-        """Begin a call that takes long to check, while the reader goes on: meanwhile its id is
-        taken, and a cancel ends it without an answer, as for a call that has begun.
+        """Begin a call whose arguments take long to check, in a task beside the reader.
+
+        Its request id is taken meanwhile. A cancel ends it without a reply, like a running call.
         """
         assert isinstance(message.id, int | str)
         request_id, checking = message.id, self.session.checking
@@ -350,32 +356,30 @@ class Peer:
             try:
                 with scope:
                     await begin()
-            except Refusal as refused:
-                connection.reply(error_line(request_id, refused))
-            except Unavailable as trouble:
-                connection.reply(error_line(request_id, journal_unavailable(trouble)))
+            except (Refusal, Unavailable) as error:
+                connection.reply(error_line(request_id, error))
             finally:
                 if checking.get(request_id) is scope:
                     del checking[request_id]
 
-        async def run_beside() -> None:
+        async def run_in_slot() -> None:
             try:
                 await run()
             finally:
                 self._check_slots.release()
 
-        if self._tasks is None:  # over HTTP the reader is this call's alone
+        if self._tasks is None:  # over HTTP no other message waits for this one
             checking[request_id] = scope
             await run()
         else:
             await self._check_slots.acquire()
             checking[request_id] = scope
-            self._tasks.start_soon(run_beside)
+            self._tasks.start_soon(run_in_slot)
 
     async def _call_once(
         self, message: Message, params: CallTool, line: bytes, key: str, connection: Connection
     ) -> None:
-        """Begin a call, or deliver the one that was begun with the same key."""
+        """Begin a call, or deliver the call that was begun before with the same key."""
         assert isinstance(message.id, int | str)
         async with self._engine.keyed.looked_up(key, self.session.principal) as called:
             if called.stream is None:
@@ -396,14 +400,14 @@ class Peer:
         connection: Connection,
         mark: Mark | None = None,
     ) -> None:
-        """Begin a call whose request is kept as `line`, with this mark in it."""
+        """Begin a call. The journal stores `line` as its request, which includes `mark`."""
         assert isinstance(message.id, int | str)
         checking = self.session.checking
-        if message.id not in checking:  # else it is this call that has the id
+        if message.id not in checking:  # otherwise this call itself has taken the id
             check_free(self.session, message.id)
         tool = self._profile.tools.get(params.name)
         if tool is None:
-            raise Refusal(INVALID_PARAMS, f"No tool {params.name[:100]!r} here: see tools/list.")
+            raise Refusal(INVALID_PARAMS, f"Unknown tool {params.name[:100]!r}: see tools/list.")
         try:
             given = params.given
         except ValueError as error:
@@ -411,7 +415,8 @@ class Peer:
         try:
             arguments = await self._handlers.arguments(tool, given, self.session.principal)
         except ValueError as error:
-            # SEP-1303: a model can mend its arguments where it sees what is wrong with them.
+            # SEP-1303: this is a result, not a protocol error, so that the model sees what is wrong
+            # and can correct its arguments.
             result = error_result(f"Bad arguments for {tool.name}: {error}")
             connection.reply(messages.result(message.id, result))
             return
@@ -420,7 +425,7 @@ class Peer:
         max_s = profile.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
-        check_free(self.session, message.id)  # it may have been taken meanwhile
+        check_free(self.session, message.id)  # another request may have taken it meanwhile
         stream = self._engine.begin(
             connection,
             line,
@@ -431,7 +436,7 @@ class Peer:
             is_paged=tool.paged is not None,
             is_restartable=tool.restart,
             mark=mark,
-            origin=message if mark is None else None,  # a marked line is another one
+            origin=message if mark is None else None,  # with a mark, `line` differs from `message`
         )
         stream.progress_token = params.meta.progress_token
 
@@ -469,10 +474,10 @@ class Peer:
         )
 
     def _check_scopes(self, stream: Stream, connection: Connection) -> None:
-        """Check the scopes of a caller that reads its own stream by the id alone.
+        """Check the scopes of a caller that resumes its own stream without a resume token.
 
-        It needs the scopes that the call needed: the same bearer may have other tokens with fewer.
-        A resume token is the authority itself.
+        It needs the scopes that the call needed, since the same principal may have bearer tokens
+        with fewer scopes. A resume token needs no scopes: it is the authority itself.
         """
         if self._profile.tools.scopes:
             origin = messages.parse(stream.record.origin)
@@ -494,14 +499,14 @@ class Peer:
 
 
 def _units(incoming: Incoming) -> int:
-    """How much work a message is, as `Turns` counts it."""
+    """The work of a message in units of `Turns`."""
     if isinstance(incoming, TooLarge):
-        return 1  # its bytes were counted when they were read
+        return 1  # the transport has counted its bytes
     return 1 + len(incoming) // UNIT_BYTES
 
 
 def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
-    """Refuse a name that would be kept, and repeated, at a length that no client needs."""
+    """Refuse a longer name than clients need, since it would be stored and repeated."""
     if isinstance(name, str) and len(name) > NAME_LETTERS_MAX:
         raise Refusal(
             INVALID_REQUEST,
@@ -509,30 +514,30 @@ def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
         )
 
 
-def journal_unavailable(trouble: Unavailable) -> Refusal:
-    """What to say where the journal cannot be asked."""
-    message = f"The journal cannot be read now ({trouble}): try again later."
+def journal_unavailable(error: Unavailable) -> Refusal:
+    """The refusal of a request while the journal cannot be read."""
+    message = f"The journal cannot be read now ({error}): try again later."
     return refusal("unavailable").saying(message)
 
 
 def revision_in(message: Message, line: bytes) -> Any:
-    """The revision that a message names for itself; None where it names none, or asks for one.
+    """The revision in the `_meta` of a message; None without one, and for `initialize`.
 
-    `line` is the message as it came, which is searched faster than decoded.
+    `line` is the message as it was received. To search it is faster than to decode the params.
     """
     if message.method == "initialize" or b"protocolVersion" not in line:
         return None
     try:
         return messages.decode(message.params, _Enveloped).meta.revision
     except ValueError:
-        return None  # params of another shape are for their method to refuse
+        return None  # the method itself refuses params of another shape
 
 
 def check_revision(named: Any) -> None:
-    """Refuse a request that names a revision which is not spoken. Raises `Refusal`.
+    """Raise `Refusal` for a revision that this server does not speak.
 
-    Clients that try 2026-07-28 first take this for the refusal of an older server, and initialize.
-    Three others would stop them: code -32022 (Rust), the words Mcp-Session-Id (C#), and any refusal
+    Clients that try 2026-07-28 first recognize an older server by this error, and initialize. These
+    errors would stop them instead: code -32022 (Rust), the words Mcp-Session-Id (C#), and any error
     without the request's id (Rust).
     """
     if named is None or named in REVISIONS:
@@ -544,12 +549,13 @@ def check_revision(named: Any) -> None:
 
 
 def id_of(message: Message) -> RequestId | None:
-    """The id under which a message is answered; None where it has none."""
+    """The id for the reply to a message; None without an id."""
     return message.id if isinstance(message.id, int | str) else None
 
 
-def error_line(request_id: RequestId | None, refused: Refusal) -> bytes:
-    """The error that answers a request. A flood of them is not logged one by one."""
+def error_line(request_id: RequestId | None, error: Refusal | Unavailable) -> bytes:
+    """The error response to a request. It is logged, within a limit."""
+    refused = journal_unavailable(error) if isinstance(error, Unavailable) else error
     try:
         budget = _log_limit.get()
     except LookupError:
@@ -561,7 +567,7 @@ def error_line(request_id: RequestId | None, refused: Refusal) -> bytes:
 
 
 def _with_arguments(message: Message, arguments: msgspec.Raw) -> tuple[Message, bytes]:
-    """The same call with other arguments, and as a line."""
+    """The same call with other arguments, and its line."""
     assert isinstance(message.id, int | str)
     params = messages.decode(message.params, dict[str, msgspec.Raw]) | {"arguments": arguments}
     changed = msgspec.structs.replace(message, params=msgspec.Raw(messages.encode(params)))

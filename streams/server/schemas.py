@@ -1,14 +1,14 @@
-"""JSON Schemas of tools: made from annotations, or given by the author; and how a mismatch reads.
+"""JSON Schemas of tools: made from annotations or given by the author, and the checks against them.
 
-A schema that is made lists every parameter and nothing else (`additionalProperties: false`): what a
-caller misspells is refused, not ignored. A schema that is given is checked when the tool is made,
-every `$ref` in it included, and nothing is ever fetched from the network. Schemas are JSON Schema
-2020-12 unless `$schema` says otherwise.
+A schema made from annotations allows no other arguments (`additionalProperties: false`), so that a
+misspelled argument is refused and not ignored. A schema that the author gives is checked when the
+tool is made, with every `$ref` in it. Nothing is fetched from the network. Schemas are JSON Schema
+2020-12 unless `$schema` names another draft.
 
-The functions here take a few milliseconds for each MiB at most. Where a check against a schema may
-take longer (`GivenSchema.is_costly`) they skip it, and the caller has a worker process do it.
+The functions here take at most a few milliseconds per MiB. They skip a check that may take longer
+(`GivenSchema.is_costly`), and the caller lets a worker process do it.
 
-A value that does not fit is a `ValueError` with one sentence that begins with the place.
+A value that does not fit raises `ValueError` with one sentence that begins with the place.
 """
 
 import copy
@@ -26,8 +26,8 @@ from streams.server.validator import Schema, Validator, shortened
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
 OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back from it
 
-# The work of a check that is done where it comes up, in words of the schema times bytes of the
-# value: at most 4 ms, in which nothing else of the server runs.
+# The most work of a check that is done at once, in words of the schema times bytes of the value.
+# It takes at most 4 ms, and nothing else in the server runs meanwhile.
 INLINE_WORK_MAX: Final = 256 * 1024
 
 _ABSENT: Final = object()
@@ -38,10 +38,10 @@ _PLACE: Final = re.compile(r"(?P<why>.*) - at (?P<key>`key` in )?`\$(?P<path>.*?
 
 
 def parameters_schema(parameters: Sequence[Parameter]) -> Schema:
-    """The input schema of these parameters; their annotations carry `msgspec.Meta` over.
+    """The input schema of these parameters, with the constraints in their `msgspec.Meta`.
 
-    A default is listed where it is JSON of the parameter's own type (not `rows: int = None`).
-    Raises `TypeError` naming the parameter whose annotation has no JSON form.
+    A default is listed if it is JSON of the parameter's own type (not for `rows: int = None`).
+    Raises `TypeError` with the name of a parameter whose annotation has no JSON form.
     """
     try:
         found, definitions = _components([parameter.annotation for parameter in parameters])
@@ -60,7 +60,7 @@ def parameters_schema(parameters: Sequence[Parameter]) -> Schema:
 
 
 def is_required(parameter: Parameter) -> bool:
-    """Whether a call without this argument is refused."""
+    """Whether a call must have this argument."""
     return parameter.default is Parameter.empty
 
 
@@ -72,7 +72,7 @@ def object_schema(annotation: Any) -> Schema | None:
     try:
         described = types.type_info(annotation)
     except TypeError:
-        return None  # not a type at all, or none that msgspec could write; to_result will tell
+        return None  # msgspec does not know it; `to_result` reports values that are not JSON
     while isinstance(described, types.Metadata):
         described = described.type
     if not isinstance(described, types.StructType | types.DataclassType | types.TypedDictType):
@@ -96,7 +96,7 @@ def _components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]
     found, definitions = msgspec.json.schema_components(
         annotations, ref_template=_REFERENCE + "{name}"
     )
-    # Through JSON: a default of msgspec's may be a set or a tuple, which is no JSON yet.
+    # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
     plain = msgspec.json.decode(msgspec.json.encode((found, definitions)))
     return tuple(plain[0]), plain[1]
 
@@ -108,7 +108,7 @@ def _culprit(parameters: Sequence[Parameter], error: Exception) -> str:
         except (TypeError, ValueError, NameError) as found:
             why = str(found).splitlines()[-1]
             return f"{parameter.name}: {why}; use a type that JSON has, or give input_schema"
-    return str(error)  # each is fine alone, not all together
+    return str(error)  # each annotation is valid alone, but not all of them together
 
 
 def _advertised_default(parameter: Parameter) -> Schema:
@@ -119,18 +119,16 @@ def _advertised_default(parameter: Parameter) -> Schema:
         msgspec.json.decode(encoded, type=parameter.annotation)
         return {"default": msgspec.json.decode(encoded)}
     except (TypeError, ValueError, RecursionError):
-        return {}  # None for an int, or a sentinel object: nothing that a caller could send
+        return {}  # None for an int, or a sentinel object: a client cannot send it
 
 
 def annotation_binder(parameters: Sequence[Parameter], schema: "GivenSchema | None") -> Binder:
-    """Decodes arguments into these parameters' types; what is absent gets its default.
+    """Returns a function that decodes arguments into the types of these parameters.
 
-    Before that they are checked against `schema`, where there is one; not where that is costly,
-    which is left to the caller.
-
-    Defaults that are lists, dicts or sets are copied, so that no call changes the next one's.
+    It checks them against `schema` first. A costly check is left to the caller. Absent arguments
+    get their defaults, and a default that is a list, dict or set is copied for each call.
     """
-    # The fields' own names are ours, so that a parameter may be called anything, `self` included.
+    # The fields have names of their own, so that a parameter may have any name, even `self`.
     shape = msgspec.defstruct(
         "Arguments",
         [_field(f"p{index}", parameter) for index, parameter in enumerate(parameters)],
@@ -167,10 +165,10 @@ def _fresh(default: Any) -> Any:
 def given_binder(
     schema: "GivenSchema", parameters: Sequence[Parameter], *, more_allowed: bool, taken: str | None
 ) -> Binder:
-    """Decodes arguments as plain JSON that fits `schema`, and that the function can take.
+    """Returns a function that decodes arguments as plain JSON and checks them against `schema`.
 
-    A check that is costly is left to the caller.
-    `more_allowed` says that the function has `**kwargs`; `taken` is the name that they cannot have.
+    A costly check is left to the caller. With `more_allowed` the function has `**kwargs`. `taken`
+    is the name of the parameter for the call, which no argument may have.
     """
     known = {parameter.name: parameter for parameter in parameters}
     decoder = msgspec.json.Decoder(dict[str, Any])
@@ -207,7 +205,7 @@ def _require_names(
 
 
 def annotation_check(annotation: Any, schema: "GivenSchema | None") -> OutputCheck:
-    """Raises `ValueError` for output that does not fit the annotation, nor, first, `schema`."""
+    """Returns a function that checks output against `schema`, then against the annotation."""
     decoder = msgspec.json.Decoder(annotation)
 
     def check(encoded: bytes, value: Any) -> None:
@@ -219,7 +217,7 @@ def annotation_check(annotation: Any, schema: "GivenSchema | None") -> OutputChe
 
 
 def given_check(schema: "GivenSchema") -> OutputCheck:
-    """Raises `ValueError` for output that does not fit the schema, where that is cheap to tell."""
+    """Returns a function that checks output against `schema`, unless that is costly."""
 
     def check(encoded: bytes, value: Any) -> None:
         if not schema.is_costly(len(encoded)):
@@ -229,37 +227,39 @@ def given_check(schema: "GivenSchema") -> OutputCheck:
 
 
 class GivenSchema:
-    """A schema that values are checked against: `schema` is a copy that never changes."""
+    """A JSON Schema that values are checked against. `schema` is a copy of the one given."""
 
     def __init__(self, schema: Mapping[str, Any], what: str) -> None:
-        """Raises `ValueError` beginning with `what` unless it is a schema of an object."""
+        """Raises `ValueError`, beginning with `what`, unless `schema` describes an object."""
         try:
             self.encoded = msgspec.json.encode(dict(schema))
             self.schema: Schema = msgspec.json.decode(self.encoded)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{what}: not JSON: {error}") from error
         if self.schema.get("type") != "object":
-            raise ValueError(f'{what}: MCP wants "type": "object" at the root')
+            raise ValueError(f'{what}: MCP requires "type": "object" at the root')
         try:
             self._validator = Validator(self.schema)
         except ValueError as error:
             raise ValueError(f"{what}: {error}") from error
 
     def is_costly(self, value_bytes: int) -> bool:
-        """Whether to check a value of this size could hold up others: then a worker does."""
+        """Whether the check of a value of this size takes so long that a worker has to do it."""
         return self._validator.work(value_bytes) > INLINE_WORK_MAX
 
     def check(self, value: Any, whole: str) -> None:
-        """Check a value at once. Raises `ValueError` with the mismatch; `whole` names the value."""
+        """Check a value. Raises `ValueError` with the mismatch; `whole` is the value's name."""
         if not self._validator.fits(value):
             raise ValueError(self._validator.mismatch(value, whole))
 
 
 def patterned(schema: Schema, what: str) -> GivenSchema | None:
-    """A schema made from annotations, to be checked before msgspec converts the value, where there
-    are patterns in it: msgspec matches by `re`, which backtracks. None where there are none.
+    """A schema from annotations as a `GivenSchema` if it has patterns; None without patterns.
 
-    Raises `ValueError` beginning with `what` for a pattern that cannot be matched otherwise.
+    Values are checked against it before msgspec converts them. msgspec matches patterns by `re`,
+    which backtracks and may take exponential time.
+
+    Raises `ValueError`, beginning with `what`, for a pattern that needs backtracking.
     """
     return GivenSchema(schema, what) if _has_pattern(schema) else None
 
@@ -279,7 +279,7 @@ def _decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
 
 
 def explain(error: Exception, whole: str) -> str:
-    """msgspec's error as one sentence, place first: `rows: expected int, got str`."""
+    """msgspec's error as a sentence that begins with the place: `rows: expected int, got str`."""
     if isinstance(error, RecursionError):
         return f"{whole}: nested too deeply"
     if not isinstance(error, msgspec.ValidationError):
@@ -299,5 +299,5 @@ def explain(error: Exception, whole: str) -> str:
 
 def _plain_words(why: str) -> str:
     unquoted = re.sub(r"`([^`]*)`", r"\1", why)
-    # Only msgspec's own sentences: an author's may begin with a name.
+    # Only the first words of msgspec's own sentences. An author's sentence may begin with a name.
     return re.sub(r"^(Expected|Invalid|Object|Missing)\b", lambda word: word[0].lower(), unquoted)

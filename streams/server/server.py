@@ -1,4 +1,4 @@
-"""What a tool author sees: a server, and its tools."""
+"""The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,12 +23,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Server:
     """An MCP server of tools whose calls outlive their connections.
 
-    `resume_min_s` and `resume_max_s` are the Streams proposal's `resumeInterval`: how long a client
-    waits before it comes back, and for how long its streams are kept when it does not. A `max` of 0
-    means that calls are cancelled when their connection is lost. `enforce_min` refuses a client
-    that comes too early instead of serving it. `require_resume_token` refuses a streamId without
-    its resumeToken to any caller but the principal that made the stream; by default it is enough
-    for a stream of an anonymous caller.
+    `resume_min_s` and `resume_max_s` are the `resumeInterval` of the Streams proposal: a client
+    waits `resume_min_s` before it resumes, and its streams are kept for `resume_max_s` after it is
+    detached. With a `resume_max_s` of 0, calls are cancelled when their connection is lost.
+    `enforce_min` refuses a client that resumes too early, instead of serving it.
+
+    A caller may resume its own streams by streamId. A stream of an anonymous caller needs no more
+    than its streamId either, unless `require_resume_token` is set: then the resumeToken is needed.
     """
 
     def __init__(
@@ -65,18 +66,23 @@ class Server:
     ) -> Callable[[Function], Function]: ...
 
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
-        """Make a function a tool: its name, docstring and annotations say what it is.
+        """Make a function a tool, described by its name, docstring and annotations.
 
         A plain function runs in a thread. `overflow="fail"` ends a call whose client is too far
         behind, instead of making the tool wait. `expected_s` tells clients how many seconds a call
-        is likely to take. With `pages` the function is a generator, and each call gets one of the
-        results that it yields, with a token for the next one: they are made `pages_ahead` of the
-        calls, and an empty one is given where there is none within `page_wait_s` seconds. With
-        `restart` a call is run again when its server has died: `Call.checkpoint` says what the
-        function must see to. To call a tool with `scopes`, a bearer needs a token that was given
-        all of them. Users of this machine can call it over stdio without one; other callers cannot.
+        is likely to take.
 
-        Raises `TypeError` or `ValueError` for what cannot be a tool.
+        With `pages` the function is a generator. Each call gets one of the results that it yields,
+        with a page token for the next one. The function runs up to `pages_ahead` results ahead of
+        the calls. A call gets an empty page if no result is ready within `page_wait_s` seconds.
+
+        With `restart` a call is restarted after its server died; `Call.checkpoint` says what the
+        function must do for that.
+
+        A tool with `scopes` needs a bearer token that was granted all of them. Users of this
+        machine can call it over stdio without a token. Other callers without one cannot.
+
+        Raises `TypeError` or `ValueError` where the function or a setting cannot be used.
         """
         if function is None:
             return partial(self.tool, **settings)
@@ -88,9 +94,9 @@ class Server:
 
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
-        """Take over the journal's streams and work, for the length of a block.
+        """Take over the journal's streams and run the server, for the length of a block.
 
-        Leaving it shuts down in good order, within 4 s.
+        Leaving the block shuts the server down within 4 s.
         """
         handlers = Handlers(self.tools)
         try:
@@ -108,7 +114,7 @@ class Server:
 
 
 class RunningServer:
-    """A server at work. Hand `serve` to a transport."""
+    """A server that runs. Pass its `serve` to a transport."""
 
     def __init__(self, server: Server, engine: Engine, handlers: Handlers) -> None:
         self.server = server
@@ -126,20 +132,20 @@ class RunningServer:
 
     @property
     def running_tools(self) -> list[str]:
-        """The names of the tools whose calls have not ended, each once."""
+        """The names of the tools whose calls have not ended."""
         return self._handlers.running_tools
 
     async def serve(self, channel: Channel) -> None:
-        """Serve one connection until it is over."""
+        """Serve one connection until it ends."""
         try:
             async with self.engine.connect(channel) as connection:
                 await self.peer(connection.session).run(connection)
         except* JournalUnusable:
-            raise  # nobody can be served any more
+            raise  # without its journal, the server can serve no connection
         except* Exception:
-            # Whatever it was, it is this connection's alone.
+            # A failure here concerns one connection. The server goes on with the others.
             log.exception("a connection failed", principal=channel.principal[:12])
 
     def peer(self, session: Session) -> Peer:
-        """What talks to one client."""
+        """The conversation with one client."""
         return Peer(self._profile, self.engine, session, self._handlers)

@@ -1,8 +1,8 @@
-"""Signatures: what a function takes, as far as a tool is concerned.
+"""Signatures: which functions can be tools, and which arguments they take.
 
-An argument has a name and a type, so `*args` and positional-only parameters are refused. The first
-parameter is the running call, not an argument, where it is annotated `Call` or `SyncCall`, or is
-named `call` and has no annotation. Annotations may be strings.
+Every argument of a tool has a name, so `*args` and positional-only parameters are refused. The
+first parameter is the running call, and no argument, if its annotation is `Call` or `SyncCall`, or
+if it is named `call` and has no annotation. Annotations may be strings.
 """
 
 import functools
@@ -17,18 +17,18 @@ _CALL_NAMES: Final = frozenset({"Call", "SyncCall"})
 
 
 class Signature(msgspec.Struct, frozen=True):
-    """What a function takes: its arguments, its call, and whether it has `**kwargs`."""
+    """The parameters of a function, and its return annotation."""
 
-    parameters: list[inspect.Parameter]
-    call_name: str | None
-    variadic: str | None
+    parameters: list[inspect.Parameter]  # those that are arguments
+    call_name: str | None  # of the parameter for the running call
+    variadic: str | None  # the name of its `**kwargs`
     returns: Any
 
     @classmethod
     def of(cls, function: Callable[..., Any], what: str, *, pages: bool = False) -> "Signature":
-        """Raises `TypeError`, beginning with `what`, for a function that cannot be a tool.
+        """The signature of a function, which must be a generator function if `pages` is set.
 
-        With `pages` it has to be a generator.
+        Raises `TypeError`, beginning with `what`, for a function that cannot be a tool.
         """
         core = innermost(function)
         _require_yield(function, core, what, pages)
@@ -47,9 +47,9 @@ class Signature(msgspec.Struct, frozen=True):
 
 
 def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that somebody wrote, below `partial` and `functools.wraps`.
+    """The function below `partial` and `functools.wraps`, which has the name and the docstring.
 
-    It has the name and the docstring. Raises `TypeError` for what cannot be called.
+    Raises `TypeError` for an object that cannot be called.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -60,8 +60,8 @@ def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call of `function` is to be awaited."""
-    written = (function, type(function).__call__)  # the second of an object that is called
+    """Whether a call of `function` returns an awaitable or an async generator."""
+    written = (function, type(function).__call__)  # the second for an instance with `__call__`
     return _is_any(written, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
@@ -76,17 +76,17 @@ def _require_yield(
     has_yield = _is_any(written, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if has_yield and not pages:
         raise TypeError(
-            f"{what}: a tool returns its result; one that yields pages says so with pages=True"
+            f"{what}: a tool returns its result; set pages=True for a function that yields pages"
         )
     if pages and not has_yield:
-        raise TypeError(f"{what}: pages=True is for a function that yields them")
+        raise TypeError(f"{what}: pages=True is for a function that yields pages")
 
 
 def _resolved(
     function: Callable[..., Any], core: Callable[..., Any], what: str
 ) -> inspect.Signature:
     written = core if hasattr(core, "__globals__") else type(core).__call__
-    # Those who import Call for the type checker only may still annotate with it.
+    # A module that imports `Call` under TYPE_CHECKING only may annotate with it.
     stand_in = type("Call", (), {"__module__": __name__})
     names = dict.fromkeys(_CALL_NAMES, stand_in) | getattr(written, "__globals__", {})
     try:
@@ -113,7 +113,8 @@ def _takes_call(first: inspect.Parameter) -> bool:
 def _is_call(annotation: Any) -> bool:
     if get_origin(annotation) in {Union, types.UnionType, Annotated}:
         return any(_is_call(inner) for inner in get_args(annotation))
-    # By name, for the class is defined above this module; an author's own `Call` is another.
+    # By name, because `streams.server.call` imports this module. A class `Call` of the author's is
+    # another class.
     return isinstance(annotation, type) and any(
         base.__name__ in _CALL_NAMES and base.__module__.partition(".")[0] == "streams"
         for base in annotation.__mro__
@@ -122,9 +123,9 @@ def _is_call(annotation: Any) -> bool:
 
 def _require_named(parameter: inspect.Parameter, what: str) -> None:
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        raise TypeError(f"{what}: *{parameter.name}: MCP's arguments have names; take a list")
+        raise TypeError(f"{what}: *{parameter.name}: arguments of MCP have names; use a list")
     if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
-        raise TypeError(f"{what}: {parameter.name}: MCP's arguments have names; remove the slash")
+        raise TypeError(f"{what}: {parameter.name}: arguments of MCP have names; remove the slash")
     if _is_call(parameter.annotation):
         raise TypeError(f"{what}: {parameter.name}: the call must be the first parameter")
 

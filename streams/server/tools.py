@@ -1,20 +1,20 @@
-"""Tools: a Python function seen as MCP sees it, from its signature to its result.
+"""Tools: Python functions as MCP tools, from their signatures to their results.
 
-A parameter is an argument; its annotation becomes the input schema and checks what arrives; the
-docstring becomes the description. What a function must look like is in `signatures`, what its
-schema looks like in `schemas`.
+Each parameter is an argument. The annotations become the input schema, and arguments are checked
+against them. The docstring becomes the description. `signatures` says which functions can be tools,
+`schemas` makes the schemas.
 
-What a tool returns, and what the peer gets (`to_result`):
+`to_result` makes the result of a call from the value that the tool returns:
 
     None                                        no content
     str, a content block, a list with blocks    these blocks; a str beside a block is a text block
-    what is an object in JSON                   structuredContent, and its JSON as a text block
+    a value that is an object in JSON           structuredContent, and its JSON as a text block
     any other JSON (a list of str, a number)    its JSON as a text block
 
-NaN and the infinities become null, as in JavaScript: JSON has none, and hours of work should not
-end for one (an output schema that wants a number there is broken by it, and that is told). Bytes
-inside a value become base64, as their schema says; bytes alone are refused, for nobody could tell
-what they are: an `Image`, `Audio` or `EmbeddedResource` says it.
+NaN and the infinities become null, as in JavaScript. JSON cannot express them, and hours of work
+should not be lost for one. Where the output schema requires a number, null is an error. Bytes
+inside a value become base64, as their schema says. Bytes alone are an error, since they have no
+type: return an `Image`, `Audio` or `EmbeddedResource` instead.
 """
 
 import base64
@@ -54,7 +54,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 class ToolAnnotations(TypedDict, total=False):
-    """MCP's hints about a tool, in the wire's spelling."""
+    """MCP's hints about a tool, spelled as on the wire."""
 
     title: str
     readOnlyHint: bool
@@ -64,43 +64,62 @@ class ToolAnnotations(TypedDict, total=False):
 
 
 class ToolSettings(TypedDict, total=False):
-    """The keywords of `Server.tool`. Each may be left out."""
+    """The keywords of `Server.tool`. `DEFAULTS` has the values of those that are left out."""
 
     name: str | None  # by default the function's
     title: str | None
     description: str | None  # by default the docstring
-    # With this, arguments are checked against it alone and come as plain JSON. Annotations are not
-    # looked at.
+    # Arguments are checked against this schema alone and passed as plain JSON; the annotations are
+    # ignored. By default the schema is made from the annotations.
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None  # by default made from the return annotation
     annotations: ToolAnnotations | None
     resume_min_s: float | None  # by default the server's
     resume_max_s: float | None  # by default the server's
-    overflow: Overflow  # "block" by default
+    overflow: Overflow
     pages: bool
-    pages_ahead: int  # 1 by default
-    page_wait_s: float  # 10 by default
+    pages_ahead: int
+    page_wait_s: float
     expected_s: float | None
     restart: bool
     scopes: Iterable[str]
 
 
-class Paged(msgspec.Struct, frozen=True):
-    """How a tool gives pages: how many ahead of those asked for, and how long one is waited for."""
+DEFAULTS: Final[ToolSettings] = {
+    "name": None,
+    "title": None,
+    "description": None,
+    "input_schema": None,
+    "output_schema": None,
+    "annotations": None,
+    "resume_min_s": None,
+    "resume_max_s": None,
+    "overflow": "block",
+    "pages": False,
+    "pages_ahead": 1,
+    "page_wait_s": 10.0,
+    "expected_s": None,
+    "restart": False,
+    "scopes": (),
+}
 
-    ahead: int
-    wait_s: float
+
+class Paged(msgspec.Struct, frozen=True):
+    """The settings of a tool that gives pages."""
+
+    ahead: int  # pages that are made before a call asks for them
+    wait_s: float  # for the next page; then a call gets an empty one
 
 
 class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
-    """One tool. `resume_min_s` and `resume_max_s` are None where the server's own hold."""
+    """One tool. `resume_min_s` and `resume_max_s` are None for the server's defaults."""
 
     name: str
     function: Callable[..., Any]
     is_async: bool
     takes_call: bool
     parameters: frozenset[str]
-    is_variadic: bool  # and takes what its input schema allows besides
+    is_variadic: bool  # has **kwargs, for other arguments that its input schema allows
     input_schema: Schema
     output_schema: Schema | None
     title: str | None
@@ -114,24 +133,24 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     restart: bool
     scopes: tuple[str, ...]
     binder: Binder
-    input_given: GivenSchema | None  # what arguments have to fit besides
+    input_given: GivenSchema | None  # checks arguments, besides `binder`
     output_check: OutputCheck | None
-    output_given: GivenSchema | None
+    output_given: GivenSchema | None  # checks output, besides `output_check`
 
     def check_scopes(self, granted: Scopes) -> None:
-        """Raises `InsufficientScope` where not all that the tool needs were granted."""
+        """Raise `InsufficientScope` unless all scopes of the tool were granted."""
         if granted is not None and (
             missing := [each for each in self.scopes if each not in granted]
         ):
             raise InsufficientScope(self.name, self.scopes, missing)
 
     def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:
-        """The keyword arguments for `function`, defaults filled in.
+        """The keyword arguments for `function`, with defaults for those that are absent.
 
         They are not checked against `input_given` where that is costly.
 
         Raises `ValueError` with a sentence that names the argument: `rows: expected int, got str`.
-        What else the author's types raise (a `__post_init__`, a default factory) is logged.
+        Other exceptions of the author's types (`__post_init__`, a default factory) are logged.
         """
         try:
             return self.binder(arguments_raw)
@@ -151,26 +170,27 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         return allows_more or name in self.input_schema.get("properties", {})
 
 
-def make_tool(function: Callable[..., Any], **settings: Unpack[ToolSettings]) -> Tool:
+def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> Tool:
     """Inspect a function once, and report here everything that is wrong with it.
 
     Raises `TypeError` for a function that cannot be a tool and for an unknown setting, `ValueError`
     for a name, a schema, a scope or a setting that cannot be used.
     """
-    if unknown := settings.keys() - ToolSettings.__annotations__.keys():
+    if unknown := given.keys() - DEFAULTS.keys():
         raise TypeError(f"unknown settings of a tool: {', '.join(sorted(unknown))}")
+    settings: ToolSettings = {**DEFAULTS, **given}
     core = innermost(function)
-    name, description = settings.get("name"), settings.get("description")
+    name, description = settings["name"], settings["description"]
     name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
     what = f"tool {name}"
     _require_settings(settings, what)
     paged = _paged(settings, what)
-    if settings.get("restart"):
+    if settings["restart"]:
         _require_restartable(settings, what)
     accepted = Signature.of(function, what, pages=paged is not None)
-    in_schema, binder, input_given = _input(accepted, settings.get("input_schema"), what)
+    in_schema, binder, input_given = _input(accepted, settings["input_schema"], what)
     returns = inspect.Signature.empty if paged else accepted.returns
-    out_schema, output_check, output_given = _output(returns, settings.get("output_schema"), what)
+    out_schema, output_check, output_given = _output(returns, settings["output_schema"], what)
     return Tool(
         name=name,
         function=function,
@@ -180,16 +200,16 @@ def make_tool(function: Callable[..., Any], **settings: Unpack[ToolSettings]) ->
         is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
         output_schema=out_schema,
-        title=settings.get("title"),
+        title=settings["title"],
         description=description if description is not None else inspect.getdoc(core),
-        annotations=_checked_annotations(settings.get("annotations"), what),
-        resume_min_s=settings.get("resume_min_s"),
-        resume_max_s=settings.get("resume_max_s"),
-        overflow=settings.get("overflow", "block"),
+        annotations=_checked_annotations(settings["annotations"], what),
+        resume_min_s=settings["resume_min_s"],
+        resume_max_s=settings["resume_max_s"],
+        overflow=settings["overflow"],
         paged=paged,
-        expected_s=settings.get("expected_s"),
-        restart=settings.get("restart", False),
-        scopes=_checked_scopes(settings.get("scopes", ()), what),
+        expected_s=settings["expected_s"],
+        restart=settings["restart"],
+        scopes=_checked_scopes(settings["scopes"], what),
         binder=binder,
         input_given=input_given,
         output_check=output_check,
@@ -206,40 +226,40 @@ def _checked_name(name: str) -> str:
 
 
 def _require_settings(settings: ToolSettings, what: str) -> None:
-    min_s, max_s = settings.get("resume_min_s"), settings.get("resume_max_s")
+    min_s, max_s = settings["resume_min_s"], settings["resume_max_s"]
     for name, seconds in (("resume_min_s", min_s), ("resume_max_s", max_s)):
         if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"{what}: {name}: expected seconds from 0, got {seconds}")
     # A max of 0 means "not resumable", whatever the min.
     if min_s is not None and max_s and min_s > max_s:
         raise ValueError(f"{what}: resume_min_s ({min_s}) is above resume_max_s ({max_s})")
-    overflow = settings.get("overflow", "block")
+    overflow = settings["overflow"]
     if overflow not in get_args(Overflow):
         raise ValueError(f"{what}: overflow: expected 'block' or 'fail', got {overflow!r}")
 
 
 def _paged(settings: ToolSettings, what: str) -> Paged | None:
-    ahead, wait_s = settings.get("pages_ahead", 1), settings.get("page_wait_s", 10.0)
+    ahead, wait_s = settings["pages_ahead"], settings["page_wait_s"]
     if ahead < 1:
         raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
-    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings.get("expected_s"))):
+    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings["expected_s"])):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
-    if not settings.get("pages"):
+    if not settings["pages"]:
         return None
-    if settings.get("resume_max_s") == 0:
+    if settings["resume_max_s"] == 0:
         raise ValueError(
             f"{what}: a later call asks for the next page: resume_max_s must be above 0"
         )
-    if settings.get("output_schema") is not None:
+    if settings["output_schema"] is not None:
         raise ValueError(f"{what}: output_schema: pages cannot have one, since a page may be empty")
     return Paged(ahead, wait_s)
 
 
 def _require_restartable(settings: ToolSettings, what: str) -> None:
-    if settings.get("resume_max_s") == 0:
+    if settings["resume_max_s"] == 0:
         raise ValueError(f"{what}: no client can resume after a restart: resume_max_s must be > 0")
-    if settings.get("pages"):
+    if settings["pages"]:
         raise ValueError(f"{what}: a tool that gives pages cannot be restarted: drop restart")
 
 
@@ -273,7 +293,7 @@ def _input(
         )
         return schema.schema, binder, schema
     if accepted.variadic is not None:
-        raise TypeError(f"{what}: **{accepted.variadic}: say what it takes with input_schema")
+        raise TypeError(f"{what}: **{accepted.variadic}: describe its arguments by input_schema")
     try:
         made = parameters_schema(parameters)
     except TypeError as error:
@@ -322,10 +342,10 @@ def listing(tool: Tool) -> dict[str, Any]:
 
 
 def to_result(value: Any, tool: Tool) -> dict[str, Any]:
-    """The CallToolResult for what the tool returned; the table is at the head of this module.
+    """The CallToolResult for the value that a tool returned; see the table above.
 
-    Raises `TypeError` for what is no JSON, or no object where an output schema promises one;
-    `ValueError` for an object that does not fit that schema.
+    Raises `TypeError` for a value that is not JSON, or not an object where the tool has an output
+    schema; `ValueError` for an object that does not fit that schema.
     """
     if tool.output_check is not None:
         return _structured(value, tool, tool.output_check)
@@ -353,14 +373,14 @@ def _with_text(encoded: bytes) -> dict[str, Any]:
 
 
 def error_result(message: str) -> dict[str, Any]:
-    """The CallToolResult of a tool that failed. Never fails itself, whatever is in `message`."""
-    # Names of files may hold lone surrogates, which UTF-8 cannot.
+    """The CallToolResult of a tool that failed. Accepts any `message`."""
+    # The name of a file may have lone surrogates, which UTF-8 cannot encode.
     text = message.encode(errors="backslashreplace").decode()
     return {"content": [{"type": "text", "text": text}], "isError": True}
 
 
 def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
-    """The blocks of a value that is content; None for one that is data."""
+    """The blocks of a value that is content; None for a value that is data."""
     if value is None:
         return []
     if isinstance(value, str | Block):
@@ -380,7 +400,7 @@ def _block(item: Any, tool: Tool) -> dict[str, Any]:
 
 
 def _as_json(value: Any, tool: Tool) -> tuple[bytes, Any]:
-    """`value` as JSON, and as plain data that was read back from it."""
+    """The value as JSON, and the plain data that this JSON holds."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError(
             f"{_returned(value, tool)}; return an Image, Audio or EmbeddedResource, or decode them"
@@ -402,14 +422,14 @@ class Tools:
 
     def __init__(self) -> None:
         self._tools: dict[str, Tool] = {}
-        self._positions: dict[str, int] = {}  # cursor → how many tools come before it
-        self.scopes: tuple[str, ...] = ()  # that any of them needs
+        self._positions: dict[str, int] = {}  # by cursors: how many tools come before
+        self.scopes: tuple[str, ...] = ()  # those that any of the tools needs
 
     def __len__(self) -> int:
         return len(self._tools)
 
     def add(self, tool: Tool) -> None:
-        """Raises `ValueError` where a tool of this name is there already."""
+        """Add a tool. Raises `ValueError` where another tool has its name."""
         if tool.name in self._tools:
             raise ValueError(f"there is a tool {tool.name} already; give this one another name")
         self._tools[tool.name] = tool
@@ -421,20 +441,22 @@ class Tools:
         return self._tools.get(name)
 
     def page(self, cursor: str | None, size: int) -> tuple[list[dict[str, Any]], str | None]:
-        """Up to `size` listings from `cursor` on (None: from the first), and the next cursor.
+        """Up to `size` listings from `cursor` on, and the next cursor; None is the first page.
 
-        A cursor stays good when tools are added. Raises `ValueError` for one that is not ours.
+        A cursor stays valid when tools are added. Raises `ValueError` for an unknown one.
         """
         if size < 1:
             raise ValueError(f"size: expected at least 1, got {size}")
         start = 0 if cursor is None else self._positions.get(cursor)
         if start is None:
-            raise ValueError("cursor: unknown; send a nextCursor as it came, or none to begin anew")
+            raise ValueError(
+                "unknown cursor: send a nextCursor as received, or none for the first page"
+            )
         found = list(itertools.islice(self._tools.values(), start, start + size))
         is_last = start + size >= len(self._tools)
         return [listing(tool) for tool in found], None if is_last else _cursor_after(found[-1])
 
 
 def _cursor_after(tool: Tool) -> str:
-    """Opaque to clients. It survives a restart, since it holds the name and not the position."""
+    """The cursor behind a tool. It holds the tool's name, so that it is valid after a restart."""
     return base64.urlsafe_b64encode(tool.name.encode()).decode()

@@ -1,11 +1,11 @@
-"""Checks values against JSON Schemas, in bounded time; and the worker process that does the same.
+"""Checks of values against JSON Schemas in bounded time, in the server or in a worker process.
 
-jsonschema-rs does the work: it compares items by hash, and matches patterns in linear time with
-Rust's `regex`. It holds the GIL, and a schema that refers to itself can still take exponential time
-for a hundred bytes. So `Validator.work` estimates the work of a check: little of it is done where
-it comes up, the rest in a worker (`streams.server.workers`), which the kernel ends after `CPU_S`.
+jsonschema-rs does the checks. It compares items by hash, and matches patterns in linear time with
+Rust's `regex`. But it holds the GIL, and a schema that refers to itself can take exponential time
+for a hundred bytes. So `Validator.work` estimates the work of a check. A short check is done at
+once. Any other is done by a worker (`streams.server.workers`), which the kernel ends after `CPU_S`.
 
-A worker runs this file by its path. So nothing of `streams` is imported here, and it starts fast.
+A worker runs this file by its path. It imports nothing of `streams`, so that it starts fast.
 """
 
 import os
@@ -21,42 +21,43 @@ import msgspec
 
 Schema = dict[str, Any]
 
-# The longest sentence about a mismatch: place and reason quote the peer, which may send megabytes.
+# The longest sentence about a mismatch. It quotes the peer, which may send megabytes.
 SENTENCE_MAX: Final = 400
 
 # CPU seconds of one check in a worker. 4 MiB against a schema of a hundred words takes a tenth.
 CPU_S: Final = 2.0
-# CPU seconds to find what does not fit, once it is clear that something does not. That takes longer
-# than the check: each branch of an `anyOf` is gone through for its errors.
+# CPU seconds to find the mismatch in a value that does not fit. That takes longer than the check,
+# since the errors of each branch of an `anyOf` are collected.
 EXPLAIN_CPU_S: Final = 0.5
-# Memory of a worker. 4 MiB of empty lists take 300.
+# Memory of a worker. 4 MiB of empty lists take 300 MiB.
 WORKER_BYTES_MAX: Final = 1024 * 1024 * 1024
-# Below the server, above nothing: checks take what the server leaves of the processors.
+# Workers run at a lower priority than the server.
 WORKER_NICE: Final = 10
 
-# What a request to a worker begins with: the bytes of the schema, of the value, and of its name.
+# The header of a request to a worker: the lengths of the schema, the value, and the value's name.
 REQUEST: Final = struct.Struct("!III")
-# Verdicts of a worker. After `UNFIT` comes the sentence, the length first, if it is found in time.
+# Verdicts of a worker. After `UNFIT` follow the length of the sentence and the sentence, if the
+# mismatch is found in time.
 FIT: Final = b"+"
 UNFIT: Final = b"-"
 LENGTH: Final = struct.Struct("!I")
 
-# The work of a pattern, in words of a schema: for each byte, its automaton has so many states.
+# The work of a pattern in words of a schema: the states that its automaton may have for each byte.
 _PATTERN_WORDS: Final = 20
-_COUNTED_WORDS: Final = 500  # of one with a count, such as {1,64}, which repeats its states
-# These look once more at what their neighbours have looked at.
+_COUNTED_WORDS: Final = 500  # of a pattern with a count such as {1,64}, which repeats states
+# These keywords check again what the keywords beside them have checked.
 _UNEVALUATED: Final = ("unevaluatedProperties", "unevaluatedItems")
 _DYNAMIC: Final = ("$dynamicRef", "$recursiveRef")
-# In a schema that refers to itself these, or a `$ref` among others, may go through the same value
-# once more at each level: that is exponential in the depth.
+# In a schema that refers to itself, these keywords, or a `$ref` with others beside it, may check
+# one value twice at each level. That takes exponential time in the depth.
 _MULTIPLYING: Final = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "contains", "patternProperties", "propertyNames"}
     | {"dependentSchemas", "dependencies", "$dynamicRef", "$recursiveRef", *_UNEVALUATED}
 )
 _ANNOTATING: Final = frozenset({"$ref", "title", "description", "default", "examples", "$comment"})
-# What jsonschema-rs raises for values that are nested more deeply than it compares.
+# jsonschema-rs raises these for values that are nested too deeply.
 _UNREADABLE: Final = (RecursionError, OverflowError, ValueError)
-# Their values are data, not schemas.
+# The values of these keywords are data, not schemas.
 _DATA: Final = ("const", "enum", "default", "examples")
 
 _UNUSABLE_PATTERN: Final = (
@@ -66,10 +67,10 @@ _UNUSABLE_PATTERN: Final = (
 
 
 class Validator:
-    """A schema, ready to check values."""
+    """Checks values against one schema."""
 
     def __init__(self, schema: Schema) -> None:
-        """Raises `ValueError` with what is wrong with the schema, place first."""
+        """Raises `ValueError` with the error in the schema, which begins with the place."""
         try:
             self._validator = jsonschema_rs.validator_for(
                 schema,
@@ -82,22 +83,24 @@ class Validator:
         self._words = _words(schema)
 
     def work(self, value_bytes: int) -> float:
-        """The most work of checking a value of so many bytes, 15 ns each; infinite where that
-        is exponential.
+        """The most work of the check of a value of this size, in units of 15 ns.
+
+        Infinite if the time may be exponential.
         """
         return self._words * (value_bytes + 1)
 
     def fits(self, value: Any) -> bool:
-        """Whether the value fits. What is nested too deeply to be looked at does not."""
+        """Whether the value fits. A value that is nested too deeply does not."""
         try:
             return self._validator.is_valid(value)
         except _UNREADABLE:
             return False
 
     def mismatch(self, value: Any, whole: str) -> str | None:
-        """What does not fit, place first, in at most `SENTENCE_MAX` letters; None where all fits.
+        """The mismatch as a sentence of at most `SENTENCE_MAX` characters; None if the value fits.
 
-        `whole` names the value. Takes longer than `fits`.
+        The sentence begins with the place. `whole` is the name of the value. Takes longer than
+        `fits`.
         """
         try:
             self._validator.validate(value)
@@ -109,7 +112,10 @@ class Validator:
 
 
 def _deepest(error: jsonschema_rs.ValidationError) -> jsonschema_rs.ValidationError:
-    """Of several alternatives that all fail, the mismatch in the one that got furthest."""
+    """The mismatch in the alternative that fits furthest down, where all alternatives fail.
+
+    That is probably the alternative that was meant.
+    """
     while branches := getattr(error.kind, "context", None):
         nested = [max(branch, key=_depth) for branch in branches if branch]
         furthest = max(nested, key=_depth, default=error)
@@ -144,17 +150,17 @@ def _explain_schema(error: Exception, schema: Schema) -> str:
 
 
 def shortened(sentence: str) -> str:
-    """The sentence, cut where it is longer than `SENTENCE_MAX`."""
+    """The sentence, cut to `SENTENCE_MAX` characters."""
     return sentence if len(sentence) <= SENTENCE_MAX else sentence[: SENTENCE_MAX - 1] + "…"
 
 
-# -- how much work a schema is
+# -- the work of a schema
 
 
 def _words(schema: Schema) -> float:
-    """Against how many words of the schema, at most, a value is held, each `$ref` followed.
+    """The most words of the schema that one value is checked against, through each `$ref`.
 
-    Raises `ValueError` for a `$ref` that leads nowhere.
+    Raises `ValueError` for a `$ref` without a target.
     """
     return _Counting(schema).words(schema)
 
@@ -162,7 +168,7 @@ def _words(schema: Schema) -> float:
 class _Counting:
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._behind: dict[str, float] = {}  # each `$ref`; while that is counted, 0
+        self._behind: dict[str, float] = {}  # words of each `$ref`; 0 while they are counted
         self._is_recursive: set[str] = set()
 
     def words(self, node: Any) -> float:
@@ -213,7 +219,7 @@ class _Counting:
 
     def _find(self, ref: str) -> Any:
         if ref != "#" and not ref.startswith("#/"):
-            return {_DYNAMIC[0]: ref}  # an anchor, or a URL: jsonschema-rs knows where to
+            return {_DYNAMIC[0]: ref}  # an anchor or a URL, which jsonschema-rs resolves
         node: Any = self._root
         for step in ref[1:].split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -221,7 +227,7 @@ class _Counting:
                 node = node[int(key)] if isinstance(node, list) else node[key]
             except (LookupError, ValueError, TypeError):
                 if "$id" in str(self._root) or "%" in ref:
-                    return {_DYNAMIC[0]: ref}  # it may be relative to another one
+                    return {_DYNAMIC[0]: ref}  # it may be relative to another base
                 raise ValueError(f"$ref {ref} leads nowhere in this schema") from None
         return node
 
@@ -246,10 +252,10 @@ def _pattern_words(name: str, inner: Any) -> int:
 
 
 def _work() -> None:
-    """Answer requests, one after the other, until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the server alone
+    """Answer requests one after another until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the server alone
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, wherever it is
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, even within a check
     os.nice(WORKER_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (WORKER_BYTES_MAX, WORKER_BYTES_MAX))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,9 +1,8 @@
-"""Worker processes in which values are checked against schemas where that may take long.
+"""Worker processes, for checks against schemas that may take long.
 
-`streams.server.validator` is what a worker runs. It has `CPU_S` for a check; one that needs more is
-ended by the kernel, and the value counts as not fitting. Workers are started when they are first
-needed, serve one check at a time, and end with the server, also where that is killed: their input
-ends.
+A worker runs `streams.server.validator` and does one check at a time. The kernel ends a worker that
+needs more than `CPU_S` for a check, and the value is then refused. Workers are started when they
+are needed. They end with the server, even if it is killed, because their input ends.
 """
 
 import contextlib
@@ -21,14 +20,14 @@ from streams.logs import log
 from streams.server import validator
 from streams.server.validator import FIT, LENGTH, REQUEST, shortened
 
-# Two callers can be served at a time. More would only share the same processors.
+# Two checks at a time. More would only share the same processors.
 WORKERS_MAX: Final = 2
-# How long a check may wait for a worker, and then for its verdict. Beyond `CPU_S` in case the
-# machine is busy.
+# How long a check may wait for a worker, and then for its verdict. Both are longer than `CPU_S`,
+# since the machine may be busy.
 WAIT_S: Final = 20.0
 VERDICT_S: Final = 20.0
-# After so many bytes a worker is replaced: what it has allocated is not all given back.
-WORKER_BYTES_MAX: Final = 1024 * 1024
+# A worker that checked a larger value is not used again, since it does not free all its memory.
+REUSE_BYTES_MAX: Final = 1024 * 1024
 
 
 class Workers:
@@ -41,11 +40,12 @@ class Workers:
         self._is_closed = False
 
     async def check(self, schema: bytes, encoded: bytes, whole: str, principal: str) -> None:
-        """Check a JSON text against a schema, which is JSON as well.
+        """Check the JSON text `encoded` against a schema, which is a JSON text as well.
 
-        Raises `ValueError` with the mismatch, or why none could be found.
+        Raises `ValueError` with the mismatch, or with the reason why the check was not done.
 
-        Each principal has one check at a time: the others' do not wait behind its own.
+        Each principal has one check at a time, so that the others do not wait for all of its
+        checks.
         """
         turn = self._turns.setdefault(principal, trio.CapacityLimiter(1))
         try:
@@ -67,48 +67,50 @@ class Workers:
         try:
             async with self._worker(len(encoded)) as worker:
                 with trio.fail_after(VERDICT_S):
-                    await self._ask(worker, schema, encoded, whole)
+                    mismatch = await self._mismatch(worker, schema, encoded, whole)
         except (_Lost, trio.TooSlowError):
-            log.warning("a check against a schema was given up", bytes=len(encoded))
+            log.warning("a check against a schema took too long", bytes=len(encoded))
             raise ValueError(
                 f"{whole}: checking this takes too long: send less, or nest it less deeply"
             ) from None
         except OSError as error:
-            log.error("no process can be started to check values", why=str(error))
+            log.error("a worker process cannot be started", why=str(error))
             raise ValueError(f"{whole}: cannot be checked now: try again later") from None
+        if mismatch is not None:
+            raise ValueError(mismatch)
 
-    async def _ask(self, worker: trio.Process, schema: bytes, encoded: bytes, whole: str) -> None:
+    async def _mismatch(
+        self, worker: trio.Process, schema: bytes, encoded: bytes, whole: str
+    ) -> str | None:
+        """The worker's sentence about a value that does not fit; None for one that fits.
+
+        Raises `ValueError` where the worker ended before it found the sentence.
+        """
         assert worker.stdin is not None
         name = whole.encode()
         header = REQUEST.pack(len(schema), len(encoded), len(name))
         try:
             await worker.stdin.send_all(header + schema + encoded + name)
             if await _read(worker, 1) == FIT:
-                return
+                return None
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             raise _Lost from None
         try:
             (length,) = LENGTH.unpack(await _read(worker, LENGTH.size))
-            told = (await _read(worker, length)).decode()
+            return shortened((await _read(worker, length)).decode())
         except _Lost:
-            # It does not fit; what exactly is wrong was not found in time.
-            raise _Unexplained(f"{whole}: does not fit the schema (see tools/list)") from None
-        raise _Mismatch(shortened(told))
+            raise ValueError(f"{whole}: does not fit the schema (see tools/list)") from None
 
     @asynccontextmanager
     async def _worker(self, size: int) -> AsyncIterator[trio.Process]:
-        """A worker for one check. It is ended unless the check has come to its verdict."""
+        """A worker for one check. An exception ends it, since it may still be busy."""
         worker = await self._take()
         is_ready = False
         try:
-            try:
-                yield worker
-                is_ready = True
-            except _Mismatch:
-                is_ready = True
-                raise
+            yield worker
+            is_ready = True
         finally:
-            if is_ready and size <= WORKER_BYTES_MAX and not self._is_closed:
+            if is_ready and size <= REUSE_BYTES_MAX and not self._is_closed:
                 self._idle.append(worker)
             else:
                 await _end(worker)
@@ -118,11 +120,11 @@ class Workers:
             worker = self._idle.pop()
             if worker.poll() is None:
                 return worker
-            await _end(worker)  # something else has ended it meanwhile
+            await _end(worker)  # it was killed while it was idle
         return await _start()
 
     async def aclose(self) -> None:
-        """End all workers; to be called once no check is under way."""
+        """End all workers. No check may be under way."""
         self._is_closed = True
         while self._idle:
             await _end(self._idle.pop())
@@ -132,23 +134,16 @@ class _Lost(Exception):
     """The worker ended without a verdict."""
 
 
-class _Mismatch(ValueError):
-    """The verdict of a worker that can go on."""
-
-
-class _Unexplained(ValueError):
-    """The verdict of a worker that ended then."""
-
-
 async def _start() -> trio.Process:
     worker = await trio.lowlevel.open_process(
-        # -P: the folder of the file holds modules that must not hide those of the library.
+        # -P: modules in the folder of this file must not hide those of the standard library.
         [sys.executable, "-P", str(Path(validator.__file__))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    # A child of a tool that held these would keep the worker alive when the server is gone.
+    # A child process of a tool with these descriptors would keep the worker alive after the server
+    # ended.
     withhold(worker.stdin)
     withhold(worker.stdout)
     return worker
@@ -157,7 +152,7 @@ async def _start() -> trio.Process:
 async def _end(worker: trio.Process) -> None:
     assert worker.stdin is not None
     assert worker.stdout is not None
-    with trio.CancelScope(shield=True):  # SIGKILL takes no time, and leaves nothing to wait for
+    with trio.CancelScope(shield=True):  # after SIGKILL the process ends at once
         worker.kill()
         await worker.wait()
         await worker.stdin.aclose()

@@ -93,7 +93,7 @@ async def test_what_fails_says_so(served: Served, kind: str) -> None:
         async with client.call("fail") as call:
             assert (await call.result())["isError"] is True
         async with client.call("nowhere") as call:
-            with pytest.raises(CallFailed, match="No tool 'nowhere' here"):
+            with pytest.raises(CallFailed, match="Unknown tool 'nowhere'"):
                 await call.result()
 
 

@@ -114,7 +114,7 @@ def test_a_bad_argument_is_told_before_anything_is_called(pair: str) -> None:
     ("tool", "stdout", "stderr"),
     [
         ("fail", "the tool says no\n", ""),
-        ("nowhere", "", "No tool 'nowhere' here"),
+        ("nowhere", "", "Unknown tool 'nowhere'"),
         ("ask", "This client does not answer elicitation/create. (code -32601)\n", "Go on?"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.rigs.command import Following, run, run_as_printed, stdio_url
 from tests.wire.process import Gate, ServerProcess, gate_in, wait_until
 
 APP = f"{HERE / 'command_server.py'}:server"
-NOTHING = "No call is noted: none that was begun here is left to come back to."
+NOTHING = "No unfinished calls."
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,10 @@ def test_a_call_that_was_cancelled_is_not_kept(server: ServerProcess, gate: Gate
         assert call.end() == (130, "")
     assert listed() == []
     done = run_as_printed(call.short_way_back)
-    assert (done.returncode, done.shown) == (2, ["No call is called count-1. None is noted."])
+    assert (done.returncode, done.shown) == (
+        2,
+        ["No call is called count-1. The list of calls is empty."],
+    )
 
 
 def test_what_is_gone_is_shown_once(server: ServerProcess, gate: Gate) -> None:
@@ -279,7 +282,7 @@ def test_a_file_that_cannot_be_written_fails_no_call(
     callbook_path.parent.parent.mkdir(exist_ok=True)
     callbook_path.parent.write_text("no folder")
     lines = leave(server.url, gate).splitlines()
-    assert lines[0].startswith("Nothing is noted of this call: ")
+    assert lines[0].startswith("This call is not saved in the list of calls: ")
     assert lines[0].endswith("(Not a directory): name another file with MCP_STREAMS_STATE.")
     assert lines[4] == "Detached; the call goes on. To come back:"
     assert len(lines) == 6

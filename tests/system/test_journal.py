@@ -22,7 +22,7 @@ from streams.journal.ownership import key_path
 from streams.journal.records import Ack, Append, Change, Close, Create, Evict, Outcome
 from streams.journal.sessions import SaveGrant, SaveSession
 from streams.journal.sqlite import SCHEMA_VERSION, SQLiteStore
-from streams.journal.sqlite.backup import back_up, save
+from streams.journal.sqlite.backup import back_up, export_streams
 from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring, hashed
 from streams.messages import Run
@@ -85,7 +85,7 @@ def exported(path: Path) -> dict[int, list[Any]]:
         found[number] = bytearray()
         return found[number].extend
 
-    save(path, on_stream, lambda done, total: None)
+    export_streams(path, on_stream, lambda done, total: None)
     return {
         number: [json.loads(each) for each in text.splitlines()] for number, text in found.items()
     }

@@ -64,7 +64,7 @@ def test_an_app_that_raises_is_told_where(tmp_path: Path, source: str, why: str)
         ("--ws", "8765", "write HOST:PORT"),
         ("--ws", "127.0.0.1:65536", "write HOST:PORT"),
         ("--ws", "0.0.0.0:0", "--insecure-anonymous"),
-        ("--limit", "streams=1", "streams is none, there are unsent_entries_max"),
+        ("--limit", "streams=1", "unknown streams; known are unsent_entries_max"),
         ("--limit", "streams_max=many", "streams_max"),
         ("--limit", "streams_max=0", "above 0"),
         ("--max-message-bytes", "-1", "above 0"),
@@ -162,7 +162,7 @@ def test_an_owner_is_given_everything_that_its_relay_was_told(tmp_path: Path) ->
         limits={"streams_max": 3},
         json_log=True,
     )
-    owner = Options.parse(told.of_owner())
+    owner = Options.parse(told.for_owner())
     assert (told.is_relay, owner.is_relay, owner.stdio) == (True, False, False)
     assert owner.hello() == told.hello()
     for name in ("journal", "linger_s", "durability", "limits", "json_log"):

@@ -123,7 +123,7 @@ async def test_a_check_that_is_cancelled_leaves_no_process() -> None:
 
 
 async def test_a_worker_that_has_held_much_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WORKER_BYTES_MAX", 1000)
+    monkeypatch.setattr(module, "REUSE_BYTES_MAX", 1000)
     async with open_workers() as workers:
         await workers.check(INTEGERS, b"[1" + b",1" * 1000 + b"]", "arguments", "a")
         assert children() == set()

@@ -1,1 +1,1 @@
-"""What the commands do. Loaded when a command runs; the declarations are in `streams.cli`."""
+"""The actions of the commands, loaded when a command runs. `streams.cli` declares the commands."""

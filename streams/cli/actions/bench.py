@@ -1,8 +1,8 @@
-"""What `mcp-streams bench` does: it measures a server that somebody else runs.
+"""The action of `bench`: measures any server.
 
-Every server is connected to and pinged. A tool that is named is called and followed; then it is
-called again, cut off behind its first message, and resumed when it is done, where the server speaks
-a proposal for that.
+It connects and pings. If a tool is named, it calls the tool and follows the call. Then it calls the
+tool again, cuts the connection behind the first message, and resumes the call when its work is
+done, if the server speaks a dialect for that.
 """
 
 import statistics
@@ -31,9 +31,9 @@ MS, RATE, COUNT = "ms", "messages/s", "messages"
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What is measured: in each of `rounds` a connection, `pings`, and the tool if there is one.
+    """The measurements: in each of `rounds` a connection, `pings`, and the tool if one is named.
 
-    `timeout_s` is for one round. One more round goes ahead of them, and does not count.
+    `timeout_s` limits one round. One more round comes first and does not count.
     """
 
     tool: str | None
@@ -44,7 +44,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What came of one thing: of every round, and the median, lowest and highest of that."""
+    """One measurement: its value in every round, and their median, lowest and highest."""
 
     name: str
     unit: str
@@ -55,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True, rename="camel"):
-    """A server, and its figures; `not_resumed` says why a tool's call was not."""
+    """A server and its figures. `not_resumed` says why the tool's call was not resumed."""
 
     server: dict[str, Any]
     protocol_version: str
@@ -64,7 +64,7 @@ class Report(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class CannotBench(Exception):
-    """There is nothing to measure; `code` is what the command exits with."""
+    """The server cannot be measured; `code` is the exit code."""
 
     def __init__(self, why: str, code: int) -> None:
         super().__init__(why)
@@ -72,7 +72,7 @@ class CannotBench(Exception):
 
 
 class _CannotResume(Exception):
-    """This call cannot be come back to; the words say why."""
+    """The call cannot be resumed; the message says why."""
 
 
 async def bench(dialer: Dialer, wanted: Wanted, *, as_json: bool) -> int:
@@ -93,7 +93,7 @@ async def bench(dialer: Dialer, wanted: Wanted, *, as_json: bool) -> int:
 
 
 async def measure(dialer: Dialer, wanted: Wanted) -> tuple[Report, Sequence[str]]:
-    """Measure, and say which tools there are. Raises `CannotBench` and `ClientError`."""
+    """Measure; return the report and the tools' names. Raises `CannotBench`, `ClientError`."""
     with _at_most(wanted.timeout_s):
         async with Client(dialer, name=CLIENT_NAME) as client:
             server, revision = client.server_info, client.protocol_version
@@ -112,14 +112,14 @@ def _at_most(timeout_s: float) -> Iterator[None]:
     with trio.move_on_after(timeout_s) as waiting:
         yield
     if waiting.cancelled_caught:
-        raise CannotBench(f"This takes more than {timeout_s:g} seconds: see --timeout.", FAILED)
+        raise CannotBench(f"A round takes more than {timeout_s:g} seconds: see --timeout.", FAILED)
 
 
 async def _tools(client: Client) -> list[str]:
     try:
         return [tool.name for tool in await client.list_tools()]
     except CallFailed:
-        return []  # it has none, or does not say
+        return []  # it has no tools, or does not list them
 
 
 def _named(tools: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def _named(tools: Sequence[str]) -> str:
 
 
 class _Rounds:
-    """All rounds of a run, and what came of them."""
+    """All rounds of a run, and their figures."""
 
     def __init__(self, dialer: Dialer, wanted: Wanted) -> None:
         self.not_resumed: str | None = None
@@ -144,7 +144,7 @@ class _Rounds:
         self._is_kept = False
 
     def found(self) -> list[Figure]:
-        """All figures, in the order in which they were made."""
+        """All figures, in the order in which they were measured."""
         return [
             Figure(name, unit, statistics.median(each), min(each), max(each), each)
             for (name, unit), each in self._kept.items()
@@ -182,7 +182,7 @@ class _Rounds:
             self._keep(f"ping, {percent} of 100 within", MS, took_ms[place])
 
     async def _follow(self, client: Client, tool: str) -> None:
-        """From the call to its result, as the tool sends."""
+        """Measure from the call to its result, at the tool's own pace."""
         async with client.call(tool, self._wanted.arguments) as call:
             came = await _to_the_end(call)
         first_s = came.first_s if came.messages else came.took_s
@@ -193,7 +193,7 @@ class _Rounds:
             self._keep("live", RATE, came.messages / came.took_s)
 
     async def _resume(self, tool: str) -> None:
-        """From the request to go on to the result, all that was sent meanwhile."""
+        """Measure from the resume to the result, with all messages sent before."""
         try:
             ticket = await self._cut_off(tool)
             async with Client(self._line, name=CLIENT_NAME) as client:
@@ -207,7 +207,7 @@ class _Rounds:
             self._keep("resumed", RATE, came.messages / came.took_s)
 
     async def _cut_off(self, tool: str) -> Ticket:
-        """Call, and lose the connection behind the first message."""
+        """Call, and cut the connection behind the first message."""
         async with (
             Client(self._line, name=CLIENT_NAME) as client,
             client.call(tool, self._wanted.arguments) as call,
@@ -215,14 +215,14 @@ class _Rounds:
             async for _ in call:
                 ticket = call.ticket
                 if ticket is None:
-                    raise _CannotResume("the server has not said how to come back to a call.")
+                    raise _CannotResume("the server announces no ticket for a call.")
                 await self._line.cut()
                 return ticket
-        raise _CannotResume("the tool has sent no message, behind which to cut.")
+        raise _CannotResume("the tool sends no message behind which to cut.")
 
 
 class _Line:
-    """A dialer that knows how long it took to connect, and can cut its connection."""
+    """A dialer that measures how long connecting takes, and can cut its connection."""
 
     def __init__(self, dialer: Dialer) -> None:
         self.connecting_s = 0.0
@@ -241,13 +241,13 @@ class _Line:
             yield channel
 
     async def cut(self) -> None:
-        """Close what was connected last, in the middle of whatever it carries."""
+        """Close the last connection, whatever it carries."""
         if self._channel is not None:
             await self._channel.aclose()
 
 
 class _Came(NamedTuple):
-    """What a call has given, and after which time."""
+    """The messages of a call, and the times of the first one and of the result."""
 
     messages: int
     first_s: float
@@ -268,12 +268,12 @@ async def _to_the_end(call: RunningCall) -> _Came:
 
 
 async def _until_done(client: Client, ticket: Ticket) -> None:
-    """Wait until nothing more is being sent, so that a resume has all of it."""
+    """Wait until the call has ended, so that a resume replays all of it."""
     while (await client.poll(ticket)).status == "live":
         await trio.sleep(POLL_EVERY_S)
 
 
-# Showing
+# Printing
 
 
 def _print(report: Report) -> None:

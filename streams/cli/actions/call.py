@@ -1,4 +1,7 @@
-"""What `call`, `resume` and `poll` do. Results go to standard output, talk to standard error."""
+"""The actions of `call`, `resume`, `pages` and `poll`.
+
+Results go to standard output, everything else to standard error.
+"""
 
 import io
 import logging
@@ -30,18 +33,19 @@ from streams.protocol.ticket import Ticket
 from transports import dial, stdio
 from transports.net.dialing import Token
 
-TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what a server of ours takes as a token
+TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what a server of ours accepts
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
 CLIENT_NAME: Final = "mcp-streams-cli"
 
 SECOND_THOUGHTS_S: Final = 2.0  # for a second Ctrl-C after the first
-CANCEL_S: Final = 5.0  # for telling the server that nobody wants the call any more
+CANCEL_S: Final = 5.0  # for the server to confirm a cancellation
 
-# A server that is just starting may take so long to listen. A command that starts its server itself
-# (stdio) need not wait.
+# How long a server that is just starting may take to listen. A command that starts its server
+# itself (stdio) need not wait.
 CONNECT_S: Final = 5.0
 
-# How soon a call that says nothing is noted: the client has no event for its announcement.
+# How often a call is checked for its ticket: the client has no event for that, and the call may
+# send no message.
 NOTED_WITHIN_S: Final = 0.1
 
 
@@ -52,7 +56,7 @@ def run(
     cwd: str | None = None,
     token_file: Path | None = None,
 ) -> int:
-    """Connect to the server, act, and return the exit code; errors are said in one line.
+    """Connect to the server, act, and return the exit code; errors are printed in one line.
 
     A server that does not answer is tried for `CONNECT_S`.
     """
@@ -74,10 +78,10 @@ def run_dialing(
     cwd: str | None = None,
     token_file: Path | None = None,
 ) -> int:
-    """The same for what connects by itself."""
+    """Like `run`, for an action that opens its connections itself."""
     logs.log_to_stderr(logging.WARNING)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # not every locale has every character
+        sys.stdout.reconfigure(errors="backslashreplace")  # some locales lack characters
     try:
         token = _token(token_file)
     except ValueError as error:
@@ -98,23 +102,23 @@ def run_dialing(
     except* ClientError as errors:
         codes.append(_report(errors))
     except* KeyboardInterrupt:
-        codes.append(DETACHED)  # there was no call yet to detach from
+        codes.append(DETACHED)  # there was no call to detach from
     except* BrokenPipeError:
-        codes.append(BROKEN_PIPE)  # whoever reads our output has had enough
+        codes.append(BROKEN_PIPE)  # standard output was closed
     return codes[-1]
 
 
 def _token(file: Path | None) -> Token:
-    """What to show a server: what the file has whenever a connection is opened, or the variable.
+    """The bearer token to send: read from the file for each new connection, or from the variable.
 
-    That is taken out of the environment: a command that is started need not know it. Raises
-    `ValueError` where the file cannot be used.
+    The variable is removed from the environment, so that a server which is started does not see it.
+    Raises `ValueError` if the file cannot be used.
     """
     given = os.environ.pop(TOKEN_VARIABLE, None)
     if file is None:
         return given
     try:
-        _read_token(file)  # so that what is wrong with it is told before any server is asked
+        _read_token(file)  # report an unusable file before connecting
     except UnsafeFile as error:
         raise ValueError(f"{error}.") from None
     except OSError as error:
@@ -123,7 +127,7 @@ def _token(file: Path | None) -> Token:
 
 
 def _read_token(file: Path) -> str:
-    """Raises `UnsafeFile` where other users may read or change it, or another `OSError`."""
+    """Raises `UnsafeFile` if other users may read or change the file, or another `OSError`."""
     return read_secret(file, TOKEN_FILE_BYTES_MAX).decode(errors="replace").strip()
 
 
@@ -144,7 +148,7 @@ def _report(failure: BaseException) -> int:
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
-    """`key=text` and `key:=json` as a tool's arguments. Raises `ValueError`."""
+    """A tool's arguments from `key=text` and `key:=json`. Raises `ValueError`."""
     arguments: dict[str, Any] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -164,7 +168,7 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 async def follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> int:
-    """Show a call's messages and print its result. The first Ctrl-C detaches, a second cancels."""
+    """Print a call's messages and its result. The first Ctrl-C detaches, the second cancels."""
     try:
         return await _follow(call, url, note, as_json=as_json)
     except Exception as failure:
@@ -186,13 +190,13 @@ async def _follow(call: RunningCall, url: str, note: Note, *, as_json: bool) -> 
             is_over = True
             nursery.cancel_scope.cancel()
         if not is_over:
-            # Nothing more is read, so nothing more is confirmed: the ticket stays true.
+            # Nothing more is read, so nothing more is acked, and the ticket stays valid.
             await _detach(call, url, note, interrupts, as_json=as_json)
             return DETACHED
     print_result(result, as_json=as_json)
     if _leads_on(result):
         say("There are more pages: `mcp-streams pages` prints them all.")
-    print(end="", flush=True)  # a result that nobody could be given is not removed
+    print(end="", flush=True)  # only a result that was printed is removed from the list
     note.remove(call)
     return FAILED if has_failed(result) else DONE
 
@@ -206,7 +210,7 @@ def _leads_on(result: Any) -> bool:
     try:
         return wire.next_page(result) is not None
     except ValueError:
-        return False  # another server's, of another shape
+        return False  # another server's result, of another shape
 
 
 async def _note_once_announced(call: RunningCall, note: Note) -> None:
@@ -224,7 +228,7 @@ async def cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> 
 async def _detach(
     call: RunningCall, url: str, note: Note, interrupts: AsyncIterator[int], *, as_json: bool
 ) -> None:
-    """Say how to come back, and wait a little for a second Ctrl-C."""
+    """Print how to resume, and wait a little for a second Ctrl-C."""
     if call.ticket is None:
         say("This call cannot be resumed: it is cancelled.")
         await _cancel(call, note)
@@ -253,12 +257,12 @@ def _way_back(url: str, ticket: Ticket, name: str | None, *, as_json: bool) -> s
 
 async def _cancel(call: RunningCall, note: Note) -> None:
     if call.is_complete:
-        say("It is done already.")
+        say("The call is done already.")
         return
     with trio.move_on_after(CANCEL_S) as trying:
         await call.cancel()
     if trying.cancelled_caught:
-        say("The server does not answer: the call may go on.")
+        say("The server does not answer: the call may still run.")
         return
     note.remove(call)
     say("Cancelled.")
@@ -284,7 +288,7 @@ async def resume(client: Client, url: str, ticket: Ticket, *, as_json: bool) -> 
 
 
 class PagesWanted(msgspec.Struct, frozen=True):
-    """Whose pages, and from which on; `words` are the arguments as they were typed."""
+    """The pages to print, from `token` on; `words` are the arguments as they were typed."""
 
     url: str
     tool: str
@@ -294,7 +298,7 @@ class PagesWanted(msgspec.Struct, frozen=True):
 
 
 async def pages(client: Client, wanted: PagesWanted, *, as_json: bool) -> int:
-    """Print page after page. Ctrl-C leaves the rest, and says how to go on."""
+    """`mcp-streams pages`: Ctrl-C stops, and prints the command that reads on."""
     found = client.pages(wanted.tool, wanted.arguments, token=wanted.token)
     code = DETACHED
     with trio.open_signal_receiver(signal.SIGINT) as interrupts:
@@ -311,7 +315,7 @@ async def _print_all(pages: Pages, *, as_json: bool) -> int:
     code = DONE
     async for page in pages:
         print_result(page, as_json=as_json)
-        print(end="", flush=True)  # the next one may take a while
+        print(end="", flush=True)  # the next page may take a while
         if has_failed(page):
             code = FAILED
     return code
@@ -325,23 +329,23 @@ def _how_to_continue(wanted: PagesWanted, token: str | None, *, as_json: bool) -
     if as_json:
         return as_json_text({"left": {"pages": command, "token": token}})
     if command is None:
-        return "Left before the first page: there is nothing to go on with."
-    return f"Left behind the last page that was printed. To go on:\n  {command}"
+        return "Stopped before the first page. Run the same command to begin."
+    return f"Stopped behind the last page that was printed. To read on:\n  {command}"
 
 
 # poll
 
 
 async def poll(client: Client, url: str, stream: Ticket | str | None, *, as_json: bool) -> int:
-    """`mcp-streams poll`: one stream by its ticket or id, or all."""
+    """`mcp-streams poll`: the status of one stream by its ticket or id, or of all."""
     if stream is not None:
         standings = [await _polled(client, stream)]
     else:
         standings = await client.poll_all()
         if not standings and not url.startswith("stdio:"):
-            say("This connection is anonymous and no stream is its own: poll with a ticket.")
+            say("This connection is anonymous and has no streams: poll with a ticket.")
         elif not standings:
-            say("No stream runs, or waits to be delivered.")
+            say("No stream runs or waits to be delivered.")
     if as_json:
         print(as_json_text(standings))
         return DONE

@@ -1,4 +1,4 @@
-"""What `calls` does: asks every server where the calls that were begun here stand."""
+"""The action of `calls`: polls all unfinished calls that were begun here."""
 
 import logging
 import sys
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from streams import logs
 from streams.cli.actions.call import CLIENT_NAME, dialer_of
-from streams.cli.actions.notes import GONE, Callbook, CallbookUnusable, Entry, names_of
+from streams.cli.actions.notes import NEVER_RESUMABLE, Callbook, CallbookUnusable, Entry, names_of
 from streams.cli.actions.output import as_json_text, harmless, say
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, complain
 from streams.client.client import Client
@@ -31,14 +31,16 @@ State = Literal["running", "asking", "done", "failed", "gone", "unknown", "unrea
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Where a call stands: for programs, and in words."""
+    """The status of a call: for programs, and in words."""
 
     state: State
     status: str
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
-    """One call as `--json` has it. `started_at` is seconds since 1970; tickets are secrets."""
+    """One call as `--json` prints it. `started_at` is seconds since 1970. Tickets are secrets and
+    left out.
+    """
 
     name: str
     tool: str
@@ -51,7 +53,7 @@ class Row(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def forget(names: Iterable[str]) -> int:
-    """`mcp-streams calls --forget`: all of these names, or none."""
+    """`mcp-streams calls --forget`: remove all of these names, or none."""
     try:
         book = Callbook.of_user()
         tickets = {entry.name: entry.ticket for entry in book.entries()}
@@ -85,9 +87,9 @@ def run(*, timeout_s: float, as_json: bool) -> int:
         try:
             book.remove(gone)
         except CallbookUnusable as error:
-            say(f"What is gone stays in the list: {error}")
-    is_nobody_there = rows and all(row.state == "unreachable" for row in rows)
-    return CANNOT_CONNECT if is_nobody_there else DONE
+            say(f"Calls that are gone stay in the list: {error}")
+    is_none_reachable = rows and all(row.state == "unreachable" for row in rows)
+    return CANNOT_CONNECT if is_none_reachable else DONE
 
 
 def _row(entry: Entry, finding: Finding) -> Row:
@@ -103,18 +105,18 @@ def _row(entry: Entry, finding: Finding) -> Row:
     )
 
 
-# Asking
+# Polling
 
 
 async def ask_all(
     entries: Sequence[Entry], timeout_s: float, dial: Dial = dialer_of
 ) -> dict[str, Finding]:
-    """Where these calls stand, by name; servers are asked side by side."""
+    """The status of each call, by name. Servers are polled at the same time."""
     servers: dict[tuple[str, str | None], list[Entry]] = {}
     for entry in entries:
         servers.setdefault((entry.url, entry.cwd), []).append(entry)
-    nobody = Finding("unreachable", f"cannot be reached: no answer within {timeout_s:g} s")
-    found = {entry.name: nobody for entry in entries}
+    unanswered = Finding("unreachable", f"cannot be reached: no answer within {timeout_s:g} s")
+    found = {entry.name: unanswered for entry in entries}
     limiter = trio.CapacityLimiter(SERVERS_AT_ONCE)
 
     async def ask(of_server: list[Entry]) -> None:
@@ -152,11 +154,11 @@ async def _ask_server(
 
 
 async def stand(client: Client, entry: Entry) -> Finding:
-    """Where one call stands; what cannot be told is said too."""
+    """The status of one call; an error becomes a status."""
     try:
         return in_words(await client.poll(entry.ticket))
     except StreamGone as error:
-        if error.reason in GONE:
+        if error.reason in NEVER_RESUMABLE:
             what = "not found" if error.reason == "stream_not_found" else error.reason
             return Finding("gone", f"gone ({what})")
         return Finding("unknown", f"not known: {error}")
@@ -167,7 +169,7 @@ async def stand(client: Client, entry: Entry) -> Finding:
 
 
 def in_words(standing: Standing) -> Finding:
-    """What a poll says, for people."""
+    """A poll's answer in words."""
     if standing.status != "completed":
         if standing.has_request:
             return Finding("asking", "running, has a question for you")
@@ -179,14 +181,14 @@ def in_words(standing: Standing) -> Finding:
     return Finding("gone", "gone (delivered)")
 
 
-# Showing
+# Printing
 
 
 def _print(rows: Sequence[Row], *, as_json: bool) -> None:
     if as_json:
         print(as_json_text(rows))
     if not rows:
-        say("No call is noted: none that was begun here is left to come back to.")
+        say("No unfinished calls.")
     elif as_json:
         return
     else:
@@ -208,7 +210,7 @@ def age(seconds: float) -> str:
 
 
 def print_to_terminal(table: Sequence[Sequence[str]]) -> None:
-    """What is too long for the window goes on in the next line of its column."""
+    """Print a table. A status that is too wide for the window is wrapped in its column."""
     shown = Table(box=None, pad_edge=False)
     for column in COLUMNS:
         shown.add_column(column, no_wrap=column != "status")
@@ -218,7 +220,7 @@ def print_to_terminal(table: Sequence[Sequence[str]]) -> None:
 
 
 def print_aligned(table: Sequence[Sequence[str]]) -> None:
-    """A line for each row, however long."""
+    """Print a line for each row, however long."""
     lines = [COLUMNS, *table]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for cells in lines:

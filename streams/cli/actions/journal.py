@@ -1,4 +1,7 @@
-"""What `verify`, `export` and `backup` do. Results go to standard output, the rest does not."""
+"""The actions of `verify`, `export` and `backup`.
+
+Results go to standard output, everything else to standard error.
+"""
 
 import os
 import sys
@@ -14,16 +17,16 @@ from streams.cli.base import DONE, FAILED, complain
 from streams.errors import JournalError, UnsafeFile
 from streams.files import write_whole
 from streams.journal.ownership import key_path
-from streams.journal.sqlite.backup import Progress, Saved, back_up, save
+from streams.journal.sqlite.backup import Exported, Progress, back_up, export_streams
 from streams.journal.sqlite.verify import Report, inspect
 from streams.keys import FILE_BYTES_MAX
 from streams.permissions import read_secret
 
-DAMAGES_SAID: Final = 20  # of what could not be read, most says the same
+DAMAGES_SAID: Final = 20  # many damages say the same
 
 
 def verify(file: Path, *, as_json: bool) -> int:
-    """Say whether a journal is sound; the exit code."""
+    """Print whether a journal is sound; return the exit code."""
     try:
         report = inspect(file)
     except JournalError as error:
@@ -49,12 +52,12 @@ def _show(file: Path, report: Report) -> None:
 
 
 def export(file: Path, to: Path | None) -> int:
-    """Save what is readable of a journal; the exit code."""
+    """Save what is readable of a journal; return the exit code."""
     try:
         with _lines_to(to) as on_stream, _shown() as on_progress:
-            saved = save(file, on_stream, on_progress)
+            saved = export_streams(file, on_stream, on_progress)
     except BrokenPipeError:
-        raise  # is the command's to handle
+        raise  # `streams.cli.main` handles it
     except FileExistsError:
         return complain(f"{to} is there already: name a new folder.")
     except (JournalError, OSError) as error:
@@ -65,7 +68,7 @@ def export(file: Path, to: Path | None) -> int:
 
 @contextmanager
 def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes], object]]]:
-    """What takes the lines of a stream, by its number."""
+    """A function that returns, for the number of a stream, where its lines are written."""
     if folder is None:
         yield lambda number: sys.stdout.buffer.write
         sys.stdout.flush()
@@ -74,7 +77,7 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
     with ExitStack() as stack, _removed_if_empty(folder):
 
         def on_stream(number: int) -> Callable[[bytes], object]:
-            stack.close()  # the one before
+            stack.close()  # the file of the previous stream
             path = folder / f"{number}.ndjson"
             file = stack.enter_context(open(path, "xb", opener=_private))
             return file.write
@@ -84,11 +87,11 @@ def _lines_to(folder: Path | None) -> Iterator[Callable[[int], Callable[[bytes],
 
 @contextmanager
 def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """Remove a new folder where the block fails and has put nothing into it."""
+    """Remove a new folder if the block fails and has put nothing into it."""
     try:
         yield
     except BaseException:
-        with suppress(OSError):  # it has files, which were saved
+        with suppress(OSError):  # it has files, which are kept
             folder.rmdir()
         raise
 
@@ -97,7 +100,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _tell(saved: Saved) -> None:
+def _tell(saved: Exported) -> None:
     for damage in list(saved.damages)[:DAMAGES_SAID]:
         say(damage)
     if len(saved.damages) > DAMAGES_SAID:
@@ -107,7 +110,7 @@ def _tell(saved: Saved) -> None:
 
 
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
-    """Copy a journal, with its keys where they are wanted; the exit code."""
+    """Copy a journal, with its keys if they are wanted; return the exit code."""
     keys = key_path(file)
     try:
         with _shown() as on_progress:

@@ -1,6 +1,17 @@
-"""A call's place in the callbook, and the call that a name stands for.
+"""The calls that the command has begun and that are not finished: a file, and each call's entry in
+it.
 
-Whatever is wrong with the file, no call fails for it: it is said once, and the call goes on.
+Rules of the file:
+
+- It is JSON, in `$MCP_STREAMS_STATE`, else `$XDG_STATE_HOME/mcp-streams/calls.json`, else
+  `~/.local/state/mcp-streams/calls.json`. Only its owner may read it: tickets are secrets.
+- A change writes a new file and renames it to the old one's name, while it holds a lock on a file
+  beside it. A reader needs no lock and never sees half a file.
+- A file that is not a list of calls, is damaged or is of a newer version is never overwritten. An
+  empty file is an empty list.
+- A call is identified by its ticket, whatever the ticket's position: names are used again.
+
+A call never fails because of this file: the error is printed once, and the call goes on.
 """
 
 import contextlib
@@ -25,21 +36,21 @@ from streams.permissions import check_folder, open_own, real_path
 from streams.protocol.ticket import Ticket
 
 VERSION: Final = 1
-CALLS_MAX: Final = 1_000  # the oldest go: nobody comes back for all of them
-ARGUMENTS_BYTES_MAX: Final = 16 * 1024  # longer ones are left out: they are only shown
-ENTRY_BYTES_MAX: Final = 64 * 1024  # a server may send a token of any length
+CALLS_MAX: Final = 1_000  # the oldest are dropped
+ARGUMENTS_BYTES_MAX: Final = 16 * 1024  # longer ones are left out, as they are only printed
+ENTRY_BYTES_MAX: Final = 64 * 1024  # a server may send a resume token of any length
 NAME_LETTERS_MAX: Final = 60
-LOCK_S: Final = 2.0  # a change takes milliseconds, unless its process is stopped in it
+LOCK_S: Final = 2.0  # a change takes milliseconds, unless its process is stopped
 _LOCK_PAUSE_S: Final = 0.01
 
 _ELSEWHERE: Final = "name another file with MCP_STREAMS_STATE"
 _NOT_TYPABLE: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 NAMES_MAX: Final = 30  # in one sentence
-WORD_LETTERS_MAX: Final = 70  # of what may be half a ticket, which is a secret
+WORD_LETTERS_MAX: Final = 70  # printed of a text that may be half a ticket, which is a secret
 
-# There is nothing to come back to, and never will be again.
-GONE: Final = frozenset({"stream_not_found", "abandoned", "cancelled", "delivered"})
+# Reasons for which a call can never be resumed.
+NEVER_RESUMABLE: Final = frozenset({"stream_not_found", "abandoned", "cancelled", "delivered"})
 
 _T = TypeVar("_T")
 
@@ -49,9 +60,9 @@ class CallbookUnusable(StreamsError):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
-    """One call. `started_at` is wall time; `cwd` is given where `url` begins with `stdio:`.
+    """One call. `started_at` is wall time; `cwd` is set if `url` begins with `stdio:`.
 
-    `ticket` stands where the call was left, or where it was announced if it was not left yet.
+    `ticket` has the position at which the call was left, or at which it was announced.
     """
 
     name: str
@@ -73,7 +84,7 @@ class _Version(msgspec.Struct):
 
 
 def path_of_user(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the file is. Raises `CallbookUnusable` for who has no home."""
+    """The path of the user's file. Raises `CallbookUnusable` if the user has no home directory."""
     if told := environment.get("MCP_STREAMS_STATE"):
         return Path(told)
     state = environment.get("XDG_STATE_HOME", "")
@@ -95,7 +106,7 @@ class Callbook:
 
     @classmethod
     def of_user(cls) -> "Callbook":
-        """That of whoever runs this process."""
+        """The file of the user that runs this process."""
         return cls(path_of_user())
 
     def entries(self) -> list[Entry]:
@@ -117,7 +128,7 @@ class Callbook:
         cwd: str | None,
         now: float,
     ) -> Entry:
-        """Note a call at its beginning, under a name that no other one has."""
+        """Add a call that begins, under a new name."""
         ticket = _at_its_beginning(ticket)
         fits = len(msgspec.json.encode(arguments)) <= ARGUMENTS_BYTES_MAX
         entry = Entry("", url, tool, now, ticket, arguments if fits else None, cwd)
@@ -134,11 +145,13 @@ class Callbook:
         return entry
 
     def move(self, ticket: Ticket) -> None:
-        """The call was left where `ticket` stands, unless somebody was further already."""
+        """Set the position of a call to that of `ticket`, unless it is further already."""
         self._set_position(ticket, lambda noted: max(noted or 0, ticket.after or 0) or None)
 
     def forget_position(self, ticket: Ticket) -> None:
-        """What follows the position is no longer there; without one, what is left can be had."""
+        """Remove the position of a call, since the messages behind it are gone: what is left can be
+        read.
+        """
         self._set_position(ticket, lambda _: None)
 
     def _set_position(self, ticket: Ticket, of: Callable[[int | None], int | None]) -> None:
@@ -151,7 +164,7 @@ class Callbook:
         self._change(lambda entries: [placed(entry) for entry in entries])
 
     def remove(self, tickets: Collection[Ticket]) -> None:
-        """These calls are over, or nobody wants them any more."""
+        """Remove calls that are over or not wanted any more."""
 
         over = {_at_its_beginning(ticket) for ticket in tickets}
 
@@ -162,7 +175,7 @@ class Callbook:
 
     def _change(self, alter: Callable[[list[Entry]], list[Entry]]) -> None:
         with self._complaining():
-            path = real_path(self._path)  # a link stays one
+            path = real_path(self._path)  # a link stays a link
             _make_private_folders(path.parent)
             check_folder(path.parent)
             with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
@@ -215,14 +228,14 @@ def _at_its_beginning(ticket: Ticket) -> Ticket:
 
 
 def _free_name(tool: str, taken: Collection[str]) -> str:
-    """The tool's name and the lowest free number, such as anybody can type and no option has."""
+    """The tool's name and the lowest free number: easy to type, and never like an option."""
     typable = _NOT_TYPABLE.sub("_", tool)[:NAME_LETTERS_MAX].lstrip("-") or "call"
     names = (f"{typable}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
 
 
 def _make_private_folders(folder: Path) -> None:
-    """Make what is missing, for its owner alone; what is there is left as it is."""
+    """Make the missing folders, for their owner alone; existing ones stay as they are."""
     missing: Sequence[Path] = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(mode=0o700, exist_ok=True)
@@ -230,7 +243,7 @@ def _make_private_folders(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path, within_s: float) -> Iterator[None]:
-    """Keep other processes from changing anything. Raises `OSError` where one keeps us."""
+    """Exclude changes by other processes. Raises `OSError` if another one holds the lock."""
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     try:
         give_up_at = time.monotonic() + within_s
@@ -240,7 +253,7 @@ def _locked(path: Path, within_s: float) -> Iterator[None]:
             time.sleep(_LOCK_PAUSE_S)
         yield
     finally:
-        os.close(descriptor)  # which unlocks
+        os.close(descriptor)  # this unlocks
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -255,7 +268,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What to come back to, and where. `cwd` is where to start the command that `url` names."""
+    """The call to resume, and its server. `cwd` is the folder to start the command of `url` in."""
 
     url: str
     ticket: Ticket
@@ -263,13 +276,13 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def find(name: str) -> Target:
-    """The call of this name. Raises `ValueError`, or `CallbookUnusable`."""
+    """The call with this name. Raises `ValueError`, or `CallbookUnusable`."""
     entry = _named(name, f"No call is called {_shortened(name)}.")
     return Target(entry.url, entry.ticket, entry.cwd)
 
 
 def find_at(url: str, text: str) -> Target:
-    """The call of this ticket or name, at this URL. Raises `ValueError`, or `CallbookUnusable`."""
+    """The call with this ticket or name, at this URL. Raises like `find`."""
     try:
         return Target(url, Ticket.parse(text))
     except ValueError as error:
@@ -278,7 +291,7 @@ def find_at(url: str, text: str) -> Target:
 
 
 def ticket_or_id(text: str) -> Ticket | str:
-    """The ticket of what may be a ticket, a call's name or, where it is neither, a stream's id."""
+    """A ticket from its text or from a call's name; any other text is a stream's id."""
     try:
         return Ticket.parse(text)
     except ValueError:
@@ -286,7 +299,7 @@ def ticket_or_id(text: str) -> Ticket | str:
     try:
         return next((e.ticket for e in Callbook.of_user().entries() if e.name == text), text)
     except CallbookUnusable:
-        return text  # it may well be an id, which needs no file
+        return text  # an id needs no file
 
 
 def _named(name: str, why_not: str) -> Entry:
@@ -297,11 +310,11 @@ def _named(name: str, why_not: str) -> Entry:
 
 
 def names_of(entries: Iterable[str]) -> str:
-    """A sentence with the names that there are, or the newest of many."""
+    """A sentence with all names, or the newest of many."""
     names = list(entries)
     if len(names) > NAMES_MAX:
         names = ["…", *names[-NAMES_MAX:]]
-    return f"There are: {', '.join(names)}." if names else "None is noted."
+    return f"There are: {', '.join(names)}." if names else "The list of calls is empty."
 
 
 def _shortened(text: str) -> str:
@@ -309,19 +322,19 @@ def _shortened(text: str) -> str:
 
 
 class Note:
-    """One call's place in the file: to be taken, moved on and given up."""
+    """The entry of one call in the file: added, moved and removed."""
 
     def __init__(self, draft: Callable[[Ticket], Entry] | None, name: str | None = None) -> None:
-        self.name = name  # None until the call is noted
-        self._draft = draft  # None when it was tried, or is not to be
+        self.name = name  # None until the call has an entry
+        self._draft = draft  # None when it was tried, or must not be
         self._has_complained = False
 
     @classmethod
     def of_new(cls, url: str, tool: str, arguments: dict[str, Any]) -> "Note":
-        """For a call that begins; noted once there is a ticket."""
+        """For a call that begins. Its entry is added once there is a ticket."""
         now, cwd = wall(), None
         if url.startswith("stdio:"):
-            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+            with contextlib.suppress(FileNotFoundError):  # the folder was deleted
                 cwd = os.getcwd()
 
         def draft(ticket: Ticket) -> Entry:
@@ -333,14 +346,14 @@ class Note:
 
     @classmethod
     def of_noted(cls, ticket: Ticket) -> "Note":
-        """For a call that was begun before, if it is noted here."""
+        """For a call that was begun before, if it has an entry."""
         note = cls(None)
         entry = note._try(lambda: Callbook.of_user().find(ticket))
         note.name = entry.name if entry is not None else None
         return note
 
     def take(self, call: RunningCall) -> None:
-        """Note the call if it is announced: at once, for nobody knows when we are killed."""
+        """Add the entry once the call has a ticket: at once, as this process may be killed."""
         if self._draft is None or (ticket := call.ticket) is None:
             return
         draft, self._draft = self._draft, None
@@ -348,7 +361,7 @@ class Note:
         self.name = entry.name if entry is not None else None
 
     def leave(self, call: RunningCall) -> None:
-        """The call goes on without us, from where its ticket stands."""
+        """The call was left, and runs on from the position of its ticket."""
         self.take(call)
         if (ticket := call.ticket) is not None:
             self._change(lambda book: book.move(ticket))
@@ -359,10 +372,10 @@ class Note:
             self._change(lambda book: book.remove([ticket]))
 
     def failed(self, call: RunningCall, error: BaseException) -> None:
-        """Following the call ended so; the error is told how to come back, where one can."""
+        """Following the call has failed: if it can be resumed, add a note that says how."""
         if isinstance(error, CallFailed) and call.is_complete:
             self.remove(call)
-        elif isinstance(error, StreamGone) and error.reason in GONE | MISPLACED:
+        elif isinstance(error, StreamGone) and error.reason in NEVER_RESUMABLE | MISPLACED:
             if call.ticket is not None:
                 self.refused(call.ticket, error)
         elif isinstance(error, CannotConnect | StreamGone):
@@ -370,8 +383,8 @@ class Note:
             self._hint(error, "To come back to the call:")
 
     def refused(self, ticket: Ticket, error: StreamGone) -> None:
-        """The server, asked for the call, has answered with this error."""
-        if error.reason in GONE or (error.reason in MISPLACED and ticket.after is None):
+        """The server has answered a resume or poll with this error."""
+        if error.reason in NEVER_RESUMABLE or (error.reason in MISPLACED and ticket.after is None):
             self._change(lambda book: book.remove([ticket]))
         elif error.reason in MISPLACED:
             self._change(lambda book: book.forget_position(ticket))
@@ -391,5 +404,5 @@ class Note:
         except CallbookUnusable as error:
             if not self._has_complained:
                 self._has_complained = True
-                say(f"Nothing is noted of this call: {error}")
+                say(f"This call is not saved in the list of calls: {error}")
             return None

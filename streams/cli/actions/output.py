@@ -1,4 +1,4 @@
-"""What the command shows: results on standard output, talk on standard error."""
+"""How commands print: results to standard output, everything else to standard error."""
 
 import sys
 from typing import Any, Final
@@ -18,31 +18,31 @@ from streams import messages
 from streams.logs import CONTROLS, escaped
 from streams.messages import Message
 
-# Of an error, which may be a server's words.
+# How much is printed of an error, which may be a server's text.
 ERROR_CHARS_MAX: Final = 2_000
 
-# A bar counts no further: rich divides, and times are computed from it.
+# The largest number that a progress bar takes: rich computes times from it.
 BAR_MAX: Final = 1e15
 
 
 def harmless(text: str) -> str:
-    """A server's words, as they may be shown on a terminal."""
+    """A server's text, without characters that control a terminal."""
     return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def one_line(text: str) -> str:
-    """An error in one line, however the server has written it."""
+    """An error in one line, whatever line breaks it has."""
     line = " ".join(text.split())
     return line if len(line) <= ERROR_CHARS_MAX else f"{line[:ERROR_CHARS_MAX]}…"
 
 
 def say(line: str) -> None:
-    """Say something that is no result."""
+    """Print a line that is no result."""
     print(harmless(line), file=sys.stderr, flush=True)
 
 
 def bar() -> Progress:
-    """A progress bar on standard error, which leaves nothing behind."""
+    """A progress bar on standard error, removed at its end."""
     what = TextColumn("{task.description}", markup=False)
     return Progress(
         what,
@@ -61,7 +61,7 @@ class _Progress(msgspec.Struct):
 
 
 class Display:
-    """Shows a call's messages on standard error: a progress bar on a terminal, else plain lines."""
+    """Prints a call's messages to standard error: a progress bar on a terminal, else lines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json
@@ -80,7 +80,7 @@ class Display:
             self._bar.stop()
 
     def show(self, message: Message) -> None:
-        """Show one message of the call."""
+        """Print one message of the call."""
         try:
             params = messages.decode(message.params, Any)
         except ValueError as error:
@@ -108,7 +108,7 @@ class Display:
             self._say(f"{now.progress}{of_all} {now.message}".rstrip())
             return
         if not (0 <= now.progress <= BAR_MAX and 0 < (now.total or 1) <= BAR_MAX):
-            return  # no bar shows that
+            return  # a bar cannot show it
         if self._task is None:
             self._task = self._bar.add_task("", total=now.total)
         what = harmless(one_line(now.message))[-40:]
@@ -119,11 +119,11 @@ def _progress(params: Any) -> _Progress | None:
     try:
         return msgspec.convert(params, _Progress)
     except msgspec.ValidationError:
-        return None  # another server's, of another shape
+        return None  # another server's progress, of another shape
 
 
 def as_json_text(value: Any) -> str:
-    """A value as JSON, on one line, which is safe to show on a terminal."""
+    """A value as JSON on one line, without characters that control a terminal."""
     return escaped(msgspec.json.encode(value).decode())
 
 
@@ -134,7 +134,7 @@ def _text(data: Any) -> str:
 def print_result(result: Any, *, as_json: bool) -> None:
     """Print a tool's result: its content, or all of it as JSON.
 
-    Content of another shape than MCP's is printed as JSON too.
+    Content that does not have MCP's shape is printed as JSON too.
     """
     blocks = result.get("content") if isinstance(result, dict) else None
     if as_json or not blocks or not isinstance(blocks, list):
@@ -146,7 +146,7 @@ def print_result(result: Any, *, as_json: bool) -> None:
 
 
 def _block(block: Any) -> str:
-    """A content block as text: of what is no text, what it is and how large."""
+    """A content block as text; of other content, its type and size."""
     if not isinstance(block, dict):
         return as_json_text(block)
     resource = block.get("resource")

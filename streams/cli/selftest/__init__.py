@@ -1,1 +1,1 @@
-"""Commands that test this software itself: `demo` and `torture`."""
+"""The actions of `demo` and `torture`, which test this software itself."""

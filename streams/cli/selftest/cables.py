@@ -1,9 +1,8 @@
-"""Cables between clients and a server that listens: this process carries every byte, until it does
-not.
+"""A TCP proxy between clients and a server, whose connections can be made to fail.
 
-A cable fails in three ways, as networks do: it is cut (both ends see the other hang up, perhaps in
-the middle of a message), it is reset (an error at both ends), or it is hushed: it stays open and
-nothing comes through any more.
+A cable is one connection through it. It fails in the three ways of a network: it is cut (both ends
+see a hang-up, perhaps in the middle of a message), it is reset (both ends see an error), or it is
+silenced: it stays open and passes nothing on.
 """
 
 import socket
@@ -13,11 +12,11 @@ from typing import Final
 import trio
 
 READ_BYTES: Final = 64 * 1024
-_LINGER_NOT: Final = struct.pack("ii", 1, 0)  # to close is to reset
+_LINGER_NOT: Final = struct.pack("ii", 1, 0)  # closing then sends a reset
 
 
 class Cables:
-    """Listens at `port`, once it is served, and leads each connection to the server."""
+    """Listens at `port`, once it is served, and connects each client to the server."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -25,31 +24,31 @@ class Cables:
         self._laid: set[_Cable] = set()
 
     def lead_to(self, port: int | None) -> None:
-        """From now on connections lead to this port of this machine; None: nobody is there."""
+        """Connect new clients to this port of this machine; None: hang up on them."""
         self._far_port = port
 
-    # Each of these says how many cables it was done to: all that lie now.
+    # Each of these returns the number of cables, which are all that exist now.
 
     def cut(self, after_bytes: int = 0) -> int:
-        """Cut them, or let so many bytes pass to each client before that."""
+        """Cut them, at once or after so many more bytes to each client."""
         for cable in self._laid:
             cable.cut(after_bytes)
         return len(self._laid)
 
     def reset(self) -> int:
-        """Reset the connections."""
+        """Reset them."""
         for cable in self._laid:
             cable.reset()
         return len(self._laid)
 
     def hush(self) -> int:
-        """Let nothing through any more, either way."""
+        """Pass nothing on, either way, and leave them open."""
         for cable in self._laid:
             cable.is_hushed = True
         return len(self._laid)
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Lay cables until cancelled."""
+        """Accept clients until cancelled."""
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=100)
         self.port = listeners[0].socket.getsockname()[1]
         task_status.started()
@@ -62,24 +61,24 @@ class Cables:
             try:
                 far = await trio.open_tcp_stream("127.0.0.1", self._far_port)
             except OSError:
-                return  # the server has just ended: the client sees that nobody is there
+                return  # the server has just ended: hang up
             cable = _Cable(near, far)
             async with far:
                 self._laid.add(cable)
                 try:
                     await cable.carry()
                 finally:
-                    self._laid.discard(cable)  # before an end is closed: that takes a turn
+                    self._laid.discard(cable)  # first: closing an end takes a turn
 
 
 class _Cable:
-    """One connection from a client's end to the server's."""
+    """One connection from a client to the server."""
 
     def __init__(self, near: trio.SocketStream, far: trio.SocketStream) -> None:
         self.is_hushed = False
         self._near = near
         self._far = far
-        self._left_bytes: int | None = None  # that still pass to the client
+        self._left_bytes: int | None = None  # that still pass to the client before a cut
         self._scope = trio.CancelScope()
 
     def cut(self, after_bytes: int) -> None:
@@ -94,7 +93,7 @@ class _Cable:
         self._scope.cancel()
 
     async def carry(self) -> None:
-        """Carry bytes both ways until either end is gone or the cable is."""
+        """Pass bytes on both ways until either end or the cable fails."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._carry_up)

@@ -1,4 +1,4 @@
-"""The users of a torture run: they call, read, leave, come back from elsewhere, and count."""
+"""The users of a torture run: they call, read, detach, resume from another client, and count."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,23 +14,23 @@ from streams.errors import CallFailed, CallLost, CannotConnect, ClientError
 from streams.exchange import ClientChannel, Dialer
 from streams.protocol.ticket import Ticket
 
-LASTING: Final = "lasting"  # through the death of its server
+LASTING: Final = "lasting"  # restarted after the death of its server
 TOOLS: Final = ("work", LASTING)
 
-# How long a call takes if nobody interrupts it, and how fast it sends.
+# How long a call takes without a failure, and how fast it sends.
 CALL_S: Final = (0.05, 5.0)
 PER_SECOND: Final = (100, 400)
 FLUSH_EVERY: Final = (1, 60)
 
-# For how long a client is kept before its user comes back with another one.
+# How long a user keeps a client before it makes another one.
 STAY_S: Final = (0.05, 3.0)
 RETRY_S: Final = (0.02, 0.2)
 
 
 class Caller:
-    """One user, who makes one call after the other for as long as `is_storming`.
+    """A user that makes one call after the other while `is_storming`.
 
-    What is taken from one client to the next is the ticket, as text.
+    Only the ticket goes from one client to the next, as text.
     """
 
     def __init__(self, name: str, dialer: Dialer, ledger: Ledger, dice: Random) -> None:
@@ -41,16 +41,16 @@ class Caller:
         self._dice = dice
         self._calls = 0
         self._ticket: str | None = None
-        self._failed_at = 0.0  # the transport, at last
+        self._failed_at = 0.0  # the last failure of the transport
         self._connected_at = 0.0
-        self._sign_at: float | None = None  # when this user last saw that the call is alive
+        self._sign_at: float | None = None  # the last time that the call showed life
 
     def note_fault(self) -> None:
-        """The server or the network has failed just now."""
+        """The server or the network has just been made to fail."""
         self._failed_at = trio.current_time()
 
     async def go_on(self) -> None:
-        """Call until the storm is over, and see the last call to its end."""
+        """Make calls until the storm is over, and follow the last one to its end."""
         while self.is_storming:
             self._calls += 1
             per_second = self._dice.uniform(*PER_SECOND)
@@ -71,14 +71,14 @@ class Caller:
         while not story.is_over:
             try:
                 await self._visit(story, arguments)
-            except CannotConnect:  # then nothing was sent
+            except CannotConnect:  # nothing was sent
                 self._sign_at = self._sign_at or trio.current_time()
                 await trio.sleep(self._dice.uniform(*RETRY_S))
                 continue
             except CallLost:
                 pass  # there is no ticket
             except CallFailed as failed:
-                if self._ticket is None:  # a server that is about to end begins nothing
+                if self._ticket is None:  # a server that shuts down begins no call
                     self._ledger.refuse(story)
                     return
                 story.is_over = True
@@ -108,7 +108,7 @@ class Caller:
                 async with call:
                     await self._read(call, story)
         if stay.cancelled_caught and self._sign_at and self._failed_at < self._sign_at:
-            self._sign_at = None  # nothing is wrong: we were away
+            self._sign_at = None  # not a failure: this user was away
 
     async def _read(self, call: RunningCall, story: Story) -> None:
         try:

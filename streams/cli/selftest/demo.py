@@ -1,9 +1,9 @@
-"""`mcp-streams demo`: a call that is cut three times and whose server is killed, over each
+"""The action of `demo`: a call that is cut three times and whose server is killed, over each
 transport.
 
-The tool reads a folder and reports every file. The connection is cut in the middle three times;
-then, when the work is done and not all of it is delivered, the server is killed with SIGKILL and
-started again on the same journal. What the user of the client has seen is compared with what was
+The tool reads a folder and reports every file. The connection is cut in the middle three times.
+When the work is done and not all of it is delivered, the server is killed with SIGKILL and started
+on the same journal. The messages that the client has received are compared with those that were
 sent.
 """
 
@@ -31,14 +31,13 @@ from streams.client.client import Client
 from streams.messages import Message
 from streams.protocol.ticket import Ticket
 
-# At which parts of all messages the connection is cut; after the last of them, the server is
-# killed.
+# The connection is cut at these parts of all messages. After the last cut, the server is killed.
 CUTS: Final = (0.1, 0.3, 0.6)
 TIMEOUT_S: Final = 300.0
 
 
 class Figures(msgspec.Struct):
-    """What came of one transport."""
+    """The figures of one transport."""
 
     transport: str
     sent: int
@@ -56,13 +55,13 @@ class Figures(msgspec.Struct):
 
 
 class Viewer:
-    """The user of the client: sees messages, and counts."""
+    """The user of the client: counts the messages."""
 
     def __init__(self) -> None:
         self.seen: Counter[tuple[str, int]] = Counter()
 
     def look(self, message: Message) -> None:
-        """See one message; each of them has a number of the tool's own."""
+        """Count one message, by the number that the tool gave it."""
         params: Any = messages.decode(message.params, dict[str, Any])
         if message.method == "notifications/progress":
             self.seen["progress", params["progress"]] += 1
@@ -73,7 +72,7 @@ class Viewer:
 def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
     """Run the demo over each transport; returns 0 if nothing was lost or seen twice.
 
-    `app` is the server: another one shows that the verdict is earned.
+    `app` is the server: tests pass a faulty one, to show that the demo finds faults.
     """
     logs.log_to_stderr(logging.ERROR)
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
@@ -118,7 +117,7 @@ async def _run_all(
 
 
 class _Story:
-    """One call over one transport, and what happens to it."""
+    """One call over one transport, and its failures."""
 
     def __init__(self, name: str, rig: Rig, out: Console, expected: int) -> None:
         self._name = name
@@ -149,7 +148,7 @@ class _Story:
             await self._watch(call)
             result = await call.result()
         self._say(f"resumed: {self._seen} messages are delivered, and the result")
-        # A tool that failed has none.
+        # A tool that failed has no such content.
         return self._figures(result.get("structuredContent", {}), digest)
 
     async def _watch(self, call: RunningCall, until: float = math.inf) -> None:

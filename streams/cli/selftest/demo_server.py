@@ -10,14 +10,14 @@ import trio
 from streams.server.call import Call
 from streams.server.server import Server
 
-# Python writes into the one of its own accord, and the other is not of its making.
+# Python writes into the first at any time, and the second does not belong to it.
 SKIPPED = frozenset({"__pycache__", "site-packages"})
 
 server = Server("demo", version="1", resume_min_s=0)
 
 
 class Digest(TypedDict):
-    """What came of a folder."""
+    """The result for a folder."""
 
     files: int
     messages: int
@@ -25,7 +25,7 @@ class Digest(TypedDict):
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that can be read, in order."""
+    """The readable files, in order."""
     inside = (path for path in folder.rglob("*") if not SKIPPED & set(path.parts))
     return sorted(path for path in inside if path.is_file() and os.access(path, os.R_OK))
 

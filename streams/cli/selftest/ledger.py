@@ -1,8 +1,8 @@
-"""The books of a torture run: what was promised, and what has come.
+"""The books of a torture run: the messages that were promised, and those that came.
 
-Neither the client nor the server is asked. Each message says whose it is and which, and bears a
-proof; what is durable the tool has noted in a file of its own; what a user has seen is counted
-here.
+They rely on neither the client nor the server. Each message has the name of its call, its number
+and a hash that proves both. The tool notes in a file of its own which messages are durable. The
+messages that a user receives are counted here.
 """
 
 import statistics
@@ -15,16 +15,16 @@ from streams import messages
 from streams.cli.selftest.torture_server import Entry, entry_of, noted
 from streams.messages import Message
 
-# After so many it is clear what is wrong.
+# More failures than these would tell nothing new.
 FAILURES_MAX: Final = 20
 
 
 class Figures(msgspec.Struct):
-    """What came of one transport.
+    """The figures of one transport.
 
-    `acknowledged` messages are those that the journal had confirmed when the tool asked, of calls
-    that a client was given a ticket for; `lost` those among them, and among all that stand ahead of
-    something delivered, that never came. `recovery_…` is seconds from the last message before a
+    `acknowledged` counts the messages that the journal had confirmed when the tool asked, of calls
+    that a client has a ticket for. `lost` counts those of them that never came, and those that
+    never came although a later message did. `recovery_…` is seconds from the last message before a
     connection failed to the first one after it.
     """
 
@@ -32,8 +32,8 @@ class Figures(msgspec.Struct):
     calls: int = 0
     finished: int = 0
     interrupted: int = 0
-    unannounced: int = 0  # whose connection went before there was a ticket
-    refused: int = 0  # by a server that was about to end
+    unannounced: int = 0  # whose connection was lost before there was a ticket
+    refused: int = 0  # by a server that shut down
     unfinished: int = 0
     acknowledged: int = 0
     delivered: int = 0
@@ -42,7 +42,7 @@ class Figures(msgspec.Struct):
     misordered: int = 0
     damaged: int = 0
     kills: int = 0
-    restarts: int = 0  # in good order
+    restarts: int = 0  # after SIGTERM
     cuts: int = 0
     recovery_median_s: float = 0.0
     recovery_worst_s: float = 0.0
@@ -50,7 +50,7 @@ class Figures(msgspec.Struct):
 
     @property
     def is_good(self) -> bool:
-        """Whether everything came that had to, once, in order and as it was sent."""
+        """Whether every message came that had to, once, in order and as it was sent."""
         wrong = self.lost or self.seen_twice or self.misordered or self.damaged
         return self.delivered > 0 and not (wrong or self.unfinished or self.failures)
 
@@ -69,7 +69,7 @@ class Story:
         self.twice = self.misordered = self.damaged = 0
 
     def look(self, message: Message) -> None:
-        """See one message of the call."""
+        """Count one message of the call."""
         number = self._number_of(message)
         if number is None:
             self.damaged += 1
@@ -81,7 +81,7 @@ class Story:
             self.seen.add(number)
 
     def _number_of(self, message: Message) -> int | None:
-        """Which of the call's messages this is; None where it is none of them."""
+        """The number of a message of this call; None if it is another message."""
         try:
             params: Any = messages.decode(message.params, dict[str, Any])
             data = msgspec.convert(params.get("data"), Entry)
@@ -91,14 +91,14 @@ class Story:
         return data["number"] if is_ours and 1 <= data["number"] <= self.count else None
 
     def finish(self, result: Any) -> None:
-        """See the result."""
+        """Check the result."""
         self.is_over = self.is_finished = True
         if result.get("structuredContent") != {"messages": self.count}:
             self.damaged += 1
 
 
 class Ledger:
-    """Adds up the calls of one transport. The tools' notes are in `notes`."""
+    """Adds up the calls of one transport. `notes` is the folder of the tools' notes."""
 
     def __init__(self, transport: str, notes: Path) -> None:
         self.figures = Figures(transport)
@@ -112,17 +112,17 @@ class Ledger:
         self.open.add(story)
 
     def drop(self, story: Story) -> None:
-        """Nobody was given a ticket for the call: it may or may not have run."""
+        """The call has no ticket: it may or may not have run."""
         self.open.remove(story)
         self.figures.unannounced += 1
 
     def refuse(self, story: Story) -> None:
-        """The call was not begun."""
+        """The server has not begun the call."""
         self.open.remove(story)
         self.figures.refused += 1
 
     def settle(self, story: Story) -> None:
-        """The call is over: compare what came of it with what was promised."""
+        """The call is over: compare its messages with those that were acknowledged."""
         self.open.remove(story)
         figures, path = self.figures, self.notes / story.name
         acknowledged = noted(path)
@@ -148,17 +148,17 @@ class Ledger:
             path.unlink(missing_ok=True)
 
     def settle_all(self) -> None:
-        """The run is over, and nobody comes back any more."""
+        """The run is over: settle all calls that are open."""
         for story in list(self.open):
             self.settle(story)
 
     def fail(self, what: str) -> None:
-        """Something went wrong that is more than a number."""
+        """Add a failure that is more than a number."""
         if len(self.figures.failures) < FAILURES_MAX:
             self.figures.failures.append(what)
 
     def recovered(self, took_s: float) -> None:
-        """A user whose connection had failed sees messages again."""
+        """A user whose connection had failed receives messages again."""
         self._recoveries_s.append(took_s)
         self.figures.recovery_median_s = statistics.median(self._recoveries_s)
         self.figures.recovery_worst_s = max(self._recoveries_s)

@@ -1,6 +1,4 @@
-"""Servers as real child processes, and the cables to them, which can be cut: for the demo and for
-torture.
-"""
+"""Servers as child processes, and connections to them that can be made to fail."""
 
 import contextlib
 import os
@@ -27,40 +25,40 @@ LOOK_EVERY_S: Final = 0.01
 
 
 class NoServer(Exception):
-    """The server has not started, or not ended; the message says why, or is its log."""
+    """The server has not started, or not ended; the message is the reason, or its log."""
 
 
 class Rig(Protocol):
-    """A server and the cable to it."""
+    """A server and the connections to it."""
 
     def dialer(self) -> AbstractAsyncContextManager[ClientChannel]:
         """Open a new connection."""
 
     async def start(self) -> None:
-        """Start the server, or start it again, if that is not done by who connects."""
+        """Start the server, unless a client that connects starts it."""
 
     async def spawn(self) -> bool:
-        """Begin to start it; whether that is not done by who connects."""
+        """Begin to start the server; return whether it is this method that starts it."""
 
     async def up(self) -> None:
         """Wait until it has started. Raises `NoServer`."""
 
-    # The connections that there are fail; each says how many those were.
+    # Each of these makes all connections fail, and returns their number.
 
     def cut(self, after_bytes: int = 0) -> int:
-        """Cut them without a word, or let so many bytes come through before, where that can be."""
+        """Hang up, at once or, if possible, after so many more bytes to each client."""
 
     def reset(self) -> int:
         """End them with an error."""
 
     def hush(self) -> int:
-        """Let nothing through any more, and leave them open."""
+        """Pass nothing on, and leave them open."""
 
     async def kill(self) -> bool:
-        """Kill the server with SIGKILL; whether there was one."""
+        """Kill the server with SIGKILL; return whether it ran."""
 
     async def stop(self) -> bool:
-        """End the server in good order; whether there was one."""
+        """End the server with SIGTERM; return whether it ran."""
 
 
 class StdioRig:
@@ -69,43 +67,43 @@ class StdioRig:
     def __init__(self, app: str, journal: Path, options: Sequence[str] = ()) -> None:
         self._journal = journal
         self._relays: set[int] = set()
-        self._stopped: set[int] = set()  # of them
+        self._stopped: set[int] = set()  # of the relays
         self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
         self._command += ["--journal", str(journal), *options]
 
     @asynccontextmanager
     async def dialer(self) -> AsyncIterator[ClientChannel]:
-        """Spawn a server and talk to it."""
+        """Spawn a server and connect to it."""
         relay = 0
         try:
             async with stdio.connect(self._command, stderr=subprocess.DEVNULL) as channel:
                 relay = int(re.findall(r"\d+", channel.principal)[0])
                 self._relays.add(relay)
                 yield channel
-        finally:  # it is reaped; until then it may have to be killed, if it was stopped
+        finally:  # the process is reaped; until then a stopped one may have to be killed
             self._relays.discard(relay)
             self._stopped.discard(relay)
 
     async def start(self) -> None:
-        """Nothing: whoever connects starts it."""
+        """Nothing: a client that connects starts it."""
 
     async def spawn(self) -> bool:
-        """Nothing, as above."""
+        """Nothing, as in `start`."""
         return False
 
     async def up(self) -> None:
-        """Wait until somebody has connected, and the owner has begun."""
+        """Wait until a client has connected, and the owner runs."""
         while owner_of(self._journal) is None:
             await trio.sleep(LOOK_EVERY_S)
 
     def cut(self, after_bytes: int = 0) -> int:
         """Kill the processes that clients have spawned."""
-        # Those that still wait for an owner are no connections: they are let be.
+        # Processes that still wait for an owner are no connections yet, and are left alone.
         has_owner = owner_of(self._journal) is not None
         return _signal(self._relays if has_owner else self._stopped, signal.SIGKILL)
 
     def reset(self) -> int:
-        """The same: a pipe has no other way to end."""
+        """Like `cut`: a pipe has no other way to end."""
         return self.cut()
 
     def hush(self) -> int:
@@ -116,7 +114,7 @@ class StdioRig:
         return _signal(self._relays, signal.SIGSTOP)
 
     async def kill(self) -> bool:
-        """Kill the journal's owner, if there is one."""
+        """Kill the journal's owner, if one runs."""
         owner = owner_of(self._journal)
         if owner is None or not self._signal_owner(signal.SIGKILL):
             return False
@@ -125,7 +123,7 @@ class StdioRig:
         return True
 
     async def stop(self) -> bool:
-        """End the journal's owner, if there is one."""
+        """End the journal's owner, if one runs."""
         owner = owner_of(self._journal)
         if owner is None or not self._signal_owner(signal.SIGTERM):
             return False
@@ -154,20 +152,20 @@ def _signal(processes: set[int], number: signal.Signals) -> int:
 
 
 class _Log:
-    """What a server says, and what all those before it have said."""
+    """The standard error of a server and of its predecessors."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._start = 0  # of the last server's part
+        self._start = 0  # where the last server's part begins
 
     def begun_anew(self) -> BinaryIO:
-        """The file, to be written to by the next server."""
+        """The file, for the next server to write to."""
         file = self._path.open("ab")
         self._start = file.seek(0, os.SEEK_END)
         return file
 
     def read(self) -> bytes:
-        """What the last server has said up to now."""
+        """The output of the last server up to now."""
         with self._path.open("rb") as file:
             file.seek(self._start)
             return file.read()
@@ -176,8 +174,8 @@ class _Log:
 class ListeningRig:
     """A server that listens for `ws` or `http`, and cables to it.
 
-    What it says on standard error is kept beside the journal. It has a session of its own, so that
-    the terminal's Ctrl-C is not for it.
+    Its standard error is kept beside the journal. It has a session of its own, so that Ctrl-C on
+    the terminal does not reach it.
     """
 
     def __init__(
@@ -189,7 +187,7 @@ class ListeningRig:
         options: Sequence[str] = (),
     ) -> None:
         self._scheme = scheme
-        # Each time another port: nobody else can have taken it meanwhile.
+        # The port is another one each time, so that no other process can have taken it meanwhile.
         self._command = [sys.executable, "-m", "streams.cli", "serve", app]
         self._command += [f"--{scheme}", "127.0.0.1:0", "--journal", str(journal), *options]
         self._log = _Log(log_path(journal))
@@ -202,12 +200,12 @@ class ListeningRig:
         return dial(f"{self._scheme}://127.0.0.1:{self._cables.port}")()
 
     async def start(self) -> None:
-        """Start the server, or start it again."""
+        """Start the server."""
         await self.spawn()
         await self.up()
 
     async def spawn(self) -> bool:
-        """Begin to start it; the first time, lay the cables."""
+        """Begin to start the server; the first time, also serve the cables."""
         if not self._cables.port:
             await self._nursery.start(self._cables.serve)
         with self._log.begun_anew() as log:
@@ -230,7 +228,7 @@ class ListeningRig:
             await trio.sleep(LOOK_EVERY_S)
 
     def cut(self, after_bytes: int = 0) -> int:
-        """Cut the cables, wherever in a message that may be."""
+        """Cut the cables, perhaps in the middle of a message."""
         return self._cables.cut(after_bytes)
 
     def reset(self) -> int:
@@ -238,7 +236,7 @@ class ListeningRig:
         return self._cables.reset()
 
     def hush(self) -> int:
-        """Let nothing through any more."""
+        """Pass nothing on."""
         return self._cables.hush()
 
     async def kill(self) -> bool:
@@ -251,7 +249,7 @@ class ListeningRig:
         return True
 
     async def stop(self) -> bool:
-        """End the server in good order, if it runs. Raises `NoServer` where it does not end."""
+        """End the process, if it runs. Raises `NoServer` if it does not end."""
         if self._server is None or self._server.poll() is not None:
             return False
         self._cables.lead_to(None)

@@ -1,4 +1,4 @@
-"""What befalls the servers and the network of a torture run, at random, and how it ends."""
+"""The random failures of the servers and the network in a torture run, and how the run ends."""
 
 import math
 import signal
@@ -13,9 +13,9 @@ from streams.cli.selftest.callers import Caller
 from streams.cli.selftest.ledger import Ledger
 from streams.cli.selftest.rigs import NoServer, Rig
 
-CALLERS: Final = 3  # a transport
+CALLERS: Final = 3  # per transport
 
-LIFE_S: Final = (0.001, 2.0)  # of a server
+LIFE_S: Final = (0.001, 2.0)  # between the start and the end of a server
 EVEN_ONE_IN: Final = 4
 PEACE_S: Final = (0.05, 3.0)  # between two failures of the network
 SILENCE_S: Final = (0.1, 3.0)
@@ -24,12 +24,12 @@ GOOD_ORDER_ONE_IN: Final = 8
 WHILE_IT_STARTS_ONE_IN: Final = 4
 RETRY_S: Final = 0.2
 
-# Until every call must be at its end, once nothing fails any more.
+# Within this time every call must end, once nothing fails any more.
 CALM_S: Final = 60.0
 
 
 class Front:
-    """One transport: a server, its users, and what happens to them."""
+    """One transport: a server, its users, and their failures."""
 
     def __init__(self, name: str, rig: Rig, folder: Path, dice: Random) -> None:
         notes = folder / f"{name}.notes"
@@ -42,13 +42,13 @@ class Front:
                 f"{name}-{number}",
                 rig.dialer,
                 self.ledger,
-                Random(dice.random()),  # nosec B311 # who does what, not a secret
+                Random(dice.random()),  # nosec B311 # random behaviour, not a secret
             )
             for number in range(1, CALLERS + 1)
         ]
 
     async def call(self) -> None:
-        """Have the users call, until they stop by themselves."""
+        """Let the users call, until they stop by themselves."""
         async with trio.open_nursery() as nursery:
             for caller in self._callers:
                 nursery.start_soon(caller.go_on)
@@ -78,7 +78,7 @@ class Front:
             await trio.sleep_forever()
 
     def _lifetime_s(self) -> float:
-        """Mostly as often of the order of 1 ms as of 1 s, else as often any length as another."""
+        """Mostly, orders of magnitude from 1 ms to 2 s are equally likely; else all lengths are."""
         if self._dice.randrange(EVEN_ONE_IN) == 0:
             return self._dice.uniform(*LIFE_S)
         return math.exp(self._dice.uniform(*map(math.log, LIFE_S)))
@@ -88,7 +88,7 @@ class Front:
         self.ledger.figures.kills += await self._rig.kill()
 
     async def cut_over_and_over(self) -> None:
-        """Have the network fail in one way or another, until cancelled."""
+        """Make the network fail in one way or another, until cancelled."""
         ways: list[Callable[[], int]] = [
             self._rig.cut,
             lambda: self._rig.cut(self._dice.randint(1, CUT_AFTER_BYTES)),
@@ -99,7 +99,7 @@ class Front:
             await trio.sleep(self._dice.uniform(*PEACE_S))
             way = self._dice.choice(ways)
             if not way():
-                continue  # nobody was connected
+                continue  # nothing was connected
             self._note_fault()
             self.ledger.figures.cuts += 1
             if way == self._rig.hush:
@@ -111,7 +111,7 @@ class Front:
             caller.note_fault()
 
     async def calm(self) -> None:
-        """Kill it one last time and start it for good; no new calls are made."""
+        """Kill the server one last time and start it for good; no new calls are made."""
         for caller in self._callers:
             caller.is_storming = False
         self._rig.cut()
@@ -143,11 +143,11 @@ class Storm:
 
     @property
     def left_s(self) -> float:
-        """How long it rages yet."""
+        """Seconds until the failures end."""
         return max(0.0, self._ends_at - trio.current_time())
 
     async def run(self) -> None:
-        """Rage, and then wait until all calls are at their ends, a minute at most."""
+        """Make things fail, and then wait until all calls have ended, a minute at most."""
         self._ends_at = self._rages.deadline = trio.current_time() + self._lasts_s
         with self._whole:
             async with trio.open_nursery() as callers:
@@ -164,7 +164,7 @@ class Storm:
                     await front.calm()
 
     async def heed_signals(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """The first signal ends the storm, the second the waiting."""
+        """The first signal ends the failures, the second the waiting."""
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:

@@ -1,9 +1,8 @@
-"""`mcp-streams torture`: servers are killed and connections fail, at random, for some minutes; then
-it is counted whether anything was lost or came twice.
+"""The action of `torture`: kills servers and breaks connections at random, and counts what is lost.
 
-There is one server a transport, side by side, each with a journal and users of its own. At random
-moments it is killed with SIGKILL, also while it starts, or ended in good order; its connections are
-cut, reset, or fall silent. When the storm is over, every call that was begun is seen to its end.
+Each transport has one server, with a journal and users of its own. At random moments the server is
+killed with SIGKILL, also while it starts, or ended with SIGTERM; its connections are cut, reset or
+silenced. After that, every call that was begun is followed to its end.
 """
 
 import logging
@@ -29,18 +28,20 @@ from streams.limits import Durability
 
 APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
 TRANSPORTS: Final = ("stdio", "websocket", "http")
-# How often it is said how it goes, on a terminal and off it.
+# How often progress is printed, on a terminal and elsewhere.
 SHOW_EVERY_S: Final = 0.25
 TELL_EVERY_S: Final = 30.0
 
 REPORT: Final = "report.json"
 
-# What nobody was given a ticket for is never fetched, and counts.
+# A call without a ticket is never resumed, and counts towards this limit.
 LIMITS: Final = ("--limit", "streams_per_principal_max=1000000")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """How to torture. `app` is the server: another one shows that the verdict is earned."""
+    """The settings of a run. `app` is the server: tests pass a faulty one, to show that faults are
+    found.
+    """
 
     minutes: float
     seed: int
@@ -50,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of it; `kept` is where journals and logs are, if they are."""
+    """The result of a run; `kept` is the folder of journals and logs, if they are kept."""
 
     settings: Settings
     is_good: bool
@@ -59,14 +60,14 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def new_seed() -> int:
-    """A seed that nobody has chosen."""
+    """A random seed."""
     return SystemRandom().randrange(2**32)
 
 
 def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
-    """Torture; returns 0 if everything came, once. Journals and logs are left where it did not.
+    """Run; returns 0 if every message came, once. After a failure, journals and logs are kept.
 
-    Raises `OSError` where `keep` cannot be made, or is there already.
+    Raises `OSError` if `keep` exists or cannot be made.
     """
     logs.log_to_stderr(logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="mcp-streams-torture-")) if keep is None else keep
@@ -88,7 +89,7 @@ def run(settings: Settings, *, keep: Path | None, as_json: bool) -> int:
 
 
 async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Figures]:
-    dice = Random(settings.seed)  # nosec B311 # what fails next, not a secret
+    dice = Random(settings.seed)  # nosec B311 # random failures, not a secret
     async with trio.open_nursery() as nursery:
         fronts = [
             Front(
@@ -126,7 +127,7 @@ def _rig(name: str, settings: Settings, folder: Path, nursery: trio.Nursery) -> 
 def _shown(
     storm: Storm, settings: Settings, is_quiet: bool
 ) -> Iterator[Callable[[], Awaitable[None]]]:
-    """A task that shows how it goes: on a terminal in one line, else in one now and then."""
+    """A task that prints progress: on a terminal in one line, else in a new line now and then."""
     out = Console(stderr=True, quiet=is_quiet, highlight=False)
     out.print(f"{settings.minutes:g} min, {', '.join(settings.transports)}, --seed {settings.seed}")
 

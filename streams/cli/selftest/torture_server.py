@@ -1,7 +1,6 @@
-"""The server that is tortured: one tool, which sends numbered messages and notes which are safe.
+"""The server of a torture run: its tools send numbered messages, and write down which are durable.
 
-All that the tool sends follows from its arguments, so that a run of it that begins anew sends the
-same.
+All that a tool sends follows from its arguments, so that a call that is restarted sends the same.
 """
 
 import hashlib
@@ -18,7 +17,7 @@ server = Server("torture", version="1", resume_min_s=0)
 
 
 class Entry(TypedDict):
-    """What a message says: whose it is, which one it is, and a proof that it is that one."""
+    """The content of a message: its call, its number, and a hash that proves both."""
 
     call: str
     number: int
@@ -26,13 +25,13 @@ class Entry(TypedDict):
 
 
 class Worked(TypedDict):
-    """What came of a call."""
+    """The result of a call."""
 
     messages: int
 
 
 def entry_of(name: str, number: int) -> Entry:
-    """What message `number` of the call `name` says."""
+    """The content of message `number` of the call `name`."""
     proof = hashlib.sha256(f"{name} {number}".encode()).hexdigest()
     return Entry(call=name, number=number, proof=proof)
 
@@ -56,7 +55,7 @@ async def work(
 async def lasting(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
 ) -> Worked:
-    """The same, and go on where the server died."""
+    """Like `work`, and continue from the last checkpoint if the server dies."""
     done = call.restored or 0
     for number in range(done + 1, count + 1):
         await trio.sleep(1 / per_second)
@@ -68,7 +67,7 @@ async def lasting(
 
 
 async def note(path: Path, number: int) -> None:
-    """Say, for whoever asks later, that the messages up to `number` are durable."""
+    """Write down that the messages up to `number` are durable."""
     await trio.to_thread.run_sync(_write_through, path, b"%d\n" % number)
 
 
@@ -82,7 +81,7 @@ def _write_through(path: Path, line: bytes) -> None:
 
 
 def noted(path: Path) -> int:
-    """Up to which number the messages of a call are durable, as far as its tool has said so."""
+    """The number up to which a call's messages are durable, by the notes of its tool."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from streams.errors import JournalUnusable, Refusal, UnsafeFile
 from streams.files import whole
 from streams.journal.records import Record
 from streams.journal.sqlite.file import translated
-from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
+from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_read
 from streams.keys import hashed
 from streams.messages import Run, parse
 
@@ -22,7 +22,7 @@ PAGES_AT_ONCE: Final = 256  # then the progress is told: 4 MiB of a new file
 Progress = Callable[[int, int], None]  # how much is done, and of how much
 
 
-class Saved(msgspec.Struct):
+class Exported(msgspec.Struct):
     """What came of an export."""
 
     streams: int = 0
@@ -44,7 +44,7 @@ def back_up(path: Path, to: Path, on_progress: Progress) -> None:
     try:
         with (
             whole(to, os.link) as file,  # which takes no other's place
-            opened_to_look(path) as (source, _),
+            opened_to_read(path) as (source, _),
             translated(file),
         ):
             _copy(source, file, on_progress)
@@ -67,52 +67,52 @@ def _copy(source: sqlite3.Connection, to: Path, on_progress: Progress) -> None:
         copy.execute("PRAGMA journal_mode = DELETE")
 
 
-def save(
+def export_streams(
     path: Path, on_stream: Callable[[int], Callable[[bytes], object]], on_progress: Progress
-) -> Saved:
+) -> Exported:
     """Hand on what is readable, stream by stream, as lines of JSON: a header, then the messages
     that are not confirmed, as they were sent, and a line in the place of those that are lost.
 
     `on_stream` is given a stream's number and returns what takes its lines. Raises
     `JournalUnusable` where nothing can be read.
     """
-    saved = Saved()
-    with opened_to_look(path) as (connection, schema):
+    exported = Exported()
+    with opened_to_read(path) as (connection, schema):
         if not is_current(schema):
             raise JournalUnusable(
                 f"{path} is of an older release (schema {schema}): export it with that one, or "
                 "serve a copy of it once, which brings that up to date."
             )
-        contents = Contents(connection, lambda number, what: _note(saved, number, what))
+        contents = Contents(connection, lambda number, what: _note(exported, number, what))
         numbers = contents.numbers()
         for done, number in enumerate(numbers):
             on_progress(done, len(numbers))
-            _export_stream(contents, number, on_stream(number), saved)
+            _export_stream(contents, number, on_stream(number), exported)
         on_progress(len(numbers), len(numbers))
-    return saved
+    return exported
 
 
-def _note(saved: Saved, number: int | None, what: str) -> None:
-    saved.damages[what if number is None else f"stream {number}: {what}"] = None
+def _note(exported: Exported, number: int | None, what: str) -> None:
+    exported.damages[what if number is None else f"stream {number}: {what}"] = None
 
 
 def _export_stream(
-    contents: Contents, number: int, put: Callable[[bytes], object], saved: Saved
+    contents: Contents, number: int, put: Callable[[bytes], object], exported: Exported
 ) -> None:
     record = contents.record(number)
     if record is None:
-        _note(saved, number, "there is no record of it")
-    saved.streams += 1
+        _note(exported, number, "there is no record of it")
+    exported.streams += 1
     put(_encoded(_header(number, record, contents.request(number))))
     after = 0 if record is None else record.trimmed
     last = None if record is None else record.last
     for first, until, lines in _pieces(contents.runs(number, after), after, last):
         if lines:
             put(lines)
-            saved.messages += until - first + 1
+            exported.messages += until - first + 1
         elif record is not None or first > 1:
             put(_encoded({"missing": {"from": first, "to": until}}))
-            saved.missing += until - first + 1
+            exported.missing += until - first + 1
 
 
 def _header(number: int, record: Record | None, request: bytes | None) -> dict[str, Any]:

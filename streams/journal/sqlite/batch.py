@@ -58,7 +58,7 @@ class Batch:
         self._is_without_log = is_without_log
         self._direct_bytes = 0 if is_without_log else tails.budget.direct_bytes
         self._touched: list[Tail] = []
-        self._met: dict[str, Tail] = {}  # those that were not in memory, or are no more
+        self._added: dict[str, Tail] = {}  # those that were not in memory, or are no more
         self._created: dict[Tail, Record] = {}
         self._forgotten: list[Tail] = []
         self._names: list[tuple[Tail, bytes]] = []
@@ -86,7 +86,7 @@ class Batch:
             return None
         tail = self._tails.known.get(change.stream)
         if tail is None or tail.now is None:
-            tail = self._meet(change.stream)
+            tail = self._find_tail(change.stream)
         before = tail.now
         try:
             tail.now = now = apply(before, change)
@@ -150,7 +150,7 @@ class Batch:
         if tail.record is not None:
             self._forgotten.append(tail)
         stream = (tail.record or self._created.pop(tail)).stream
-        self._met[stream] = Tail(0, None)
+        self._added[stream] = Tail(0, None)
         self._logged.append(LoggedForget(tail.id))
         SessionTables(self._connection).drop_grants_of_stream(stream)
 
@@ -162,14 +162,14 @@ class Batch:
     def _has_stream(self, stream: str) -> bool:
         tail = self._tails.known.get(stream)
         if tail is None or tail.now is None:
-            tail = self._meet(stream)
+            tail = self._find_tail(stream)
         return tail.now is not None
 
-    def _meet(self, stream: str) -> Tail:
-        tail = self._met.get(stream)
+    def _find_tail(self, stream: str) -> Tail:
+        tail = self._added.get(stream)
         if tail is None:
             row = self._connection.execute(f"{RECORD} WHERE stream = ?", (stream,)).fetchone()
-            tail = self._met[stream] = Tail.of(record_of(row)) if row else Tail(0, None)
+            tail = self._added[stream] = Tail.of(record_of(row)) if row else Tail(0, None)
         return tail
 
     def _write(self) -> None:
@@ -236,7 +236,7 @@ class Batch:
         tails.publish(
             self._touched,
             self._chosen,
-            self._met.values(),
+            self._added.values(),
             row_bytes=self._row_bytes,
             first_row=self._first_row,
         )

@@ -153,7 +153,7 @@ class Room:
         if free >= _reserve(whole, was_short=self._is_short):
             return None
         free += self._unused(reader)
-        return judged(free, whole, "are free on its disk", was_short=self._is_short)
+        return shortage_of(free, whole, "are free on its disk", was_short=self._is_short)
 
     def _in_file(self, reader: sqlite3.Connection) -> Shortage | None:
         whole = self.file_bytes_max
@@ -162,7 +162,7 @@ class Room:
         free = whole - (self._index.database_bytes() or _pages(reader, "page_count"))
         if free < _reserve(whole, was_short=self._is_short):
             free += self._unused(reader)
-        found = judged(free, whole, self._where, was_short=self._is_short, limit=self._limit)
+        found = shortage_of(free, whole, self._where, was_short=self._is_short, limit=self._limit)
         if found is None or self._limit is None:
             return found
         return msgspec.structs.replace(found, used=whole - free)
@@ -221,10 +221,10 @@ class Share:
         limit = self._bytes_max
         where = "are left of what anonymous callers may have in it together"
         was_short = self.shortage is not None
-        return judged(limit - self._bytes, limit, where, was_short=was_short, limit=limit)
+        return shortage_of(limit - self._bytes, limit, where, was_short=was_short, limit=limit)
 
 
-def judged(
+def shortage_of(
     free: int, whole: int, where: str, *, was_short: bool, limit: int | None = None
 ) -> Shortage | None:
     reserve = _reserve(whole, was_short=was_short)

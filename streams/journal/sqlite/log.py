@@ -371,7 +371,7 @@ class Tails:
             if tail.record is not None:
                 self.known[tail.record.stream] = tail
         if len(self.known) > self.budget.streams_max:
-            self._keep_those_ahead()  # the tables have all of the others
+            self._forget_written()  # the tables have all of the others
 
     def _publish(self, touched: Iterable[Tail], row: int) -> None:
         ripe = self.budget.segment_bytes
@@ -397,18 +397,18 @@ class Tails:
         for tail in self._ahead:
             assert tail.record is not None
             tail.now = tail.record = replace(tail.record, fence=tail.record.fence + 1)
-        self._keep_those_ahead()
+        self._forget_written()
 
     def recover(
         self,
         rows: Iterable[tuple[int, bytes]],
         load: Callable[[int], Tail | None],
-        misfit: Callable[[Tail, JournalError], None] | None = None,
+        on_misfit: Callable[[Tail, JournalError], None] | None = None,
     ) -> None:
         """Take up what the log says, oldest row first. `load` has a stream as the tables know it.
 
         Raises a `JournalError` where the log does not go on from the tables, unless there is a
-        `misfit` to hear of it.
+        `on_misfit` to hear of it.
         """
         entries = [(row, entry) for row, body in self._taken(rows) for entry in decode(body)]
         forgotten = {e.id: n for n, (_, e) in enumerate(entries) if isinstance(e, LoggedForget)}
@@ -422,14 +422,14 @@ class Tails:
             if tail is None:
                 continue
             try:
-                self._take_up(tail, entry, row)
+                self._replay(tail, entry, row)
             except JournalError as error:
-                if misfit is None:
+                if on_misfit is None:
                     raise
-                misfit(tail, error)
-        self._keep_those_ahead()
+                on_misfit(tail, error)
+        self._forget_written()
 
-    def _keep_those_ahead(self) -> None:
+    def _forget_written(self) -> None:
         # A new one, for a reader may be looking at the old one.
         self.known = {tail.record.stream: tail for tail in self._ahead if tail.record}
 
@@ -439,7 +439,7 @@ class Tails:
             self._logged(len(body), 0)
             yield row, body
 
-    def _take_up(self, tail: Tail, entry: LoggedChange, row: int) -> None:
+    def _replay(self, tail: Tail, entry: LoggedChange, row: int) -> None:
         assert tail.record is not None
         change = entry.change(tail.record.stream, tail.record.fence)
         if isinstance(change, Append):

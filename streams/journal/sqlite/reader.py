@@ -35,7 +35,7 @@ _last = attrgetter("last")
 
 
 @contextmanager
-def opened_to_look(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+def opened_to_read(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """A journal at this moment, and its schema. Raises `JournalUnusable` where it is none."""
     try:
         path.stat()
@@ -191,7 +191,7 @@ class Contents:
         """Take up what the log says, as who opens the file does, but for what does not fit."""
         tails = Tails(Budget(streams_max=_ID_MAX))
 
-        def misfit(tail: Tail, error: JournalError) -> None:
+        def on_misfit(tail: Tail, error: JournalError) -> None:
             tail.undo()
             if tail.id not in self._unfit:
                 self._unfit.add(tail.id)
@@ -207,7 +207,7 @@ class Contents:
                 self._unfit.add(number)
             return None if record is None else Tail.of(record)
 
-        tails.recover(self._scanned_log(), load, misfit)
+        tails.recover(self._scanned_log(), load, on_misfit)
         self._tails = {tail.id: tail for tail in tails.known.values()}
 
     def _scanned_log(self) -> Iterator[tuple[int, bytes]]:

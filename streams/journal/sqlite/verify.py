@@ -9,7 +9,7 @@ import msgspec
 
 from streams.errors import Refusal
 from streams.journal.records import Outcome, Record
-from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_look
+from streams.journal.sqlite.reader import Contents, is_current, is_sound, opened_to_read
 from streams.keys import hashed
 from streams.messages import parse
 
@@ -17,7 +17,7 @@ PROBLEMS_MAX: Final = 100  # of SQLite's, and of ours; who has more of them know
 
 _STREAMS: Final = "(SELECT id FROM streams)"
 # What must be nowhere: rows of a table, and what is wrong with them.
-_LOOSE: Final = (
+_ORPHANS: Final = (
     (f"runs WHERE stream NOT IN {_STREAMS}", "runs of messages are of no stream"),
     (f"progress WHERE id NOT IN {_STREAMS}", "states are of no stream"),
     (f"awake WHERE id NOT IN {_STREAMS}", "streams are awake that are not there"),
@@ -63,7 +63,7 @@ def inspect(path: Path) -> Report:
     Of an older schema only SQLite's own check is made. Raises `JournalUnusable` where the file is
     no journal, or cannot be read at all.
     """
-    with opened_to_look(path) as (connection, schema):
+    with opened_to_read(path) as (connection, schema):
         inspection = _Inspection(connection)
         inspection.check_file()
         if is_current(schema):
@@ -107,7 +107,7 @@ class _Inspection:
                 self._complain(number, "there is no record of it")
                 continue
             self._hashes[number] = hashed(record.stream)
-            for what in wrong_in(record):
+            for what in problems_of(record):
                 self._complain(number, what)
             self._check_runs(contents, record)
 
@@ -129,7 +129,7 @@ class _Inspection:
 
     def check_links(self) -> None:
         """That every row belongs to something."""
-        for rows, what in _LOOSE:
+        for rows, what in _ORPHANS:
             try:
                 query = f"SELECT count(*) FROM {rows}"  # nosec B608 # all of it is our own
                 [(count,)] = self._connection.execute(query)
@@ -140,7 +140,7 @@ class _Inspection:
                     self._complain(None, f"{count} {what}")
 
 
-def wrong_in(record: Record) -> Iterator[str]:
+def problems_of(record: Record) -> Iterator[str]:
     """What cannot be so, of a record."""
     if not 0 <= record.acked <= record.last:
         yield f"it ends at {record.last} and is confirmed up to {record.acked}"

@@ -1,18 +1,19 @@
-"""MCP's Streamable HTTP (2025-11-25 and the two revisions before it): one endpoint, any client.
+"""The endpoint of MCP's Streamable HTTP: revision 2025-11-25 and the two before it.
 
-A POST brings one message; the response to a request is a connection of its own, which ends with
-that request's response. Where it is cut, a GET goes on with it, by the id of the last event.
+A POST has one message. The HTTP response to a request is a `Connection` of its own, which ends with
+the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Final, TypeVar
 
 import trio
 
 from streams import messages
-from streams.auth import challenge
+from streams.auth.bearer import challenge
+from streams.engine.connection import Connection
 from streams.engine.framing import Framing, Lone, Numbered, Plain
 from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
@@ -23,7 +24,7 @@ from streams.errors import (
     first_of,
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
-from streams.messages import Kind, Message
+from streams.messages import Kind, Message, RequestId
 from streams.server.http.events import EVENTS, JSON, KEEP_ALIVE, LINES, Events, content, end_event
 from streams.server.http.response import ResponseChannel
 from streams.server.peer import (
@@ -43,7 +44,7 @@ REVISION: Final = "mcp-protocol-version"
 LAST_EVENT: Final = "last-event-id"
 PRIMING_SINCE: Final = "2025-11-25"
 
-# Of a GET or a DELETE, whose body says nothing; some clients send a short one.
+# The body of a GET or a DELETE is ignored. Some clients send a short one.
 IGNORED_BYTES_MAX: Final = 1024
 
 _T = TypeVar("_T")
@@ -61,7 +62,7 @@ class HttpEndpoint:
         *,
         metadata_url: Callable[[Head], str | None] = lambda head: None,
     ) -> None:
-        """`metadata_url` is where a client may read how to get a token with more scopes."""
+        """`metadata_url` tells where a client reads how to get a bearer token with more scopes."""
         self._running = running
         self._metadata_url = metadata_url
         self._engine = running.engine
@@ -69,14 +70,14 @@ class HttpEndpoint:
         self._methods = {"POST": self._post, "GET": self._get, "DELETE": self._delete}
 
     async def __call__(self, request: Request, responder: Responder) -> None:
-        """Serve one request. `trio.BrokenResourceError` where the peer did not wait."""
+        """Serve one request. Raises `trio.BrokenResourceError` when the peer is gone."""
         try:
             await self._answer(request, responder)
         except* JournalUnusable as errors:
             self._engine.fail(first_of(errors))
 
     def screen(self, request: Request) -> int | None:
-        """The `Screen` of this endpoint: whatever needs no body to be refused is refused here."""
+        """The `Screen` of this endpoint: refuses what can be refused without the body."""
         self._route(request)
         if request.method == "POST":
             _check_media(request)
@@ -97,7 +98,7 @@ class HttpEndpoint:
 
     def _route(self, request: Request) -> Endpoint:
         if request.path != self._path:
-            raise HttpError(404, f"Nothing is served here: use {self._path}.")
+            raise HttpError(404, f"Unknown path: use {self._path}.")
         method = self._methods.get(request.method)
         if method is None:
             raise HttpError(405, "Use POST, GET or DELETE.", _ALLOW)
@@ -137,11 +138,11 @@ class HttpEndpoint:
 
     async def _parse(self, request: Request) -> Message:
         if len(request.body) >= LARGE_BYTES and _may_have_session(request):
-            self._session(request)  # a body that nobody will read is not parsed
+            self._session(request)  # a large body is parsed only for a valid session
         return await self._work(request, partial(_parse, request.body))
 
     async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
-        """Do one piece of work on the body when it is its turn."""
+        """Do one piece of work on the body. Work on a large body waits for its turn."""
         principal = _principal(request) or ""
         is_large = len(request.body) >= LARGE_BYTES
         if is_large and _may_have_session(request):
@@ -175,20 +176,10 @@ class HttpEndpoint:
         accepted: str,
     ) -> None:
         framing = self._framing(session, accepted)
-        channel = ResponseChannel(
-            responder,
-            session.principal,
-            accepted,
-            framing,
-            caller=request.caller,
-            request_id=id_of(message),
+        channel, response = self._response(
+            request, responder, session, accepted, framing, id_of(message)
         )
-        async with self._engine.response(
-            channel,
-            session,
-            framing,
-            event_ids=self._event_ids(session, request),
-        ) as connection:
+        async with response as connection:
             try:
                 reply = await peer.handle(message, request.body, connection)
             except InsufficientScope as refused:
@@ -203,8 +194,10 @@ class HttpEndpoint:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
 
     def _scope_challenge(self, request: Request, refused: InsufficientScope) -> tuple[str, str]:
-        """MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets another token,
-        for what it had and these, and sends its request again.
+        """The header that tells which scopes are missing.
+
+        MCP, Authorization, "Runtime Insufficient Scope Errors": the client gets a bearer token with
+        these scopes as well, and sends its request again.
         """
         return challenge(
             "insufficient_scope",
@@ -231,35 +224,33 @@ class HttpEndpoint:
         if last_event is None:
             await self._open_standing(session, request, responder)
             return
+        operations = self._engine.operations
         try:
-            await self._engine.operations.load(session, last_event)
-            told = self._engine.sessions.parse(session, last_event)
-            has_more = self._engine.operations.has_more(session, told)
+            await operations.load(session, last_event)
+            event_id = self._engine.sessions.parse(session, last_event)
+            has_more = operations.has_more(session, event_id)
         except Refusal as refused:
             raise HttpError(400, refused) from None
-        except Unavailable as trouble:
-            raise HttpError(503, journal_unavailable(trouble)) from None
+        except Unavailable as error:
+            raise HttpError(503, journal_unavailable(error)) from None
         if not has_more:
-            raise HttpError(
-                405, "All of this response was sent: there is nothing to go on with.", _ALLOW
-            )
-        channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
+            raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        event_ids = self._event_ids(session, request)
-        async with self._engine.response(
-            channel, session, framing, event_ids=event_ids
-        ) as connection:
+        channel, response = self._response(request, responder, session, EVENTS, framing)
+        async with response as connection:
             try:
-                self._engine.operations.resume_response(connection, told)
+                operations.resume_response(connection, event_id)
             except Refusal as refused:
-                waiting = self._engine.operations.request_id(told)
-                line = error_line(waiting, refused)
+                line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))
 
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
     ) -> None:
-        """The stream for what belongs to no request: nothing does, but clients like to have it."""
+        """Open the event stream for messages that belong to no request.
+
+        The server has no such messages, but clients expect the stream to stay open.
+        """
         if session.standing is not None:
             session.standing.cancel()
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
@@ -281,7 +272,28 @@ class HttpEndpoint:
         await self._engine.sessions.close(self._session(request))
         await responder.respond(200)
 
-    # What they share
+    # Common to several methods
+
+    def _response(
+        self,
+        request: Request,
+        responder: Responder,
+        session: HttpSession,
+        media_type: str,
+        framing: Framing,
+        request_id: RequestId | None = None,
+    ) -> tuple[ResponseChannel, AbstractAsyncContextManager[Connection]]:
+        """The response to a request as a channel, and its connection for the length of a block."""
+        channel = ResponseChannel(
+            responder,
+            session.principal,
+            media_type,
+            framing,
+            caller=request.caller,
+            request_id=request_id,
+        )
+        event_ids = self._event_ids(session, request)
+        return channel, self._engine.response(channel, session, framing, event_ids=event_ids)
 
     def _check_rate(self, principal: str) -> None:
         try:
@@ -297,14 +309,14 @@ class HttpEndpoint:
             raise HttpError(400, refused) from None
 
     def _session(self, request: Request) -> HttpSession:
-        # Before all else: a client of another revision has no session.
+        # First, since a client of an unknown revision has no session.
         self._check_revision(request.headers.get(REVISION))
         session_id = request.headers.get(SESSION)
         if session_id is None:
-            raise HttpError(400, "Send Mcp-Session-Id, which the answer to initialize has.")
+            raise HttpError(400, "Send Mcp-Session-Id, as the response to initialize has it.")
         session = self._engine.sessions.find(session_id, _principal(request))
         if session is None:
-            raise HttpError(404, "There is no such session: initialize again.")
+            raise HttpError(404, "Unknown session: initialize again.")
         return session
 
 
@@ -313,10 +325,9 @@ def _principal(request: Request) -> str | None:
 
 
 def _may_have_session(request: Request) -> bool:
-    """Whether a POST shows a session that may be looked up before its body is read.
+    """Whether the session of a POST may be looked up before its body is read.
 
-    Not with a revision that is not spoken: the refusal of that carries the id of the request, which
-    is in the body.
+    False with an unknown revision: that error needs the id of the request, which is in the body.
     """
     revision = request.headers.get(REVISION)
     return SESSION in request.headers and (revision is None or revision in REVISIONS)
@@ -329,7 +340,7 @@ def _check_media(request: Request) -> None:
 
 def _check_events(request: Request) -> None:
     if EVENTS not in _acceptable(request):
-        raise HttpError(406, f"Accept {EVENTS}: nothing else is sent here.")
+        raise HttpError(406, f"Accept {EVENTS}: a GET has no other response.")
 
 
 def _parse(body: bytes) -> Message:
@@ -344,7 +355,7 @@ def _media_type(value: str) -> str:
 
 
 def _acceptable(request: Request) -> set[str]:
-    """What the client can read. Who says nothing, or "anything", reads what MCP has."""
+    """The media types that the client accepts. Without `Accept`, and with */*: those of MCP."""
     named = {_media_type(each) for each in request.headers.get("accept", "*/*").split(",")}
     if "*/*" in named:
         named |= {JSON, EVENTS}
@@ -352,7 +363,7 @@ def _acceptable(request: Request) -> set[str]:
 
 
 def _accepted(request: Request) -> str:
-    """In which form the client wants a delivery most, of those that it can read."""
+    """The best media type for a delivery among those that the client accepts."""
     acceptable = _acceptable(request)
     for media_type in (LINES, EVENTS, JSON):
         if media_type in acceptable:

@@ -9,20 +9,20 @@ from streams.messages import Run
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
-LINES: Final = "application/x-ndjson"  # ours: the framing of stdio
+LINES: Final = "application/x-ndjson"  # not of MCP: lines as over stdio
 
 _EVENT: Final = b"data: %b\n"
-# A comment. It also opens a response that has no priming event.
+# This comment also opens a response without a priming event.
 _COMMENT: Final = b":\n\n"
 KEEP_ALIVE: Final = {EVENTS: _COMMENT, LINES: b"\n"}
-RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer is taken for a dead one
+RETRY_MS_MAX: Final = 15_000  # users take a stock client that waits longer for dead
 
 
 class Events:
-    """The `Framing` of one HTTP response: events, or plain JSON where it is one message alone.
+    """The `Framing` of one HTTP response: events, or plain JSON for a single message.
 
-    A revision before 2025-11-25 knows no priming event: there the first announcement has the id of
-    the position where the delivery starts.
+    Revisions before 2025-11-25 have no priming event. There the first announcement has the event id
+    of the position where the delivery starts.
     """
 
     announces = True
@@ -31,8 +31,8 @@ class Events:
         self.has_ids = True
         self.is_json = False
         self._is_priming = is_priming
-        self._may_be_json = may_be_json  # nothing is written yet, and the client takes JSON too
-        self._id = b""  # the line that has a message's id, made with its number
+        self._may_be_json = may_be_json  # nothing is written yet, and the client accepts JSON
+        self._id = b""  # the id line of an event, with %d in place of the seq
 
     def identify(self, event_id: bytes) -> None:
         self.has_ids = bool(event_id)
@@ -52,13 +52,14 @@ class Events:
         if self._is_priming:
             retry_ms = min(int(retry_s * 1000), RETRY_MS_MAX)
             return event_id + b"retry: %d\ndata: \n\n" % retry_ms + told
-        # 925: the policy "causes the Streamable HTTP transport to send a usable Last-Event-ID". A
-        # preamble behind another position holds questions, whose numbers are not that position.
+        # Proposal 925: the policy "causes the Streamable HTTP transport to send a usable
+        # Last-Event-ID". The preamble at any other position consists of requests to the client,
+        # whose seqs are not that position.
         is_announced = bool(told) and position == 0
         return _COMMENT + (event_id if is_announced else b"") + told
 
     def line(self, line: bytes) -> bytes:
-        if self._may_be_json:  # a refusal: nothing follows it
+        if self._may_be_json:  # an error, and nothing follows it
             self._be_json()
         return line if self.is_json else _EVENT % line
 
@@ -92,8 +93,8 @@ def content(media_type: str) -> Headers:
     headers = (
         ("content-type", media_type),
         ("cache-control", "no-cache, no-transform"),
-        ("x-accel-buffering", "no"),  # nginx would wait for more
+        ("x-accel-buffering", "no"),  # otherwise nginx buffers the response
     )
-    # A stock client that is cut off in the middle of a chunk goes back to where it began; where
-    # there are no chunks it takes a cut for the end, and goes on from the last event.
+    # Without chunks, a stock client takes a cut connection for the end of the response and resumes
+    # behind the last event. If it is cut off within a chunk, it resumes from where it began.
     return (*headers, ("connection", "close")) if media_type == EVENTS else headers

@@ -1,4 +1,4 @@
-"""The response to one HTTP request, as a `Channel` that only goes one way."""
+"""The response to one HTTP request, as a `Channel` that only sends."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,17 @@ from streams.exchange import Caller, Headers, Responder, Scopes
 from streams.messages import Incoming, RequestId
 from streams.server.http.events import JSON, KEEP_ALIVE, content
 
-KEEP_ALIVE_S: Final = 15.0  # proxies cut what is silent for a minute
+KEEP_ALIVE_S: Final = 15.0  # proxies close a response that is silent for a minute
 CLOSE_S: Final = 1.0
-# For a call that was cancelled before there was anything to say, or a server that shuts down.
-_DROPPED: Final = Refusal(INTERNAL_ERROR, "The server let go of this request: make it again.")
+# For a call that was cancelled before it sent anything, and while the server shuts down.
+_DROPPED: Final = Refusal(INTERNAL_ERROR, "The server dropped this request: send it again.")
 
 
 class ResponseChannel:
-    """What is sent becomes the response's body, which is JSON instead where `framing` finds so."""
+    """Sent lines become the body of the response.
+
+    The body has the type `media_type`, or is one JSON message where `framing` decides so.
+    """
 
     def __init__(
         self,
@@ -32,8 +35,9 @@ class ResponseChannel:
         caller: Caller | None = None,
         request_id: RequestId | None = None,
     ) -> None:
-        """Over as soon as it holds no longer that `caller` is who it was. `request_id` is that of
-        the request which is answered.
+        """The channel ends when the authentication of `caller` expires.
+
+        `request_id` is the id of the request that is answered.
         """
         self._request_id = request_id
         self._media_type = media_type
@@ -54,7 +58,7 @@ class ResponseChannel:
         return frozenset() if self._caller is None else self._caller.scopes
 
     async def receive(self) -> Sequence[Incoming]:
-        """Nothing comes: the request was all."""
+        """Wait for the end, since the request was the only message."""
         while (holds_for_s := self._holds_for_s()) > 0:
             with trio.move_on_after(holds_for_s):
                 await self._responder.gone()
@@ -81,12 +85,12 @@ class ResponseChannel:
         self._wrote_at = trio.current_time()
 
     async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
-        """Answer with an HTTP error, before anything was sent; nothing may be sent after it."""
+        """Respond with an HTTP error. Nothing may be sent before it or after it."""
         self._has_begun = True
         await self._responder.respond(status, (*content(JSON), *headers), line)
 
     async def ping(self) -> bool:
-        """Write a sign of life of our own where none was written for a while; nobody answers."""
+        """Write a keep-alive if nothing was written for a while. A client never answers it."""
         is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
         if self._is_open and is_quiet and not self._is_sending:
             await self.send(KEEP_ALIVE[self._media_type])
@@ -95,7 +99,7 @@ class ResponseChannel:
         return False
 
     async def keep_alive(self) -> NoReturn:
-        """Write signs of life, for a response that nobody else writes to."""
+        """Write keep-alives, for a response that has no messages."""
         while True:
             await trio.sleep(KEEP_ALIVE_S)
             await self.ping()

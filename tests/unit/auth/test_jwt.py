@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from structlog.testing import capture_logs
 
 from streams import messages
-from streams.auth import GRANTED_S, TOLD_EVERY_S, Door
+from streams.auth.bearer import LOG_EVERY_S, RECHECK_S, Authenticator
 from streams.auth.jwks import REFRESH_S, RETRY_S, KeySet
 from streams.auth.jwt import ALGORITHMS, LEEWAY_S, JwtVerifier
 from streams.exchange import Caller, Head, HttpError
@@ -56,7 +56,7 @@ async def taker(
     return JwtVerifier(known, clock=clock, **(usual | settings))
 
 
-async def answer(door: Door, authorization: str | None) -> Caller | HttpError:
+async def answer(door: Authenticator, authorization: str | None) -> Caller | HttpError:
     headers = {} if authorization is None else {"authorization": authorization}
     try:
         caller = await door.admit(Head("POST", "/mcp", headers))
@@ -82,7 +82,7 @@ async def test_who_is_signed_for_is_let_in(
     verifier = await taker(nursery)
     caller = await verifier.verify(signed(key, algorithm, kid))
     assert caller.principal == f"bearer({ISSUER}, ada)"
-    assert caller.holds_for_s() == GRANTED_S
+    assert caller.holds_for_s() == RECHECK_S
 
 
 def unsigned(**other: Any) -> str:
@@ -155,7 +155,7 @@ REFUSED: dict[str, Callable[[], str | None]] = {
 
 
 async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
-    door = Door([await taker(nursery)])
+    door = Authenticator([await taker(nursery)])
     bodies, challenges = set(), set()
     for what, make in REFUSED.items():
         given = make()
@@ -194,23 +194,23 @@ async def test_scopes_are_in_either_claim(
 ) -> None:
     """RFC 9068, 2.2.3: `scope` is a string of words; issuers have `scp`, and lists, as well. What
     is none of that grants nothing."""
-    caller = await answer(Door([await taker(nursery)]), f"Bearer {signed(**claimed)}")
+    caller = await answer(Authenticator([await taker(nursery)]), f"Bearer {signed(**claimed)}")
     assert isinstance(caller, Caller)
     assert caller.scopes == scopes
 
 
 async def test_strangers_do_not_fill_the_log(autojump_clock: trio.testing.MockClock) -> None:
-    door = Door([])
+    door = Authenticator([])
     with capture_logs() as logs:
         for _ in range(3):
             for _ in range(100):
                 await answer(door, "Bearer mcps_none")
-            await trio.sleep(TOLD_EVERY_S)
+            await trio.sleep(LOG_EVERY_S)
     assert [entry["times"] for entry in logs] == [1, 100, 100]
 
 
 async def test_only_the_algorithms_that_were_named_are_taken(nursery: trio.Nursery) -> None:
-    door = Door([await taker(nursery, algorithms=["ES256"])])
+    door = Authenticator([await taker(nursery, algorithms=["ES256"])])
     assert isinstance(await answer(door, f"Bearer {signed()}"), HttpError)
     assert isinstance(await answer(door, f"Bearer {signed(EC, 'ES256', 'ec')}"), Caller)
     for unsafe in ("HS256", "none", "RS1"):
@@ -233,7 +233,7 @@ async def test_only_the_algorithms_that_were_named_are_taken(nursery: trio.Nurse
 async def test_a_key_that_is_there_for_something_else_lets_nobody_in(
     nursery: trio.Nursery, key: dict[str, Any]
 ) -> None:
-    door = Door([await taker(nursery, key)])
+    door = Authenticator([await taker(nursery, key)])
     assert isinstance(await answer(door, f"Bearer {signed()}"), HttpError)
     assert isinstance(await answer(door, f"Bearer {hmac_signed(b'secret' * 8)}"), HttpError)
 
@@ -246,7 +246,7 @@ async def test_a_token_holds_until_it_expires(nursery: trio.Nursery) -> None:
     assert caller.holds_for_s() == 1
     clock.now += 1
     assert caller.holds_for_s() <= 0
-    assert isinstance(await answer(Door([verifier]), f"Bearer {signed()}"), HttpError)
+    assert isinstance(await answer(Authenticator([verifier]), f"Bearer {signed()}"), HttpError)
 
 
 # The key set. `MockClock` would jump while the thread runs that reads it: nothing is read in one.
@@ -288,7 +288,7 @@ async def test_unknown_keys_are_not_asked_for_more_than_once_in_a_while(
     verifier = JwtVerifier(
         keys, issuer=ISSUER, audience=AUDIENCE, algorithms=["RS256"], clock=Clock()
     )
-    door = Door([verifier])
+    door = Authenticator([verifier])
 
     async def guess(kid: str) -> None:
         assert isinstance(await answer(door, f"Bearer {signed(STRANGER, kid=kid)}"), HttpError)
@@ -314,7 +314,7 @@ async def test_an_issuer_that_is_away_turns_nobody_away(
     issuer.is_away = True
     await trio.sleep(10 * REFRESH_S)
     assert issuer.asked > 5
-    assert isinstance(await answer(Door([verifier]), f"Bearer {signed()}"), Caller)
+    assert isinstance(await answer(Authenticator([verifier]), f"Bearer {signed()}"), Caller)
 
 
 @pytest.mark.usefixtures("inline")
@@ -328,13 +328,13 @@ async def test_before_the_keys_are_known_nobody_is_told_that_their_token_is_bad(
     verifier = JwtVerifier(
         keys, issuer=ISSUER, audience=AUDIENCE, algorithms=["RS256"], clock=Clock()
     )
-    denied = await answer(Door([verifier]), f"Bearer {signed()}")
+    denied = await answer(Authenticator([verifier]), f"Bearer {signed()}")
     assert isinstance(denied, HttpError)
     assert denied.status == 503
     assert dict(denied.headers)["retry-after"]
     issuer.is_away = False
     await trio.sleep(2 * RETRY_S)
-    assert isinstance(await answer(Door([verifier]), f"Bearer {signed()}"), Caller)
+    assert isinstance(await answer(Authenticator([verifier]), f"Bearer {signed()}"), Caller)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from structlog.testing import capture_logs
 
-from streams.auth import GRANTED_S, NotTaken
+from streams.auth.bearer import RECHECK_S, InvalidToken
 from streams.auth.tokens import TokenFile, TokensUnusable, add, read, revoke
 
 NOW = 2_000_000_000.0
@@ -26,7 +26,7 @@ async def test_a_token_is_its_name_to_the_server(path: Path) -> None:
     tokens = TokenFile(path)
     assert secret.startswith("mcps_")
     assert len(secret) >= len("mcps_") + 43  # 256 bits in base64
-    assert tokens.is_of_its_kind(secret)
+    assert tokens.recognizes(secret)
     assert (await tokens.verify(secret)).principal == "bearer(tokens, laptop)"
 
 
@@ -53,7 +53,7 @@ def test_the_file_is_its_owners_alone_whatever_the_umask(path: Path) -> None:
 @pytest.mark.parametrize("letters", ["mcps_", "mcps_" + "A" * 43, "mcps_ü"])
 async def test_a_token_that_was_never_made_is_not_taken(path: Path, letters: str) -> None:
     add(path, "laptop")
-    with pytest.raises(NotTaken):
+    with pytest.raises(InvalidToken):
         await TokenFile(path).verify(letters)
 
 
@@ -65,11 +65,11 @@ async def test_what_is_added_and_revoked_counts_at_once(path: Path) -> None:
     assert caller.principal == (await tokens.verify(first)).principal
     assert [each.id for each in revoke(path, token.id)] == [token.id]
     assert caller.holds_for_s() <= 0
-    with pytest.raises(NotTaken):
+    with pytest.raises(InvalidToken):
         await tokens.verify(second)
-    assert (await tokens.verify(first)).holds_for_s() == GRANTED_S
+    assert (await tokens.verify(first)).holds_for_s() == RECHECK_S
     assert len(revoke(path, "laptop")) == 1
-    with pytest.raises(NotTaken):
+    with pytest.raises(InvalidToken):
         await tokens.verify(first)
 
 
@@ -110,12 +110,12 @@ async def test_a_token_expires(path: Path, autojump_clock: trio.testing.MockCloc
     start = trio.current_time()
     tokens = TokenFile(path, clock=lambda: token.created_at + trio.current_time() - start)
     caller = await tokens.verify(secret)
-    assert caller.holds_for_s() == GRANTED_S
+    assert caller.holds_for_s() == RECHECK_S
     await trio.sleep(3590)
     assert 9 <= caller.holds_for_s() <= 10
     await trio.sleep(10)
     assert caller.holds_for_s() <= 0
-    with pytest.raises(NotTaken):
+    with pytest.raises(InvalidToken):
         await tokens.verify(secret)
 
 
@@ -157,7 +157,7 @@ async def test_a_file_that_becomes_unusable_lets_nobody_in_until_it_is_mended(pa
     path.chmod(0o644)
     with capture_logs() as logs:
         for _ in range(3):
-            with pytest.raises(NotTaken):
+            with pytest.raises(InvalidToken):
                 await tokens.verify(secret)
     assert [entry["log_level"] for entry in logs] == ["error"], "said once"
     path.chmod(0o600)

@@ -152,7 +152,7 @@ async def test_what_is_wrong_with_the_file_is_said_once(
         note.take(call)
         note.leave(call)
         note.remove(call)
-    said = f"Nothing is noted of this call: {callbook_path} is no regular file: "
+    said = f"This call is not saved in the list of calls: {callbook_path} is no regular file: "
     assert capsys.readouterr().err == f"{said}name another file with MCP_STREAMS_STATE.\n"
 
 
@@ -179,7 +179,7 @@ def test_an_unknown_name_is_told_with_those_that_there_are(book: Callbook) -> No
         with pytest.raises(ValueError, match="No call is called x") as caught:
             notes.find("x")
         names = [f"t-{number}" for number in range(1, begun + 1)]
-        assert str(caught.value).endswith(f"There are: {', '.join(names)}." if names else "noted.")
+        assert str(caught.value).endswith(f"There are: {', '.join(names)}." if names else "empty.")
         ticket = Ticket("stream", "token", begun)
         book.add(ticket, url=URL, tool="t", arguments={}, cwd=None, now=0)
     with pytest.raises(ValueError, match=r"There are: …, t-2, .*, t-31\.$"):

@@ -50,7 +50,9 @@ async def test_the_client_declares_what_it_was_told_to_speak(
 
 def test_a_dialect_that_nobody_knows_is_a_mistake() -> None:
     for unknown in ("esperanto", "resumeTokens"):  # which nobody has to declare
-        with pytest.raises(ValueError, match=f"{unknown}: there are streams, resumableRequests"):
+        with pytest.raises(
+            ValueError, match=f"unknown {unknown}; known are streams, resumableRequests"
+        ):
             Client(Scripted().memory.connect, dialects=("streams", unknown))
 
 

@@ -190,7 +190,7 @@ async def test_what_the_server_refuses_is_an_error_as_ever(
         cut(memory, 3) as (client, _),
         client.call("nowhere") as call,
     ):
-        with pytest.raises(CallFailed, match="No tool 'nowhere' here"):
+        with pytest.raises(CallFailed, match="Unknown tool 'nowhere'"):
             await call.result()
 
 

@@ -400,7 +400,7 @@ async def test_arguments_that_fit_no_more_end_it_as_interrupted(lives: Lives) ->
         async with lives.house(strict) as house:
             came = await rest_of(house, stream)
     assert reason(next(m for m in came if m.get("id") == 1)["error"]) == "interrupted"
-    assert any(line["event"] == "a call cannot be run again" for line in logs)
+    assert any(line["event"] == "a call cannot be restarted" for line in logs)
 
 
 async def test_a_cancelled_call_is_not_run_again(lives: Lives) -> None:
@@ -483,13 +483,13 @@ async def test_a_tool_without_restart_has_no_checkpoints(lives: Lives) -> None:
     with structlog.testing.capture_logs():
         async with lives.house(work, restart=False) as house:
             talker, _ = await begin(house)
-            assert "nothing is run again" in text_of(await talker.answer(1))
+            assert "it is never restarted" in text_of(await talker.answer(1))
 
 
 def test_pages_cannot_be_made_again() -> None:
     server = Server("tested")
 
-    with pytest.raises(ValueError, match="cannot be run again"):
+    with pytest.raises(ValueError, match="cannot be restarted"):
 
         @server.tool(pages=True, restart=True)
         async def pages(call: Call) -> Any:
@@ -498,7 +498,7 @@ def test_pages_cannot_be_made_again() -> None:
 
 def test_who_cannot_come_back_needs_no_restart() -> None:
     server = Server("tested")
-    with pytest.raises(ValueError, match="nobody could come back"):
+    with pytest.raises(ValueError, match="no client can resume after a restart"):
 
         @server.tool(restart=True, resume_max_s=0)
         async def short(call: Call) -> None: ...

@@ -95,7 +95,7 @@ def test_what_is_safe_may_be_reached_from_elsewhere(file: Path, certificate: Pat
 
 def test_what_a_relay_tells_the_owner_is_understood(file: Path) -> None:
     told = options({"auth_tokens": file, "auth_server": ("https://a.example.com",)}, http=None)
-    assert Options.parse(told.of_owner()).auth == told.auth
+    assert Options.parse(told.for_owner()).auth == told.auth
 
 
 # -- the document that says where tokens are to be had
@@ -107,7 +107,7 @@ async def asked(guard: Guard, path: str, host: str = "localhost:8080") -> Answer
     assert guard.admit_http is not None
     assert await guard.admit_http(head) is None
     answer = Answer()
-    served = guard.beside(_nothing)
+    served = guard.with_metadata(_nothing)
     await served(Request(head.method, head.path, head.headers, b""), answer)
     return answer
 

@@ -76,7 +76,7 @@ def test_without_pages_a_tool_has_none() -> None:
 
 @pytest.mark.parametrize("function", [as_told, in_thread, Shelf().rows, wrapped])
 def test_a_function_that_yields_must_say_that_it_gives_pages(function: Any) -> None:
-    with pytest.raises(TypeError, match="one that yields pages says so with pages=True"):
+    with pytest.raises(TypeError, match="set pages=True for a function that yields pages"):
         make_tool(function)
 
 
@@ -88,7 +88,7 @@ def test_a_function_that_does_not_yield_cannot_give_pages() -> None:
         return ["a"]
 
     for function in (returns, awaited):
-        with pytest.raises(TypeError, match="pages=True is for a function that yields them"):
+        with pytest.raises(TypeError, match="pages=True is for a function that yields pages"):
             make_tool(function, pages=True)
 
 

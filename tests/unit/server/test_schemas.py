@@ -260,8 +260,8 @@ class TestArgumentsFromAGivenSchema:
     @pytest.mark.parametrize(
         ("schema", "sentence"),
         [
-            ({}, "MCP wants"),
-            ({"type": "array"}, "MCP wants"),
+            ({}, "MCP requires"),
+            ({"type": "array"}, "MCP requires"),
             ({"type": "object", "properties": 3}, 'properties: 3 is not of type "object"'),
             ({"type": "object", "properties": {"a": {"pattern": "("}}}, "properties.a.pattern"),
             (

@@ -134,13 +134,13 @@ class TestTheFunction:
     @pytest.mark.parametrize(
         ("source", "sentence"),
         [
-            ("def build(*rows): ...", r"\*rows: MCP's arguments have names"),
-            ("def build(rows, /): ...", "rows: MCP's arguments have names"),
-            ("def build(**rows): ...", r"\*\*rows: say what it takes with input_schema"),
+            ("def build(*rows): ...", r"\*rows: arguments of MCP have names"),
+            ("def build(rows, /): ...", "rows: arguments of MCP have names"),
+            ("def build(**rows): ...", r"\*\*rows: describe its arguments by input_schema"),
             ("def build(rows, running: Call): ...", "running: the call must be the first"),
             ("def build(*, running: Call): ...", "running: the call must be the first"),
-            ("def build(): yield", "one that yields pages says so with pages=True"),
-            ("async def build(): yield", "one that yields pages says so with pages=True"),
+            ("def build(): yield", "set pages=True for a function that yields pages"),
+            ("async def build(): yield", "set pages=True for a function that yields pages"),
             ("def build(rows: 1 + ''): ...", "annotation"),
         ],
     )
@@ -258,7 +258,7 @@ class TestTheRegistry:
     def test_a_cursor_that_is_not_ours_is_refused(self, cursor: str) -> None:
         tools = Tools()
         tools.add(a_tool())
-        with pytest.raises(ValueError, match="cursor: unknown"):
+        with pytest.raises(ValueError, match="unknown cursor"):
             tools.page(cursor, 1)
 
     def test_a_page_holds_at_least_one_tool(self) -> None:
