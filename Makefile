@@ -10,7 +10,7 @@ SLOW := tests/system tests/wire tests/acceptance tests/sdk
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check audit simulate bench bench-peers soak lock clean
+.PHONY: demo test check audit imports simulate bench bench-peers soak lock clean
 
 demo: $(READY)
 	$(BIN)/mcp-streams demo
@@ -26,9 +26,14 @@ check: $(READY)
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml streams transports benchmarks
 	$(PYTEST) $(addprefix --ignore=,$(SLOW))
 
-# Known vulnerabilities of what constraints.txt names: 1 where there are any, 2 where nobody said.
+# Known vulnerabilities of the packages in constraints.txt: 1 where there are any, 2 where no service
+# could be asked.
 audit: $(READY)
 	$(BIN)/python -m tests.auditing constraints.txt
+
+# The picture of the graph of imports: rooms, floors, arrows and circles.
+imports: $(READY)
+	$(BIN)/python -m tests.imports --draw
 
 # A million virtual seconds: about ten minutes of two cores.
 simulate: $(READY)
@@ -41,7 +46,7 @@ bench-peers: $(READY)
 	PIP=$(BIN)/pip benchmarks/peers/install
 	$(BIN)/python -m benchmarks --peers
 
-# The busiest day, compressed: is what the server uses flat?
+# The busiest day, compressed: is the server's use of resources flat?
 MINUTES ?= 30
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
@@ -57,7 +62,7 @@ lock:
 clean:
 	rm -rf $(VENV)
 
-# pip comes with the venv; the stamp is written last, so that a broken set-up is begun anew.
+# pip comes with the venv; the stamp is written last, so that a broken set-up starts again.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=… ")'
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)

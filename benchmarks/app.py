@@ -1,4 +1,4 @@
-"""The server that is measured: tools that send as fast as they can, at a pace, or no more."""
+"""The measured server: tools that send as fast as they can, at a fixed rate, or once."""
 
 import time
 from typing import Final
@@ -9,7 +9,7 @@ from benchmarks.numbered import FIRST, METHOD, params, text_for, timed_params
 from streams import Call, Server
 from streams.limits import Limits
 
-# Whoever is away finds all of it waiting, which is what a resume is measured with.
+# A client that is away finds all messages waiting: a resume is measured with them.
 KEPT_BYTES: Final = 1024 * 1024 * 1024
 
 server = Server(
@@ -26,7 +26,7 @@ server = Server(
 
 @server.tool
 async def fill(call: Call, count: int, size: int) -> int:
-    """Send `count` numbered messages of `size` bytes each, and return how many it were."""
+    """Send `count` numbered messages of `size` bytes each, and return the count."""
     text = text_for(size)
     for number in range(FIRST, FIRST + count):
         await call.notify(METHOD, params(number, text))
@@ -37,7 +37,7 @@ async def fill(call: Call, count: int, size: int) -> int:
 async def pace(call: Call, count: int, size: int, per_second: int) -> int:
     """Send `count` numbered messages of about `size` bytes, so many a second.
 
-    Each says when it was sent, by CLOCK_MONOTONIC in nanoseconds.
+    Each message carries its send time, by CLOCK_MONOTONIC in nanoseconds.
     """
     text = text_for(size)
     began_at = trio.current_time()

@@ -1,9 +1,9 @@
-"""What appends cost when a thousand streams write in turn.
+"""The cost of appends while a thousand streams write in turn.
 
-Each commit brings one message of every stream, which is the least that a group commit can be made
-of. Ours is held against a plain table, one row a message, with an index by stream and seq: both get
-the same messages in turn, in one process, and each of their commits waits for the disk. Ours then
-goes on to ten times as many. The process is killed, and the journal is opened again.
+Each commit brings one message of every stream, the smallest group commit there is. Our journal is
+compared with a plain table, one row a message, with an index by stream and seq. Both get the same
+messages in turn, in one process, and each commit waits for the disk. Our journal then gets ten
+times as many. The process is killed, and the journal is opened again.
 """
 
 import os
@@ -30,11 +30,11 @@ _LINE: Final = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"da
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much is measured."""
+    """The amounts to measure."""
 
     streams: int = 1000
-    few: int = 1_000_000  # messages in either
-    many: int = 10_000_000  # in ours
+    few: int = 1_000_000  # messages in each
+    many: int = 10_000_000  # in our journal
     turn: int = 50_000  # messages in one before it is the other's turn
     message_bytes: int = 200
 
@@ -43,7 +43,7 @@ QUICK: Final = Plan(streams=50, few=5_000, many=10_000, turn=1_000)
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """What appending took: messages a second of the time in commits, and commits in ms."""
+    """Figures of the appends: messages a second of the time in commits, and commits in ms."""
 
     rate: float
     commit_p50_ms: float
@@ -52,8 +52,10 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """Of one plan. `ratio` is ours over the plain table, of the same messages; `at_scale` is ours
-    with the last tenth of many messages over ours with the first few.
+    """The results of one plan.
+
+    `ratio` is ours over the plain table, of the same messages; `at_scale` is the rate of the last
+    tenth of `many` messages over the rate of the first `few`.
     """
 
     plan: Plan
@@ -63,12 +65,12 @@ class Results(msgspec.Struct, frozen=True):
     ratio: float
     at_scale: float
     wal_bytes_max: int
-    restart_s: float  # open and claim, after a kill
+    restart_s: float  # open and claim the journal, after a kill
     file_bytes: int
 
 
 class _Times:
-    """Of commits, of which each had so many messages."""
+    """The times of commits with so many messages each."""
 
     def __init__(self, messages: int) -> None:
         self._messages = messages
@@ -94,7 +96,7 @@ class _Ours:
         self._store.commit([Create(_record(name, n)) for n, name in enumerate(self._names, 1)])
 
     def commit(self, seq: int) -> float:
-        """Append one message to each stream; the seconds that it took."""
+        """Append one message to each stream; returns the seconds that it took."""
         changes = [Append(name, 1, Run(seq, 1, self._body), 0, 0) for name in self._names]
         begin = time.perf_counter()
         answers = self._store.commit(changes)
@@ -116,7 +118,7 @@ class _Plain:
         self._body = _line(plan)
 
     def commit(self, seq: int) -> float:
-        """Append one message to each stream; the seconds that it took."""
+        """Append one message to each stream; returns the seconds that it took."""
         rows = [(stream, seq, self._body) for stream in self._streams]
         begin = time.perf_counter()
         self._db.execute("BEGIN IMMEDIATE")
@@ -126,7 +128,7 @@ class _Plain:
 
 
 def run(plan: Plan, folder: Path) -> Results:
-    """Measure in a process of its own, which is killed, and open what it leaves in `folder`."""
+    """Measure in a process of its own, kill it, and open the journal that it leaves in `folder`."""
     command = [sys.executable, "-m", "benchmarks.append", str(folder)]
     given = msgspec.json.encode(plan)
     worker = subprocess.run(command, cwd=ROOT, input=given, stdout=subprocess.PIPE, check=False)  # nosec B603 # our own program

@@ -22,7 +22,7 @@ STYLE: Final = """<style>
 
 
 class Bar(msgspec.Struct, frozen=True):
-    """One bar; `kind` decides its colour. `word` stands where there is no value."""
+    """One bar; `kind` selects its colour. `word` stands in place of a missing value."""
 
     label: str
     value: float
@@ -42,7 +42,7 @@ class _Scale:
         return range(self.first, self.last + 1)
 
     def x(self, value: float) -> float:
-        """Where on the picture a value lies."""
+        """The x coordinate of a value."""
         share = (math.log10(value) - self.first) / (self.last - self.first)
         return LABELS_WIDTH + share * (WIDTH - LABELS_WIDTH - NUMBERS_WIDTH)
 

@@ -1,5 +1,6 @@
-"""Streamable HTTP as a client speaks it that knows nothing of us, by hand: no client library can be
-the slower part, and what comes is checked event by event.
+"""A client of Streamable HTTP written by hand, without knowledge of our extensions.
+
+No client library can be the slower part, and the client checks every event.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ class Event(NamedTuple):
 
 
 def fill(count: int, size: int) -> dict[str, Any]:
-    """The params of a call of the tool that is measured."""
+    """The params of a call of the measured tool."""
     return {"name": "fill", "arguments": {"count": count, "size": size}}
 
 
@@ -44,11 +45,11 @@ class Session:
         assert parts.port is not None
         self._address = parts.hostname, parts.port
         self._headers = [("Host", parts.netloc), ("MCP-Protocol-Version", REVISION)]
-        self.id = ""  # until the server has given one
+        self.id = ""  # until the server has assigned one
 
     @classmethod
     async def opened(cls, url: str, capabilities: Mapping[str, Any]) -> "Session":
-        """Introduce ourselves to a server."""
+        """Open a session with a server."""
         session = cls(url)
         hello = {
             "protocolVersion": REVISION,
@@ -82,7 +83,7 @@ class Session:
         return response
 
     async def ask(self, method: str, params: Mapping[str, Any], *, request_id: int) -> Any:
-        """Send a request and return its result, whatever else comes with it. Raises `Lost`."""
+        """Send a request and return its result, after any other messages. Raises `Lost`."""
         with await self.post(method, params, request_id=request_id) as response:
             told = [each.data for each in await response.rest() if each.data]
         for message in map(msgspec.json.decode, told):
@@ -91,7 +92,9 @@ class Session:
         raise Lost(f"{method} has no result: {told}")
 
     async def leave(self, count: int, size: int) -> tuple[str, bytes]:
-        """Call `fill`, hang up after its first message; the stream's id, and that of the event."""
+        """Call `fill`, hang up after its first message; returns the ids of the stream and of the
+        event.
+        """
         stream = ""
         with await self.post("tools/call", fill(count, size), request_id=1) as response:
             while True:
@@ -110,15 +113,15 @@ class Session:
         return response
 
     async def poll(self, stream: str) -> Any:
-        """How a stream stands."""
+        """The stream's status."""
         return await self.ask("stream/poll", {"streamId": stream}, request_id=2)
 
     async def drop(self, stream: str, last: int) -> None:
-        """Tell the server that we have all of a stream, so that it need not be kept."""
+        """Acknowledge all of a stream, so that the server need not keep it."""
         await self.ask("stream/resume", {"streamId": stream, "after": last}, request_id=3)
 
     def get(self, last_event_id: bytes) -> "Response":
-        """A request to go on after an event; it is to be sent yet."""
+        """Prepare a request that continues after an event; it is not sent yet."""
         fields = [("Accept", "text/event-stream"), ("Last-Event-ID", last_event_id.decode())]
         return Response(self._address, self._request("GET", fields))
 
@@ -128,7 +131,7 @@ class Session:
 
 
 class Response:
-    """The response to one request, and the connection that it comes over, which is its own."""
+    """The response to one request, and its connection, which it has to itself."""
 
     def __init__(self, address: tuple[str, int], request: h11.Request, body: bytes = b"") -> None:
         self.headers: dict[str, str] = {}
@@ -155,7 +158,7 @@ class Response:
         await self._connection.send(self._asked)
 
     async def read(self) -> bytes:
-        """What comes next, as it comes; nothing at the end of the connection."""
+        """The next bytes; empty at the end of the connection."""
         return await self._connection.recv(READ_BYTES)
 
     async def rest(self) -> list[Event]:
@@ -166,7 +169,7 @@ class Response:
         return events
 
     def take(self, data: bytes) -> list[Event]:
-        """The events that are whole now that `data` has come.
+        """The events that `data` completes.
 
         Raises `Lost` for a refusal, `h11.RemoteProtocolError` for half a response.
         """
@@ -198,7 +201,7 @@ class EventParser:
         self._id = self._data = b""
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are whole now."""
+        """The events that these bytes complete."""
         lines = (self._rest + data).splitlines(keepends=True)
         self._rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
         events = []
@@ -215,8 +218,9 @@ class EventParser:
 
 
 class Check:
-    """What comes after an event of a call of `fill`: each message once and in order, its id the one
-    before it and one, and then the result.
+    """Checks the events after the first of a call of `fill`.
+
+    Each message comes once and in order, its id one above the id before it, and then the result.
     """
 
     def __init__(self, last_event_id: bytes, count: int) -> None:
@@ -226,7 +230,7 @@ class Check:
         self._count = count
 
     def take(self, events: Sequence[Event]) -> None:
-        """Look at what has come. Raises `Lost`."""
+        """Check these events. Raises `Lost`."""
         for event in events:
             if not (event.id and event.data):
                 continue  # an announcement, or an id alone
@@ -245,7 +249,9 @@ class Check:
             raise Lost(f"a result was expected: {data[:160]!r}")
 
     def end(self) -> int:
-        """How many messages have come, the result among them. Raises `Lost` unless all have."""
+        """The number of messages that came, the result included. Raises `Lost` where any is
+        missing.
+        """
         if self._seq != self._count + 1:
             raise Lost(f"{self._seq} events have come, {self._count + 1} were sent")
         return self._seq - self._first

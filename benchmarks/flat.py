@@ -1,4 +1,4 @@
-"""What a server uses, second by second, and whether that is flat."""
+"""A server's use of resources, second by second, and whether it is flat."""
 
 import os
 import sqlite3
@@ -15,15 +15,15 @@ from benchmarks.memory import resident_bytes
 MIB: Final = 1024 * 1024
 HOUR_S: Final = 3600.0
 
-# So much of a run is not looked at: everything that is kept at all must have been let go once.
+# The warm-up, which is not examined: by its end everything must have been deleted once.
 WARM_UP: Final = 0.25
-SAMPLES_MIN: Final = 3  # behind that; fewer tell nothing
+SAMPLES_MIN: Final = 3  # samples after that; fewer show nothing
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a server uses at one moment, `at_s` seconds after the first client came.
+    """The resources in use at one moment, `at_s` seconds after the first client came.
 
-    `used_bytes` is the part of the journal's file that is not free to be written to again.
+    `used_bytes` is the part of the journal's file that is not free for new pages.
     """
 
     at_s: float
@@ -38,7 +38,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @classmethod
     def taken(cls, at_s: float, pid: int, journal: Path) -> "Sample":
-        """Look at a process and its journal. Raises `OSError` where the process has ended."""
+        """Sample a process and its journal. Raises `OSError` where the process has ended."""
         used_bytes, streams, sessions = _counted(journal)
         return cls(
             at_s=at_s,
@@ -65,10 +65,10 @@ def _counted(journal: Path) -> tuple[int, int, int]:
 
 
 class Bound(NamedTuple):
-    """By how much the last tenth of a series may be above the first: a share of that, and a bit.
+    """How far the last tenth of a series may be above the first: a share of it, and a constant.
 
-    `of` names another series, to whose highest value it is compared instead. It may be `least` in
-    any case.
+    `of` names another series, whose highest value is the base instead. The last tenth may reach
+    `least` in any case.
     """
 
     share: float
@@ -81,11 +81,10 @@ BOUNDS: Final = {
     "resident_bytes": Bound(0.05, 8 * MIB),
     "descriptors": Bound(0.25, 16),
     "threads": Bound(0.0, 6),
-    # A WAL does not shrink either: it starts over when it is 32 MiB, or a commit more.
+    # A WAL does not shrink either: it starts over at 32 MiB, or one commit later.
     "wal_bytes": Bound(0.1, 8 * MIB, least=40 * MIB),
     "used_bytes": Bound(0.15, 12 * MIB),
-    # A file does not shrink: it is as large as what was in use at any time, some of it between
-    # two samples.
+    # A file does not shrink: its size is the highest use so far, also between two samples.
     "file_bytes": Bound(0.25, 8 * MIB, of="used_bytes"),
     "streams": Bound(0.15, 100),
     "sessions": Bound(0.15, 50),
@@ -93,23 +92,23 @@ BOUNDS: Final = {
 
 
 class Series(msgspec.Struct, frozen=True):
-    """What came of one series: medians of its first and last tenth behind the warm-up."""
+    """The figures of one series: medians of its first and last tenth after the warm-up."""
 
     name: str
     first: float
     last: float
     highest: float
-    per_hour: float  # the slope of the straight line that fits best
+    per_hour: float  # the slope of the regression line
     allowed: float  # for `last`
 
     @property
     def is_flat(self) -> bool:
-        """Whether it ends where it may."""
+        """Whether the last tenth is within its bound."""
         return self.last <= self.allowed
 
 
 def verdict(samples: Sequence[Sample]) -> list[Series]:
-    """All series of a run. Raises `ValueError` where it was too short to tell."""
+    """The figures of all series of a run. Raises `ValueError` where the run was too short."""
     ends_at = samples[-1].at_s if samples else 0.0
     steady = [sample for sample in samples if sample.at_s >= WARM_UP * ends_at]
     if len(steady) < SAMPLES_MIN:

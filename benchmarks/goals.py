@@ -1,4 +1,4 @@
-"""What is aimed at, and how far it is reached: ratios of medians, computed from one run."""
+"""The goals, and how far each is reached: ratios of medians, computed from one run."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -9,8 +9,8 @@ from benchmarks.suites import append, frames, latency, live, memory, resume, sca
 from benchmarks.suites.peers import SDK_CLIENT
 
 REDIS_PARSED: Final = "Redis: hiredis"
-# Our client is compared over one transport, and with what is given as others give it: messages that
-# were looked at, as the SDK's, or the bytes of each, as hiredis has them.
+# Our client is compared over one transport, and with results of the same kind as the other's:
+# parsed messages, like the SDK's, or the bytes of each, like hiredis's.
 OUR_CLIENT: Final = resume.in_hand(resume.WEBSOCKET)
 OUR_RUNS: Final = resume.by_runs(resume.WEBSOCKET)
 
@@ -18,7 +18,7 @@ NOT_MEASURED: Final = "not measured"
 
 
 class Goal(NamedTuple):
-    """A row by another of its suite and size, or by itself where `of` is empty.
+    """A row compared with another of its suite and size, or by itself where `of` is empty.
 
     `is_ceiling` where less is better.
     """
@@ -33,7 +33,7 @@ class Goal(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was reached, in the row's unit where the goal is no ratio; or a word instead of it."""
+    """The value reached, in the row's unit where the goal is no ratio; or a word in its place."""
 
     goal: Goal
     reached: float = 0.0
@@ -42,7 +42,7 @@ class Verdict(NamedTuple):
 
     @property
     def is_met(self) -> bool:
-        """Whether it was measured and is as good as it should be."""
+        """Whether it was measured and reaches its goal."""
         if self.word:
             return False
         goal = self.goal
@@ -150,7 +150,7 @@ GOALS: Final = (
 
 
 def verdicts(results: Results) -> list[Verdict]:
-    """One for each goal."""
+    """One verdict for each goal."""
     return [verdict(goal, results) for goal in GOALS]
 
 

@@ -1,5 +1,6 @@
-"""Measuring in rounds: everything of a suite once in each of them, one after the other, so that
-what else the machine does meets all rows alike. Only rows of one suite are compared.
+"""Measurement in rounds: each round measures all of a suite, one row after the other.
+
+Other work of the machine then affects all rows alike. Only rows of one suite are compared.
 """
 
 import gc
@@ -15,7 +16,7 @@ import trio
 
 from benchmarks.numbered import Lost
 
-# No measurement takes as long, wherever it runs: whatever does has hung.
+# The bound for one measurement: no machine takes as long, so it has hung.
 PATIENCE_S: Final = 900.0
 
 ResultT = TypeVar("ResultT")
@@ -23,22 +24,22 @@ Role = Literal["ours", "bare", "limit", "peer"]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much is measured. `counts` has the number of messages for each size in bytes.
+    """The amounts to measure. `counts` has the number of messages for each size in bytes.
 
-    `rounds` is 0 where each suite does as many as it thinks right, behind one to warm up.
+    With `rounds` 0 each suite has its own number of rounds, after one to warm up.
     """
 
     rounds: int = 0
     counts: Mapping[int, int] = msgspec.field(default_factory=lambda: {200: 200_000, 4096: 20_000})
     limit_bytes: int = 512 * 1024 * 1024
-    streams: int = 100  # at once, where it is more than one
+    streams: int = 100  # at once, if more than one
     paced: int = 2_000  # messages whose latency is measured in a round
-    clients: int = 1_000  # that come back at once
+    clients: int = 1_000  # that resume at once
     has_peers: bool = False
     is_quick: bool = False
 
     def only(self, size: int) -> "Plan":
-        """The same for one size. Raises `ValueError` where it is not in the plan."""
+        """The same plan for one size. Raises `ValueError` where it is not in the plan."""
         if size not in self.counts:
             raise ValueError(f"there are sizes {', '.join(map(str, self.counts))}")
         return msgspec.structs.replace(self, counts={size: self.counts[size]})
@@ -56,7 +57,7 @@ QUICK: Final = Plan(
 
 
 class Batch(Generic[ResultT]):
-    """What is measured in one go and gives several rows: it is run once a round."""
+    """A measurement that gives several rows: it runs once a round."""
 
     def __init__(self, run: Callable[[], Awaitable[ResultT]]) -> None:
         self._run = run
@@ -64,11 +65,11 @@ class Batch(Generic[ResultT]):
         self._read: set[Callable[[ResultT], float]] = set()
 
     def figure(self, read: Callable[[ResultT], float]) -> Callable[[], Awaitable[float]]:
-        """What measures one row: `read` finds it in what came of the run."""
+        """The measurement of one row: `read` takes its figure from the batch's result."""
 
         async def measure() -> float:
             if self._result is None or read in self._read:
-                self._result = None  # not two of them in memory
+                self._result = None  # so that only one result is in memory
                 self._result = await self._run()
                 self._read.clear()
             self._read.add(read)
@@ -90,10 +91,10 @@ def in_thread(run: Callable[[Path], ResultT], folder: Path) -> Batch[ResultT]:
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """One row to be: `measure` does it once and returns a figure in `unit`.
+    """A row to measure: `measure` does it once and returns a figure in `unit`.
 
-    `size` is that of its messages, 0 where that says nothing; `of` names the row, of the same
-    size, that it is held against. `missing` is why it cannot be measured here.
+    `size` is that of its messages, 0 where it does not apply; `of` names the row, of the same size,
+    that it is compared with. `missing` is the reason why it cannot be measured here.
     """
 
     name: str
@@ -107,15 +108,15 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 async def unmeasured() -> float:
-    """Stands where a subject is missing."""
-    raise AssertionError("what is missing is not measured")
+    """The `measure` of a missing subject."""
+    raise AssertionError("a missing subject is not measured")
 
 
 class Row(msgspec.Struct, frozen=True):
-    """What came of a subject: the figure of every round, and their median.
+    """A subject's figures, one a round, and their median.
 
-    `ratio` is that of the medians; 0 where there is nothing to be held against. `failed` is a word
-    that stands instead of all figures.
+    `ratio` is that of the medians; 0 without a row to compare with. `failed` is a word that
+    replaces all figures.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Suite(NamedTuple):
-    """Subjects that are compared; `open` makes them ready, in a folder of their own."""
+    """Subjects that are compared; `open` prepares them, in a folder of their own."""
 
     name: str
     title: str
@@ -147,7 +148,7 @@ class Suite(NamedTuple):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What came of a suite."""
+    """The rows of a suite."""
 
     name: str
     title: str
@@ -168,8 +169,10 @@ class Results(msgspec.Struct, frozen=True):
         return next((row for row in rows if (row.name, row.size) == (name, size)), None)
 
     def beside(self, earlier: "Results") -> "Results":
-        """With those suites of an earlier run that were not measured again, where that was of the
-        same plan, rounds apart, on the same machine: rows are compared within a suite.
+        """Add those suites of an earlier run that were not measured this time.
+
+        The earlier run must have the same plan, rounds apart, and the same machine: rows are
+        compared within a suite only.
         """
         plans = [msgspec.structs.replace(each.plan, rounds=0) for each in (earlier, self)]
         if plans[0] != plans[1] or earlier.machine != self.machine:
@@ -191,7 +194,7 @@ async def run(
 ) -> Results:
     """Measure all suites, one after the other.
 
-    Raises `Lost` as soon as a message of ours is missing; of a peer's, its row says so.
+    Raises `Lost` as soon as a message of ours is missing; a peer's row reports it instead.
     """
     measured = []
     for suite in suites:
@@ -220,7 +223,7 @@ def _which(number: int, rounds: int) -> str:
 
 
 class _Tries:
-    """A subject, and what came of it up to now."""
+    """A subject, and its figures so far."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -234,7 +237,7 @@ class _Tries:
         return f"{self.subject.name}{size}"
 
     async def once(self, *, is_kept: bool) -> None:
-        gc.collect()  # what the last one left behind is not this one's
+        gc.collect()  # garbage of the previous subject must not count here
         try:
             with trio.fail_after(PATIENCE_S):
                 figure = await self.subject.measure()

@@ -1,7 +1,8 @@
-"""What a connection costs that is attached and idle: ours beside the official Python SDK's server.
+"""The memory of a connection that is attached and idle: ours beside the official Python SDK's
+server.
 
-Each client has a session of its own and a call under way that has sent one message and sends no
-more. The cost is the slope of the server's resident memory between two numbers of clients.
+Each client has a session of its own and a running call that has sent one message and sends no more.
+The cost is the slope of the server's resident memory between two numbers of clients.
 """
 
 from collections.abc import Awaitable, Callable
@@ -22,13 +23,13 @@ OURS_WEBSOCKET: Final = "mcp-streams, WebSocket"
 STOCK: Final = "official Python SDK, HTTP"
 
 OPENED_AT_ONCE: Final = 20
-SETTLE_S: Final = 2.0  # until what only the beginning takes is given back
+SETTLE_S: Final = 2.0  # until memory that only the start needs is freed
 
 Closing = Response | Socket
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Between which two numbers of connections the slope is taken."""
+    """The two numbers of connections between which the slope is taken."""
 
     fewer: int = 500
     more: int = 1_500
@@ -45,7 +46,7 @@ class Kind(NamedTuple):
 
 
 async def slope(kind: Kind, plan: Plan, app: str, journal: Path) -> float:
-    """Bytes of resident memory for each connection more."""
+    """Bytes of resident memory for each further connection."""
     with ExitStack() as attached:
         async with kind.serve(app, journal) as served:
             await _attach(kind, served.url, plan.fewer, attached)
@@ -82,7 +83,7 @@ async def _attach_by_websocket(url: str) -> Socket:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in memory."""
+    """Resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 

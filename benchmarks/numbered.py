@@ -1,4 +1,4 @@
-"""The messages that are sent: numbered, of one exact size, and checked one by one."""
+"""The messages of the benchmarks: numbered, of one exact size, and checked one by one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -9,7 +9,7 @@ from streams.client.call import RunningCall
 from streams.messages import notification
 
 METHOD: Final = "notifications/message"
-FIRST: Final = 1_000_000_000  # all numbers have the same length, and so have all messages
+FIRST: Final = 1_000_000_000  # all numbers have the same length, and so do all messages
 
 
 _STAMP_BYTES: Final = len(b'"sent_at_ns":1000000000000000,')
@@ -36,17 +36,17 @@ class Lost(Exception):
 
 
 def data(number: int, text: str) -> dict[str, Any]:
-    """What a message logs."""
+    """The data of a log message."""
     return {"n": number, "text": text}
 
 
 def params(number: int, text: str) -> dict[str, Any]:
-    """What a message says."""
+    """The params of a message."""
     return {"level": "info", "data": data(number, text)}
 
 
 def timed_params(number: int, sent_at_ns: int, text: str) -> dict[str, Any]:
-    """What a message says that tells when it was sent; the time is in place of some text."""
+    """The params of a message with its send time, which replaces some of the text."""
     stamped = {"n": number, "sent_at_ns": sent_at_ns}
     return {"level": "info", "data": {**stamped, "text": text[_STAMP_BYTES:]}}
 
@@ -60,7 +60,7 @@ def text_for(size: int) -> str:
 
 
 def number_of(message: bytes) -> int:
-    """Which of the messages this one is, the first being 0. Raises `Lost` where it is none."""
+    """The index of a message, the first being 0. Raises `Lost` for any other line."""
     try:
         return _message(message).params.data.n - FIRST
     except msgspec.DecodeError:
@@ -68,13 +68,13 @@ def number_of(message: bytes) -> int:
 
 
 def lines_of(count: int, size: int) -> Iterator[bytes]:
-    """So many messages as they go over a wire, each `size` bytes long with its newline."""
+    """So many messages in their wire format, each `size` bytes long with its newline."""
     text = text_for(size)
     return (notification(METHOD, params(FIRST + number, text)) for number in range(count))
 
 
 def check_messages(messages: Iterable[bytes], after: int, count: int) -> int:
-    """Return how many have come.
+    """The number of messages.
 
     Raises `Lost` unless they are those above `after` up to `count`, each once and in order.
     """
@@ -89,7 +89,7 @@ def check_messages(messages: Iterable[bytes], after: int, count: int) -> int:
 
 
 async def check(call: RunningCall, count: int, after: int = 0) -> int:
-    """Read a call to its end and return how many messages have come, the result among them.
+    """Read a call to its end and return the number of messages, the result included.
 
     Raises `Lost` unless they are the ones above `after` up to `count`, each once and in order.
     """

@@ -28,7 +28,7 @@ _END: Final = "<!-- Made up to here. -->"
 
 
 def publish(latest: Path) -> list[Path]:
-    """Take over the results of a run; returns the files that were written."""
+    """Publish the results of a run; returns the files that were written."""
     results = load(latest)
     PUBLISHED.write_bytes(latest.read_bytes())
     written = [PUBLISHED]

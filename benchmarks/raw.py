@@ -1,4 +1,4 @@
-"""The limits: what two processes get through a socket or a pipe when nothing else is done."""
+"""The limits: the throughput of two processes over a socket or a pipe, with no other work."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def tcp(total: int) -> float:
 
 
 def pipe(total: int) -> float:
-    """Bytes a second through a pipe as large as ours are: `os.write` into `os.readv`."""
+    """Bytes a second through a pipe of the size that we use: `os.write` into `os.readv`."""
     with _sender("pipe", total) as child:
         assert child.stdout is not None
         fd = child.stdout.fileno()

@@ -1,4 +1,4 @@
-"""What a raw client has kept, looked at: each message of `fill` once, in order, byte for byte."""
+"""Checks of a raw client's bytes: each message of `fill` once, in order, byte for byte."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import msgspec
 from benchmarks.numbered import FIRST, METHOD, Lost, params, text_for
 from streams.messages import POSITION, notification
 
-Came = tuple[int, int]  # how many messages, and how many bytes they have
+Came = tuple[int, int]  # the number of messages, and their bytes
 
 _POSITION: Final = b'{"jsonrpc":"2.0","method":"%b"' % POSITION.encode()
 _CONTROL: Final = 0x08  # a bit of a frame's opcode: pings and pongs are no messages
@@ -17,7 +17,7 @@ _CONTROL: Final = 0x08  # a bit of a frame's opcode: pings and pongs are no mess
 def check_lines(
     lines: Sequence[bytes], count: int, size: int, *, is_embedded: bool = False
 ) -> Came:
-    """Lines with a header ahead of each run, that go on behind message 1. Raises `Lost`."""
+    """Lines after message 1, with a header before each run. Raises `Lost`."""
     bare: list[bytes] = []
     at, seq = 0, 2
     while at < len(lines) and lines[at].startswith(_POSITION):
@@ -33,9 +33,9 @@ def check_lines(
 def check_messages(
     lines: Sequence[bytes], count: int, size: int, *, is_embedded: bool = False
 ) -> Came:
-    """Messages that go on behind message 1, the result, and the reply to the resume.
+    """Messages after message 1, the result, and the reply to the resume.
 
-    The result stands in the reply where that `is_embedded`. Raises `Lost`.
+    The result is in the reply where that `is_embedded`. Raises `Lost`.
     """
     numbers = range(FIRST + 1, FIRST + count)
     _compare(lines, numbers, size)
@@ -50,7 +50,7 @@ def check_messages(
 
 
 def check_events(body: bytes, last_event: str, count: int, size: int) -> Came:
-    """Server-sent events that go on behind `last_event`, each with the next id. Raises `Lost`."""
+    """Server-sent events after `last_event`, each with the next id. Raises `Lost`."""
     key, _, seq = last_event.rpartition("_")
     events = [event.split(b"\ndata: ", 1) for event in body.split(b"\n\n")]
     numbered = [each for each in events if len(each) == 2 and each[0].startswith(b"id: ")]
@@ -72,7 +72,7 @@ def _compare(lines: Sequence[bytes], numbers: range, size: int) -> None:
 
 
 def frames_of(data: bytes) -> tuple[list[bytes], bytes]:
-    """The payloads of the whole frames of a server in `data`, and what is left over."""
+    """The payloads of a server's whole frames in `data`, and the rest."""
     found: list[bytes] = []
     at, end = 0, len(data)
     while at + 2 <= end:
@@ -92,7 +92,7 @@ def frames_of(data: bytes) -> tuple[list[bytes], bytes]:
 
 
 def chunks_of(data: bytes) -> Iterator[bytes]:
-    """The chunks of a body, up to its end or to where it was left."""
+    """The chunks of a body, up to its end or to its last whole chunk."""
     at = 0
     while (line_end := data.find(b"\r\n", at)) >= 0:
         start, length = line_end + 2, int(data[at:line_end], 16)

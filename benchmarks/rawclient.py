@@ -1,9 +1,9 @@
-"""Clients that take what comes as fast as they can, and look at it afterwards.
+"""Clients that read as fast as they can, and check the bytes afterwards.
 
-What is measured with them is the server: blocking sockets and pipes, read into memory that is there
-already, and nothing else while the clock runs. Then every message is looked at: it must be there,
-once, in order, byte for byte. Each function calls `fill`, hangs up after the first message, waits
-until the call is done, and resumes it over a connection that stands already.
+They measure the server: blocking sockets and pipes, read into memory that is already allocated, and
+no other work while the clock runs. Then every message is checked: it must be there, once, in order,
+byte for byte. Each function calls `fill`, hangs up after the first message, waits until the call is
+done, and resumes it over a connection that is already open.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _decode: Final = msgspec.json.decode
 
 
 class Resumed(NamedTuple):
-    """What came of a resume: so many messages, of so many bytes without any framing."""
+    """The figures of a resume: so many messages, of so many bytes without framing."""
 
     messages: int
     bytes: int
@@ -35,7 +35,7 @@ class Resumed(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A call that was left after its first message."""
+    """A call that its client left after the first message."""
 
     stream: str
     token: str
@@ -149,7 +149,7 @@ def _wait_http(session: Http, left: Left) -> None:
     session.accept = accept
 
 
-# -- what they share
+# -- shared helpers
 
 
 def _introduce(peer: Peer, *, positions: bool) -> None:
@@ -181,7 +181,7 @@ def _resume(peer: Peer, left: Left, kept: Kept, by: bytes) -> tuple[Kept, float]
 
 
 def _drop(peer: Peer, left: Left, last: int) -> None:
-    """Let the server keep nothing of it."""
+    """Acknowledge all of it, so that the server keeps none."""
     peer.say(request(DROP, "stream/resume", _named(left, after=last)))
     while ENDED not in peer.hear():
         pass

@@ -1,4 +1,4 @@
-"""Connections of raw clients, past their introductions: they read into memory that is kept."""
+"""Connections of raw clients, past their `initialize`: they read into memory that is kept."""
 
 import os
 import socket
@@ -17,8 +17,8 @@ from transports.net.sockets import enlarge_pipe
 PIECE_BYTES: Final = 256 * 1024  # of one read
 TIMEOUT_S: Final = 120.0
 REVISION: Final = "2025-11-25"
-HEADER_BYTES_MAX: Final = 160  # of what may come with a message: an event id, a frame's header
-ROOM_BYTES: Final = 4 * 1024 * 1024  # for what belongs to no message
+HEADER_BYTES_MAX: Final = 160  # of the framing of a message: an event id, a frame's header
+ROOM_BYTES: Final = 4 * 1024 * 1024  # for bytes between messages
 TAIL_BYTES: Final = 1024
 ENDED: Final = b"mcp-streams/ended"
 
@@ -31,7 +31,7 @@ def hello_of(*, positions: bool) -> dict[str, Any]:
 
 
 class Kept:
-    """Room for all that comes; it is the process's own before the clock runs."""
+    """Memory for all messages; its pages are touched before the clock runs."""
 
     def __init__(self, count: int, size: int) -> None:
         self._buffer = bytearray(b"\1") * (count * (size + HEADER_BYTES_MAX) + ROOM_BYTES)
@@ -43,7 +43,7 @@ class Kept:
         return self._view[self.end : self.end + PIECE_BYTES]
 
     def is_ended(self, by: bytes) -> bool:
-        """Whether the reply to the resume has come, the last thing that does, and what ends it."""
+        """Whether the reply to the resume, which comes last, has come with its end."""
         at = self._buffer.rfind(ENDED, max(0, self.end - TAIL_BYTES), self.end)
         return at >= 0 and self._buffer.find(by, at, self.end) >= 0
 
@@ -52,7 +52,7 @@ class Kept:
 
 
 class Peer(Protocol):
-    """A connection past its introductions, seen as lines."""
+    """A connection past its `initialize`, read as lines."""
 
     def say(self, line: bytes) -> None: ...
 
@@ -60,7 +60,7 @@ class Peer(Protocol):
         """The next message."""
 
     def read_into(self, room: memoryview) -> int:
-        """What comes next, as it comes; 0 at the end."""
+        """Read the next bytes; 0 at the end."""
 
 
 class _Lines:
@@ -80,7 +80,7 @@ class _Lines:
 
 
 class Child:
-    """A process that is spoken with over its standard streams."""
+    """A process that speaks over its standard streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(  # nosec B603 # our own program
@@ -115,7 +115,7 @@ class Child:
 
 
 class WebSocket:
-    """A WebSocket, which masks what it says with zeros."""
+    """A WebSocket that masks its frames with zeros."""
 
     def __init__(self, url: str, subprotocol: str) -> None:
         self._socket = _dial(url)
@@ -156,7 +156,7 @@ class WebSocket:
 
 
 class Http:
-    """A session, and a connection of it over which one request is made after the other."""
+    """A session, and a connection of it for one request after the other."""
 
     def __init__(self, url: str, accept: str, *, positions: bool) -> None:
         self._url = url
@@ -184,7 +184,7 @@ class Http:
         self.socket.sendall(head.encode() + body)
 
     def post(self, body: bytes) -> tuple[bytes, bytes]:
-        """A request that has a short answer: its head and its body."""
+        """Send a request with a short answer; returns its head and its body."""
         self.begin("POST", body)
         head, rest = _read_head(self.socket)
         if b"chunked" in head.lower():
@@ -208,7 +208,7 @@ def _dial(url: str) -> socket.socket:
 
 
 def _read_head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The head of a response, and what has come of what follows it."""
+    """The head of a response, and the bytes that came after it."""
     came = b""
     while b"\r\n\r\n" not in came:
         data = connection.recv(PIECE_BYTES)

@@ -1,9 +1,9 @@
-"""A thousand clients come back at once: ours beside the official Python SDK's server.
+"""A thousand clients resume at once: ours beside the official Python SDK's server.
 
-Each of them has called `fill` and has nothing of the response but how to come back for it, as after
-a cut; all of them then fetch the rest, each over a new connection: with a GET and the id of the
-first event, which is all that both servers understand, or over a WebSocket with `stream/resume`,
-which only ours does. The SDK's keeps events in memory, ours in its journal.
+Each has called `fill` and was cut off at once, and has only the means to resume. All of them then
+fetch the rest, each over a new connection: with a GET and the id of the first event, which both
+servers understand, or over a WebSocket with `stream/resume`, which only ours does. The SDK's server
+keeps events in memory, ours in its journal.
 """
 
 import re
@@ -20,16 +20,16 @@ from benchmarks.events import Check, Response, Session, fill
 
 STOCK_SERVER: Final = (sys.executable, "-m", "benchmarks.stock")
 
-CALLS_AT_ONCE: Final = 20  # while the clients make ready
+CALLS_AT_ONCE: Final = 20  # while the clients get ready
 
-# Where a client may stop to read: the SDK's server does not end a response that is complete. It is
-# not far from the end.
+# The text at which a client may stop to read: the SDK's server does not end a response that is
+# complete. It is near the end.
 _RESULT: Final = re.compile(rb'"(?:result|error)":[^\r\n]*\r?\n\r?\n')
 _TAIL_BYTES: Final = 4096
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How many clients come back, and how much waits for each of them."""
+    """How many clients resume, and how much waits for each of them."""
 
     clients: int = 1_000
     count: int = 100
@@ -37,14 +37,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Absent(NamedTuple):
-    """A client that is away, and the last event that it has."""
+    """A client that is away, and its last event."""
 
     session: Session
     last_event_id: bytes
 
 
 class Way(NamedTuple):
-    """How clients come back: `gather` makes them ready, `come_back` times them."""
+    """How clients resume: `gather` prepares them, `come_back` times them."""
 
     gather: Callable[[str, Plan], Awaitable[Sequence[Any]]]
     come_back: Callable[[Sequence[Any], Plan], Awaitable[float]]
@@ -58,7 +58,7 @@ async def _gather(url: str, plan: Plan) -> list[Absent]:
     async def call(number: int) -> None:
         async with limiter:
             session = await Session.opened(url, {})
-            # The SDK tells streams apart by the ids of their requests, in all sessions.
+            # The SDK's server tells streams apart by the ids of their requests, in all sessions.
             with await session.post(
                 "tools/call", fill(plan.count, plan.size), request_id=number
             ) as response:
@@ -72,9 +72,9 @@ async def _gather(url: str, plan: Plan) -> list[Absent]:
 
 
 async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
-    """All at once; how many are served a second, from the first connection to the last result.
+    """Resume all at once; returns clients a second, from the first connection to the last result.
 
-    What has come is looked at afterwards, so that nobody waits for that. Raises `Lost`.
+    The bytes are checked afterwards, so that no client waits for that. Raises `Lost`.
     """
     asking = [each.session.get(each.last_event_id) for each in crowd]
     came: dict[Response, bytes] = {}
@@ -98,14 +98,14 @@ async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
 
 
 async def up_to_the_result(response: Response, silence_s: float = inf) -> bytes:
-    """What comes before the end of a result, or before a silence of so many seconds."""
+    """The bytes up to the end of a result, or to a silence of so many seconds."""
     came = bytearray()
     while not _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)):
         data = b""
         with trio.move_on_after(silence_s):
             data = await response.read()
         if not data:
-            break  # before its time: something will be missing
+            break  # too early: the check will find a message missing
         came += data
     return bytes(came)
 
@@ -129,7 +129,7 @@ async def _gather_over_websockets(url: str, plan: Plan) -> list[tuple[str, socke
 async def _come_back_over_websockets(
     crowd: Sequence[tuple[str, sockets.Ticket]], plan: Plan
 ) -> float:
-    """As `_come_back`, handshake and `initialize` included."""
+    """As `_come_back`, with handshake and `initialize`."""
     coming = [(sockets.Socket(url), sockets.resuming(ticket)) for url, ticket in crowd]
 
     async def resume(socket: sockets.Socket, asking: bytes) -> None:

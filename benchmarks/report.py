@@ -20,7 +20,7 @@ _ALIGN: Final = "|---|--:|--:|--:|--:|---|"
 
 
 def this_machine() -> Mapping[str, str]:
-    """What the figures depend on, in general terms."""
+    """The machine's properties that the figures depend on, in general terms."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpus": str(os.cpu_count()),
@@ -42,7 +42,7 @@ def machine_words(results: Results) -> str:
 
 
 def show(results: Results, console: Console) -> None:
-    """Print a table for each suite, and one of what is aimed at."""
+    """Print a table for each suite, and one of the goals."""
     for measured in results.suites:
         console.print(_table(measured))
     found = [verdict for verdict in verdicts(results) if verdict.word != NOT_MEASURED]
@@ -122,7 +122,7 @@ def markdown(results: Results, pictures: Mapping[str, str]) -> str:
 
 
 def goals_markdown(results: Results) -> str:
-    """What is aimed at, and what was reached."""
+    """The goals, and how far each was reached."""
     lines = ["| | size | goal | reached | met |", "|---|--:|--:|--:|---|"]
     lines += [f"| {' | '.join(_goal_cells(verdict))} |" for verdict in verdicts(results)]
     return "\n".join(lines)
@@ -161,7 +161,7 @@ def charts(results: Results) -> Mapping[str, str]:
 
 
 def headline(results: Results) -> str:
-    """An SVG of coming back, with the smallest messages alone."""
+    """An SVG of the suite `resume`, with the smallest messages alone."""
     (whole,) = (measured for measured in results.suites if measured.name == "resume")
     smallest = min(row.size for row in whole.rows)
     rows = [row for row in whole.rows if row.size == smallest]

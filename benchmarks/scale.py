@@ -1,9 +1,9 @@
-"""A million idle streams: how fast a server starts, what they cost, how fast they are found.
+"""A million idle streams: how fast a server starts, their cost, how fast one is found.
 
-A journal of N streams with M messages in all is written through the journal's own interface, as a
-server leaves it whose clients have gone; then a real server is started on it, and asked over pipes.
-That is done with few streams, with a tenth of N and with N: what costs the same whatever N is
-appears in all of them.
+A journal of N streams with M messages in all is written through the journal's own interface, in the
+state in which a server leaves it once its clients have left. Then a real server is started on it,
+and asked over pipes. That is done with few streams, with a tenth of N and with N, so that costs
+that do not depend on N show.
 """
 
 import os
@@ -41,7 +41,7 @@ _HELLO: Final = {
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How many streams with how many messages in all; `few` is what they are compared with."""
+    """How many streams with how many messages in all; `few` is the number to compare with."""
 
     streams: int = 1_000_000
     messages: int = 10_000_000
@@ -63,11 +63,11 @@ class Figure(msgspec.Struct, frozen=True):
     polls_per_s: float  # of streams that are chosen at random
     pass_s: float  # stream/poll/all, page by page, through all of them
     started_bytes: int  # resident, after the first poll
-    resident_bytes: int  # after all of that
+    resident_bytes: int  # resident, at the end
 
 
 class Results(msgspec.Struct, frozen=True):
-    """`stream_bytes` is what one more idle stream costs in memory: between `few` and all."""
+    """`stream_bytes` is the memory of one more idle stream: between `few` and all."""
 
     plan: Plan
     figures: Sequence[Figure]
@@ -92,7 +92,7 @@ def run(plan: Plan, folder: Path) -> Results:
 
 
 async def _build(path: Path, streams: int, each: int) -> list[str]:
-    """Write the journal; the streams' ids."""
+    """Write the journal; returns the streams' ids."""
     keyring, ids = Keyring.load(key_path(path)), [new_id() for _ in range(streams)]
     line = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n'
     line %= b"x" * (MESSAGE_BYTES - len(line) + 2)
@@ -164,7 +164,7 @@ def _measure(plan: Plan, journal: Path, ids: list[str], each: int, build_s: floa
 
 
 class _Asked:
-    """A server, asked over its pipes."""
+    """A server with requests over its pipes."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process = process
@@ -174,7 +174,7 @@ class _Asked:
         self._numbers = count(1)
 
     def ask(self, method: str, *params: dict[str, Any]) -> list[Any]:
-        """The results of one request for each of the params, which are written at once."""
+        """Write a request for each of the params at once; returns the results."""
         asked = {next(self._numbers): each for each in params}
         for number, each in asked.items():
             request = {"jsonrpc": "2.0", "id": number, "method": method, "params": each}
@@ -186,7 +186,7 @@ class _Asked:
         return [answer["result"] for answer in answers]
 
     def poll(self, ids: Sequence[str]) -> None:
-        """Poll streams by their ids, and look at what is said of them."""
+        """Poll streams by their ids, and check their statuses."""
         statuses = self.ask("stream/poll", *({"streamId": each} for each in ids))
         told = [(s["streamId"], s["status"], s["pendingMessages"]) for s in statuses]
         if told != [(each, "completed", True) for each in ids]:
@@ -204,7 +204,7 @@ class _Asked:
             params = {"cursor": page["nextCursor"]}
 
     def resident_bytes(self) -> int:
-        """What the process has in memory."""
+        """Resident memory of the process."""
         return resident_bytes(self._process.pid)
 
 

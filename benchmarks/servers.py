@@ -1,4 +1,4 @@
-"""The servers that are measured: real child processes, ended when the block is left."""
+"""The measured servers: real child processes, ended when the block is left."""
 
 import os
 import re
@@ -20,13 +20,13 @@ from streams.journal.ownership import lock_path, socket_path
 from streams.limits import Durability
 from transports import dial, stdio
 
-ROOT: Final = Path(__file__).resolve().parent.parent  # from where this package is found
+ROOT: Final = Path(__file__).resolve().parent.parent  # this package is imported from here
 APP: Final = f"{Path(__file__).resolve().with_name('app.py')}:server"
 START_S: Final = 60.0
 STOP_S: Final = 30.0
 LOOK_EVERY_S: Final = 0.02
-LOG_BYTES_MAX: Final = 64 * 1024  # of what a server says before it listens
-# The owner of a journal stays for as long as the run may take, though nobody is connected.
+LOG_BYTES_MAX: Final = 64 * 1024  # of the text that a server prints before it listens
+# The owner of a journal stays for the length of a run, even without a client.
 LINGER_S: Final = 3600
 _ADDRESS: Final = re.compile(rb"(ws|http)://127\.0\.0\.1:\d+")
 
@@ -47,7 +47,7 @@ class Served(msgspec.Struct, frozen=True):
 async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
     """A command to be spawned for each connection.
 
-    With a journal what is spawned is a relay, and one owner does the work for all of them.
+    With a journal the command is a relay, and one owner does the work for all relays.
     """
     command = stdio_command(app, journal)
     try:
@@ -60,13 +60,13 @@ async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
 
 
 def stdio_command(app: str, journal: Path | None) -> list[str]:
-    """What is spawned for each connection over stdio."""
+    """The command for each connection over stdio."""
     return [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
 
 
 async def _end_owner(journal: Path) -> None:
     if not socket_path(journal).exists():
-        return  # nobody has connected
+        return  # no client has connected
     os.kill(int(lock_path(journal).read_text()), signal.SIGTERM)
     while socket_path(journal).exists():
         await trio.sleep(LOOK_EVERY_S)
@@ -87,7 +87,7 @@ def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[S
 
 @asynccontextmanager
 async def everywhere(app: str, journal: Path) -> AsyncIterator[Mapping[str, Served]]:
-    """One server that can be reached over every transport, by its name."""
+    """One server with all its transports, by name."""
     command = [*_serve(app, journal), "--ws", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     relay = stdio_command(app, journal)
     spawned = partial(stdio.connect, relay, cwd=ROOT, stderr=subprocess.DEVNULL)
@@ -98,7 +98,7 @@ async def everywhere(app: str, journal: Path) -> AsyncIterator[Mapping[str, Serv
 
 @asynccontextmanager
 async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
-    """Any server that says in its log where it listens."""
+    """Any server that logs where it listens."""
     async with _started(command, 1) as (process, [url]):
         yield Served(dial(url), url, pid=process.pid)
 
@@ -107,9 +107,9 @@ async def listening(command: Sequence[str]) -> AsyncIterator[Served]:
 async def _started(
     command: Sequence[str], count: int
 ) -> AsyncIterator[tuple[trio.Process, list[str]]]:
-    """A server that listens at so many addresses, which its log says."""
+    """A server that listens at so many addresses, which its log names."""
     with tempfile.TemporaryFile() as log:
-        # Ctrl-C on a terminal is for us; we end it.
+        # Ctrl-C on a terminal is for us; we end the server.
         process = await trio.lowlevel.open_process(
             command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True
         )
@@ -129,7 +129,7 @@ def _serve(app: str, journal: Path | None) -> list[str]:
 
 
 async def _addresses(process: trio.Process, log: int, count: int) -> list[str]:
-    """Where the server listens, as soon as it says so in its log."""
+    """The addresses from the server's log, as soon as it names them."""
     while True:
         is_over = process.poll() is not None
         said = os.pread(log, LOG_BYTES_MAX, 0)

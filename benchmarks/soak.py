@@ -1,11 +1,11 @@
-"""The busiest day that one can think of, compressed, and whether the server stays as it is.
+"""The busiest day imaginable, compressed, and whether the server stays as it is.
 
     python -m benchmarks.soak --minutes 30
 
-A real server over all transports, with a journal on disk, meets clients that do all that clients
-do, right and wrong (`soak_day`). It keeps nothing for longer than 20 s (`soak_app`), so what it
-uses must be flat when the first quarter is over: memory, descriptors, threads, WAL, file, streams
-and sessions, each within a bound that is printed. It exits with 1 where one is not, where a message
+A real server over all transports, with a journal on disk, meets clients with all kinds of requests,
+right and wrong (`soak_day`). It keeps nothing for longer than 20 s (`soak_app`), so its use of
+resources must be flat after the first quarter: memory, descriptors, threads, WAL, file, streams and
+sessions, each within a bound that is printed. The exit code is 1 where one is not, where a message
 was missing or out of place, or where the server has ended. Ctrl-C ends the day early.
 """
 
@@ -49,7 +49,7 @@ class Report(msgspec.Struct, frozen=True):
 
     @property
     def is_good(self) -> bool:
-        """Whether every series is flat, and all that was done came out right."""
+        """Whether every series is flat, and no action failed."""
         is_all_done = all(self.done.get(name) for name in HABITS)
         return is_all_done and not self.failures and all(one.is_flat for one in self.series)
 

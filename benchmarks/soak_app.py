@@ -1,6 +1,4 @@
-"""The server that is soaked: nothing is kept for more than seconds, so that what is kept by mistake
-shows within minutes.
-"""
+"""The soaked server: it keeps data for seconds only, so that a leak shows within minutes."""
 
 from collections.abc import AsyncIterator
 
@@ -8,7 +6,7 @@ from benchmarks import app
 from streams import Call, Server
 from streams.limits import MIB, Limits
 
-MAX_S = 20.0  # for which a stream is kept that nobody comes back for
+MAX_S = 20.0  # how long a stream is kept that no client resumes
 
 server = Server(
     "soak",
@@ -36,7 +34,7 @@ server.tool(app.wait)
 
 @server.tool
 async def ask(call: Call, count: int) -> list[int]:
-    """Ask the client `count` times, and return what it has answered."""
+    """Ask the client `count` times, and return its answers."""
     answers = []
     for number in range(count):
         params = {"message": str(number), "requestedSchema": {"type": "object", "properties": {}}}

@@ -1,7 +1,7 @@
-"""The busiest day that one can think of, compressed: what clients do to a server, right and wrong.
+"""The busiest day imaginable, compressed: the requests of many clients, right and wrong.
 
-Each function is one thing that a client does, from beginning to end. It raises where a message is
-missing, comes twice or out of order, or an answer is another than it should be.
+Each function is one action of a client, from beginning to end. It raises where a message is
+missing, comes twice or out of order, or where an answer is wrong.
 """
 
 import os
@@ -22,22 +22,22 @@ from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.protocol.ticket import Ticket
 
-PATIENCE_S: Final = 60.0  # nothing here takes as long
-# To list all streams keeps each of them for as long again, those also that nobody comes back for.
+PATIENCE_S: Final = 60.0  # the bound for one action
+# A list of all streams extends the life of each one, also of those that no client resumes.
 POLL_ALL_EVERY_S: Final = 60.0
 FAILURES_MAX: Final = 20
 SIZE: Final = 200
 
 
 class Day:
-    """A server, the dice, and what was done up to now."""
+    """A server, the dice, and the actions so far."""
 
     def __init__(self, served: Mapping[str, Served], seed: int) -> None:
         self.served = served
         self.dice = Random(seed)  # nosec B311 # what happens next, not a secret
         self.done: Counter[str] = Counter()
         self.failures: list[str] = []
-        self.polls_all_at = 0.0  # next, in trio's time
+        self.polls_all_at = 0.0  # when the next one is due, in trio's time
 
     def client(self, transport: str = "", **settings: Any) -> Client:
         """A new client, over any transport."""
@@ -45,14 +45,14 @@ class Day:
         return Client(self.served[chosen].dialer, name="soak", **settings)
 
     async def go_on(self, name: str) -> None:
-        """Do one thing over and over, until cancelled."""
+        """Repeat one action, until cancelled."""
         habit = HABITS[name]
         while True:
             await trio.sleep(self.dice.uniform(0, 2 * habit.pause_s))
             try:
                 with trio.fail_after(PATIENCE_S):
                     await habit.act(self)
-            except Exception as error:  # whatever it is, it is told at the end
+            except Exception as error:  # any error is reported at the end
                 if len(self.failures) < FAILURES_MAX:
                     self.failures.append(f"{name}: {error!r}")
             else:
@@ -66,7 +66,7 @@ async def _call_briefly(day: Day) -> None:
 
 
 async def _call_for_long_and_move(day: Day) -> None:
-    """Come back every now and then, with another client and over another transport."""
+    """Resume now and then, with another client and over another transport."""
     count, ticket, had = 300, None, 0
     asked = {"count": count, "size": SIZE, "per_second": 100}
     while True:
@@ -81,7 +81,7 @@ async def _call_for_long_and_move(day: Day) -> None:
                     finally:
                         ticket = call.ticket
         if ticket is None:
-            return  # left before it was told how to come back
+            return  # left before it was told how to resume
         if not stay.cancelled_caught:
             break
     if had != count:
@@ -97,7 +97,7 @@ def _next_of(body: bytes, had: int) -> int:
 
 
 async def _abandon(day: Day) -> None:
-    """Leave a call that goes on, and never come back."""
+    """Leave a running call, and never resume it."""
     asked = {"count": 1_000, "size": SIZE, "per_second": 200}
     async with day.client() as client, client.call("pace", asked) as call:
         await _read_some(call, 20)
@@ -115,7 +115,7 @@ async def _read_some(call: RunningCall, count: int) -> Ticket:
 
 
 async def _stall(day: Day) -> None:
-    """Ask for more than fits into any buffer, read nothing, and vanish."""
+    """Request more than any buffer holds, read nothing, and vanish."""
     with Socket(day.served["ws"].url) as socket:
         await socket.open()
         await socket.begin(30_000, SIZE)
@@ -135,7 +135,7 @@ async def _answer(day: Day) -> None:
 
 
 async def _turn_pages(day: Day) -> None:
-    """Turn some pages, and let somebody else go on, or nobody."""
+    """Fetch some pages; another client may fetch the next ones."""
     count, until = 6, day.dice.randint(1, 6)
     texts: list[str] = []
     token: str | None = None
@@ -165,7 +165,7 @@ async def _look_around(day: Day) -> None:
 
 
 async def _open_sessions(day: Day) -> None:
-    """Forget a session, and delete one."""
+    """Leave one session, and delete another."""
     session = await Session.opened(day.served["http"].url, {})
     await session.ask("ping", {}, request_id=1)
     async with day.client("http") as client:
@@ -173,7 +173,7 @@ async def _open_sessions(day: Day) -> None:
 
 
 async def _let_it_rest(day: Day) -> None:
-    """Leave a call, and come back when the server has long put it away."""
+    """Leave a call, and resume it long after the server has evicted it."""
     count = day.dice.randint(50, 500)
     async with day.client() as client, client.call("fill", _fill(count)) as call:
         ticket = await _read_some(call, 1)
@@ -191,7 +191,7 @@ async def _cancel(day: Day) -> None:
 
 
 async def _continue_events(day: Day) -> None:
-    """Be cut as a client that knows nothing of us, and come back with Last-Event-ID."""
+    """Be cut as a client without our extensions, and continue with Last-Event-ID."""
     count = day.dice.randint(10, 300)
     session = await Session.opened(day.served["http"].url, {})
     _, last = await session.leave(count, SIZE)
@@ -205,7 +205,7 @@ async def _continue_events(day: Day) -> None:
 
 
 async def _send_rubbish(day: Day) -> None:
-    """Send what is no request, or half of one, and see that the server lives through it."""
+    """Send broken requests, and check that the server survives them."""
     scheme = day.dice.choice(["ws", "http"])
     parts = urlsplit(day.served[scheme].url)
     assert parts.hostname is not None
@@ -230,7 +230,7 @@ async def _send_rubbish(day: Day) -> None:
                 while await stream.receive_some():
                     pass
     except trio.BrokenResourceError:
-        pass  # it has hung up, as it may
+        pass  # the server may hang up here
     async with day.client(scheme) as client:
         await client.ping()
 
@@ -240,9 +240,7 @@ def _fill(count: int) -> dict[str, int]:
 
 
 class Habit(NamedTuple):
-    """Something that so many clients do at once, each with a pause of so many seconds on average
-    between one time and the next.
-    """
+    """An action that so many clients repeat, each with a pause of so many seconds on average."""
 
     act: Callable[[Day], Awaitable[None]]
     clients: int

@@ -1,5 +1,6 @@
-"""Our WebSocket subprotocol as a client speaks it, by hand: no library can be the slower part, and
-what comes is checked message by message.
+"""A client of our WebSocket subprotocol written by hand.
+
+No library can be the slower part, and the client checks every message.
 """
 
 import struct
@@ -31,14 +32,14 @@ _TAIL_BYTES: Final = 4096  # the last messages are no longer
 
 
 class Ticket(NamedTuple):
-    """What a client needs to come back for its call."""
+    """The data that a client needs to resume its call."""
 
     stream: str
     token: str
 
 
 class Socket:
-    """One connection. What comes is kept as it comes, and looked at when there is time."""
+    """One connection. It keeps the bytes that come, and checks them afterwards."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -57,7 +58,7 @@ class Socket:
         self._connection.close()
 
     async def open(self) -> None:
-        """Connect, shake hands, and introduce ourselves. Raises `Lost` where that is refused."""
+        """Connect, shake hands, and initialize. Raises `Lost` where that is refused."""
         await self._connection.connect(self._address)
         await self._connection.send(self._opening)
         await self._until(b"\r\n\r\n")
@@ -69,7 +70,7 @@ class Socket:
         self.came.clear()
 
     async def call(self, count: int, size: int) -> Ticket:
-        """Call `fill`, read to its response, and confirm nothing; leaves us open."""
+        """Call `fill`, read to its response, and confirm nothing; the connection stays open."""
         await self.begin(count, size)
         await self._until(b'"id":%d,"result"' % _CALL_ID, b"}\n")
         announcement = next(_lines(self.came))
@@ -86,12 +87,12 @@ class Socket:
         await self._until(METHOD.encode(), b"}\n")
 
     async def resume(self, asking: bytes) -> None:
-        """Send what `resuming` has made and read to the reply."""
+        """Send a request from `resuming` and read to the reply."""
         await self._connection.send(asking)
         await self._until(_ENDED, b"}\n")
 
     async def read_to_the_end(self) -> None:
-        """Read all that comes until the server hangs up."""
+        """Read until the server hangs up."""
         while data := await self._connection.recv(READ_BYTES):
             self.came += data
 
@@ -100,25 +101,27 @@ class Socket:
         return [first for first, _ in _frames(self.came)]
 
     async def _until(self, word: bytes, end: bytes = b"") -> None:
-        """Read until `word` and, behind it, `end` have come, or nothing more will."""
+        """Read until `word` and, after it, `end` have come, or the connection ends."""
         while (found := self.came.find(word, max(0, len(self.came) - _TAIL_BYTES))) < 0 or (
             end and self.came.find(end, found) < 0
         ):
             data = await self._connection.recv(READ_BYTES)
             if not data:
-                return  # before its time: something will be missing
+                return  # too early: the check will find a message missing
             self.came += data
 
 
 def resuming(ticket: Ticket) -> bytes:
-    """What asks for all of a call, from its first message on."""
+    """A request for all of a call, from its first message on."""
     params = {"streamId": ticket.stream, "resumeToken": ticket.token, "after": 0}
     ready = _encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
     return _frame(ready + _request(_RESUME_ID, "stream/resume", params))
 
 
 def check(came: bytes | bytearray, ticket: Ticket, count: int) -> None:
-    """Raise `Lost` unless `came` is each message of `fill` once and in order, each with its number,
+    """Check the messages of a resume.
+
+    Raises `Lost` unless `came` is each message of `fill` once and in order, each with its number,
     then the result, then the reply of the resume.
     """
     seq, left, is_answered, is_over = 0, 0, False, False
@@ -191,7 +194,7 @@ def _encode(message: Any) -> bytes:
 
 
 def _frame(payload: bytes) -> bytes:
-    """A binary frame as a client sends it; a mask of zeros is a mask."""
+    """A binary frame of a client; a mask of zeros is a mask."""
     if len(payload) > 125:
         return struct.pack("!BBHI", 0x82, 0x80 | 126, len(payload), 0) + payload
     return struct.pack("!BBI", 0x82, 0x80 | len(payload), 0) + payload

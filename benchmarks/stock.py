@@ -35,7 +35,7 @@ async def wait(ctx: Context) -> None:
 
 
 class MemoryStore(EventStore):
-    """Keeps everything, and finds its place at once, which the SDK's example has to search."""
+    """Keeps all events, and finds its place at once; the SDK's example has to search."""
 
     def __init__(self) -> None:
         self._streams: dict[str, list[EventMessage]] = defaultdict(list)

@@ -1,8 +1,8 @@
-"""`make audit`: pip-audit over constraints.txt, with a word for what nobody could be asked about.
+"""`make audit`: pip-audit over constraints.txt, with an exit code of its own for "not checked".
 
-pip-audit says "No known vulnerabilities found", and exits with 0, also where it has learned nothing
-of any package, as from a mirror without PyPI's advisories. Here that is another answer: 0 is for
-packages that were all looked up, 1 for one that is vulnerable, 2 for not having been told.
+pip-audit prints "No known vulnerabilities found" and exits with 0 also when it learned nothing
+about any package, for example from a mirror without PyPI's advisories. Here 0 means that every
+package was looked up, 1 that a package is vulnerable, 2 that some package could not be checked.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ import msgspec
 CLEAN: Final = 0
 VULNERABLE: Final = 1
 NOT_TOLD: Final = 2
-SERVICES: Final = ("pypi", "osv")  # the second is asked where the first has nothing to say
+SERVICES: Final = ("pypi", "osv")  # the second is asked where the first has no data
 _AUDIT_S: Final = 300
 
 
@@ -25,7 +25,7 @@ class Vulnerability(msgspec.Struct):
 
 
 class Package(msgspec.Struct):
-    """What a service says of a package; `skip_reason` where it says nothing."""
+    """A service's findings about a package; `skip_reason` where it has no data."""
 
     name: str
     version: str = ""
@@ -38,7 +38,7 @@ class Report(msgspec.Struct):
 
 
 class Answer(msgspec.Struct):
-    """What a service made of a file: `report` is None where it could not be asked."""
+    """A service's report on a file; `report` is None where the service could not be reached."""
 
     service: str
     report: Report | None
@@ -46,7 +46,7 @@ class Answer(msgspec.Struct):
 
 
 def ask(service: str, constraints: str) -> Answer:
-    """Ask a service about what a file names."""
+    """Ask a service about the packages of a file."""
     command = [sys.executable, "-m", "pip_audit", "--vulnerability-service", service]
     command += ["--requirement", constraints, "--no-deps", "--disable-pip"]
     command += ["--format", "json", "--progress-spinner", "off", "--timeout", "15"]
@@ -64,7 +64,7 @@ def ask(service: str, constraints: str) -> Answer:
 
 
 def judge(answer: Answer) -> tuple[int, list[str]]:
-    """The exit code for an answer, and what there is to say about it."""
+    """The exit code for an answer, and the lines to print."""
     if answer.report is None:
         return NOT_TOLD, [f"{answer.service}: not reached: {answer.trouble}"]
     packages = answer.report.dependencies
@@ -83,7 +83,9 @@ def judge(answer: Answer) -> tuple[int, list[str]]:
 
 
 def audit(constraints: str, asking: Callable[[str, str], Answer] = ask) -> tuple[int, list[str]]:
-    """The first service that knows all decides; a vulnerability that any knows of does at once."""
+    """The first service that knows all packages decides; a vulnerability found by either one
+    decides at once.
+    """
     said: list[str] = []
     for service in SERVICES:
         code, lines = judge(asking(service, constraints))

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures of every test."""
 
 import os
 from collections.abc import Iterator
@@ -22,7 +22,9 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def callbook_path(_state_folder: Path) -> Iterator[Path]:
-    """Where the command notes its calls, in this process and in children: in no real home."""
+    """The path of the command's callbook, in this process and in children: outside the real home
+    folder.
+    """
     before = os.environ.get("MCP_STREAMS_STATE")
     path = _state_folder / str(next(_numbers)) / "calls.json"
     os.environ["MCP_STREAMS_STATE"] = str(path)
@@ -35,14 +37,16 @@ def callbook_path(_state_folder: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def log_as_by_default() -> Iterator[None]:
-    """A command that ran in this process has sent the log to its own standard error."""
+    """Reset the log after each test: a command run in this process redirects it to its standard
+    error.
+    """
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def steps(server: Server) -> Steps:
-    """The tool `step` of the `server` that a file's tests are about."""
+    """The tool `step`, registered on the `server` of the test's own module."""
     return Steps(server)
 
 
@@ -51,10 +55,10 @@ def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
     return journals(request.param, tmp_path)
 
 
-# What takes longest comes first, or else one worker would be left with it at the end.
+# The longest files come first. A long file that starts last would keep one worker busy alone.
 _LONG = ("tests/system/test_benchmarks.py", "tests/sdk/", "tests/wire/test_http_refusals.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first; within a file nothing changes."""
+    """Sort long files first; the order within a file stays."""
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))

@@ -21,8 +21,8 @@ WORST: Final = (
     re.compile(r"\bgone on with\b"),
     re.compile(r"\bthere (?:is|are) none\b", re.IGNORECASE),
 )
-# The old sentences are history there.
-LEFT_OUT: Final = ("tests/words.py",)
+# These hold the patterns, and examples of them.
+LEFT_OUT: Final = ("tests/words.py", "tests/unit/test_words.py")
 
 Place = tuple[str, int, str]
 
@@ -53,7 +53,8 @@ def in_prose(path: str, text: str) -> Iterator[Place]:
     )
     line = 1
     for paragraph in re.split(r"(\n(?=\n|[-*|#>]|\d+\. ))", text):
-        yield from _worst(path, line, paragraph.strip().lstrip("-*|#> "))
+        begin = line + paragraph[:1].count("\n")
+        yield from _worst(path, begin, paragraph.strip().lstrip("-*|#> "))
         line += paragraph.count("\n")
 
 

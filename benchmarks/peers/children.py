@@ -17,13 +17,13 @@ from benchmarks.peers import Missing
 from benchmarks.servers import LOOK_EVERY_S, ROOT, START_S, STOP_S
 
 HERE: Final = Path(__file__).resolve().parent
-# Where Debian has servers that are not for everybody to start.
+# The folder of Debian's servers, which is not in every user's path.
 _SYSTEM: Final = "/usr/sbin"
-_LOG_BYTES_MAX: Final = 4096  # of what a server said before it died
+_LOG_BYTES_MAX: Final = 4096  # of the text that a server prints before it dies
 
 
 def executable(name: str, comes_with: str) -> str:
-    """Where a program is. Raises `Missing`, with what it comes with."""
+    """The path of a program. Raises `Missing`, with the package that it is in."""
     own = str(Path(sys.executable).parent)
     path = os.pathsep.join([own, os.environ.get("PATH", os.defpath), _SYSTEM])
     if found := shutil.which(name, path=path):
@@ -52,7 +52,7 @@ def node_module(name: str) -> str:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody has, or had a moment ago."""
+    """A port on loopback that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port
@@ -60,7 +60,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(command: Sequence[str], port: int) -> Iterator[None]:
-    """A server, from when it takes connections to the end of the block. Raises `Missing`."""
+    """A server, from its first accepted connection to the end of the block. Raises `Missing`."""
     with (
         tempfile.TemporaryFile() as log,
         subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log) as process,  # nosec B603 # what the benchmark names
@@ -73,7 +73,7 @@ def running(command: Sequence[str], port: int) -> Iterator[None]:
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
-                process.kill()  # it has been asked, and nothing that it keeps is needed
+                process.kill()  # SIGTERM was sent, and none of its data is needed
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: int) -> None:

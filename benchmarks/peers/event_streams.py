@@ -1,7 +1,7 @@
-"""MCP over Streamable HTTP, from where a client was cut: GET with `Last-Event-ID`.
+"""MCP over Streamable HTTP, continued after a cut: GET with `Last-Event-ID`.
 
-Read two ways: the bytes of the response as they come, and by the official Python SDK's client,
-which has each message in hand.
+Two readers: the bytes of the response as they come, and the official Python SDK's client, which
+parses each message.
 """
 
 import asyncio
@@ -22,26 +22,26 @@ from benchmarks.numbered import METHOD, Lost
 from benchmarks.peers import READ_TIMEOUT_S, Replayed
 from benchmarks.reconnect import up_to_the_result
 
-# After a silence of so long, or after so long in all, a result is no longer expected.
+# After a silence of this length, or after this time in all, no result is expected.
 SILENCE_S: Final = 5.0
 RESULT_S: Final = 20.0
 RAW, SDK_CLIENT = "raw client", "Python SDK's client"
 
 
 class Crowd:
-    """For each size a client that has called `fill`, and has only the first message of it."""
+    """For each size a client that has called `fill`, and has read only the first message."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._absent: dict[int, tuple[Session, bytes]] = {}
 
     def fill(self, count: int, size: int) -> None:
-        """Have the tool called, by a session of its own."""
+        """Call the tool, in a session of its own."""
         self._absent[size] = trio.run(self._called, count, size)
 
     async def _called(self, count: int, size: int) -> tuple[Session, bytes]:
         session = await Session.opened(self._url, {})
-        # Some tell streams apart by the ids of their requests, in all sessions.
+        # Some servers tell streams apart by the ids of their requests, in all sessions.
         with await session.post("tools/call", fill(count, size), request_id=size) as response:
             with trio.fail_after(READ_TIMEOUT_S):
                 events = await response.rest()
@@ -49,7 +49,7 @@ class Crowd:
         return session, first.id
 
     def readers(self) -> Mapping[str, Callable[[int], Replayed]]:
-        """By name."""
+        """The readers by name."""
         return {
             RAW: lambda size: trio.run(_raw, *self._absent[size]),
             SDK_CLIENT: lambda size: asyncio.run(_by_the_sdk(self._url, *self._absent[size])),

@@ -15,7 +15,7 @@ from benchmarks.peers import READ_TIMEOUT_S, Peer, Replayed
 from benchmarks.peers.children import executable, free_port, running, with_clients
 
 AT_ONCE: Final = 1_000  # unacknowledged messages; the broker's default is 20
-# It has no way to sync each message, and writes its whole file once a second at most.
+# Mosquitto cannot sync each message. It writes its whole file once a second at most.
 _SETTINGS: Final = """
 listener {port} 127.0.0.1
 allow_anonymous true
@@ -47,11 +47,13 @@ def opened(folder: Path) -> Iterator[Peer]:
 
 def _version(program: str) -> str:
     done = subprocess.run([program, "-h"], capture_output=True, text=True, check=False)  # nosec B603 # found on the user's own PATH
-    return done.stdout.split()[2]  # it has no other way to say it, and fails as it does
+    return done.stdout.split()[2]  # paho has no other way to report it, and fails here
 
 
 class _Absent:
-    """A subscriber that is away. What it has taken is no longer kept, so each replay fills anew."""
+    """A subscriber that is away. The broker deletes messages that it took, so each replay fills
+    anew.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port

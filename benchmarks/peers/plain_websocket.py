@@ -1,8 +1,9 @@
-"""What one message a text frame costs without us: trio-websocket's `send_message` in a loop.
+"""One message a text frame without this project: trio-websocket's `send_message` in a loop.
 
     python -m benchmarks.peers.plain_websocket PORT
 
-The path says how much comes: /COUNT/SIZE. It keeps nothing, and hangs up at the end.
+The path gives the number and the size of the messages: /COUNT/SIZE. The server keeps nothing, and
+hangs up at the end.
 """
 
 import socket
@@ -56,7 +57,7 @@ def _raw(port: int, count: int, size: int) -> Replayed:
         while not is_ended(pieces, _CLOSE):
             pieces.append(connection.recv(PIECE_BYTES))
             if not pieces[-1]:
-                break  # before its time: something will be missing
+                break  # too early: the check will find a message missing
         took_s = time.perf_counter() - began_at
     return Replayed(took_s, _payloads(b"".join(pieces)))
 
@@ -84,7 +85,7 @@ async def _in_hand(port: int, count: int, size: int) -> Replayed:
                 while len(messages) < count:
                     messages.append(await connection.get_message())
             except trio_websocket.ConnectionClosed:
-                pass  # before its time: something will be missing
+                pass  # too early: the check will find a message missing
             took_s = time.perf_counter() - began_at
             await connection.aclose()
     return Replayed(took_s, (str(message).encode() for message in messages))

@@ -16,7 +16,7 @@ _SERVER = (sys.executable, "-m", "benchmarks.peers.python_sdk_server")
 
 @contextmanager
 def opened_in_memory(_: Path) -> Iterator[Peer]:
-    """Start it; what it keeps ends with it."""
+    """Start it; its events end with it."""
     with _opened() as peer:
         yield peer
 

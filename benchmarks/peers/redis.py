@@ -1,6 +1,6 @@
 """Redis streams: XADD with an fsync each, XRANGE in pages.
 
-Read three ways: the bytes as they come, parsed by hiredis, and by coredis on trio.
+Three readers: the bytes as they come, hiredis, and coredis on trio.
 """
 
 import socket
@@ -69,7 +69,7 @@ def _fill(port: int, count: int, size: int) -> None:
         reader = hiredis.Reader()
         for at in range(1, count + 1, FILL_BATCH):
             numbers = range(at, min(at + FILL_BATCH, count + 1))
-            # Ids of our own, so that a page can be asked for by its number.
+            # Ids of our own, so that a page can be requested by its number.
             asked = [
                 _command(b"XADD", _key(size), b"0-%d" % n, _FIELD, next(lines)) for n in numbers
             ]
@@ -112,7 +112,7 @@ def _length(connection: socket.socket, size: int) -> int:
 
 
 def _take_raw(connection: socket.socket, asked: bytes) -> Iterator[bytes]:
-    """A page's bytes, which end where the answer to a PING behind it begins."""
+    """A page's bytes, up to the answer to a PING after it."""
     connection.sendall(asked + _command(b"PING"))
     pieces = [connection.recv(PIECE_BYTES)]
     while not is_ended(pieces, _PONG):

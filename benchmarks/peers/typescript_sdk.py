@@ -1,7 +1,7 @@
 """The official TypeScript SDK: its server, with the event store of its examples.
 
-That store orders events by a time in milliseconds and a random word, so those of one millisecond
-come in any order, and the ones that have come to stand before the last seen one are lost.
+That store orders events by a time in milliseconds and a random word. Events of one millisecond
+therefore come in any order, and those sorted before the last seen one are lost.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from benchmarks.peers.event_streams import RAW, Crowd
 
 @contextmanager
 def opened(_: Path) -> Iterator[Peer]:
-    """Start it; what it keeps ends with it."""
+    """Start it; its events end with it."""
     node = executable("node", "Node.js")
     version = node_module("@modelcontextprotocol/sdk")
     port = free_port()

@@ -1,4 +1,4 @@
-"""What is measured, in the order in which it is done."""
+"""The suites, in the order of measurement."""
 
 from typing import Final
 

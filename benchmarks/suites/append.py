@@ -16,7 +16,7 @@ COMMIT_P99, WAL = "journal: commit p99", "journal: largest WAL"
 
 @asynccontextmanager
 async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
-    """Nothing is kept ready: both are written anew in each round."""
+    """Nothing is prepared: both journals are written anew in each round."""
     amount = append.QUICK if plan.is_quick else append.Plan()
 
     figure = in_thread(partial(append.run, amount), folder).figure

@@ -1,5 +1,6 @@
-"""One message a WebSocket text frame, as the subprotocol `mcp` has it, beside trio-websocket's
-`send_message` in a loop: that server keeps nothing.
+"""One message a WebSocket text frame, as the subprotocol `mcp` has it.
+
+It is compared with a loop of trio-websocket's `send_message`: that server keeps nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence

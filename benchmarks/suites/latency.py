@@ -1,5 +1,6 @@
-"""How long a message is on its way at 1,000 a second: from the tool that sends it to the client
-that has it in hand. Both read the same clock, CLOCK_MONOTONIC of one machine.
+"""The latency of a message at 1,000 a second, from the tool that sends it to the client.
+
+Both read the same clock, CLOCK_MONOTONIC of one machine.
 """
 
 import time
@@ -18,7 +19,7 @@ from streams import Client
 from streams.limits import Durability
 
 NONE, PROCESS, POWER = "no journal", "durability=process", "durability=power"
-# By the part of the messages that are faster, in percent.
+# The percentiles of the latencies.
 PERCENTILES: Final = (50, 99)
 UNIT: Final = "µs"
 _JOURNALS: Final[Mapping[str, Durability]] = {PROCESS: "process", POWER: "power"}
@@ -70,7 +71,7 @@ def _subjects(journal: str, served: Served, count: int, size: int) -> list[Subje
 
 
 def _at(percentile: int, took_us: Sequence[float]) -> float:
-    """What so many percent of the sorted latencies are at most."""
+    """A percentile of the sorted latencies."""
     return took_us[min(len(took_us) * percentile // 100, len(took_us) - 1)]
 
 

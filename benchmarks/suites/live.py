@@ -1,5 +1,6 @@
-"""While the tool sends: messages a second, from the calls to the last result, with a journal that
-is on the disk before anything goes out, and without one.
+"""While the tool sends: messages a second, from the calls to the last result.
+
+One server has a journal that is on the disk before any message goes out, one has none.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What a connection costs a server in memory that is attached and idle."""
+"""The memory of a connection that is attached and idle."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ NAMES: Final = {
 
 @asynccontextmanager
 async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
-    """Nothing is kept ready: each round starts its servers anew."""
+    """Nothing is prepared: each round starts its servers anew."""
     numbers = count(1)
     connections = memory.QUICK if plan.is_quick else memory.Plan()
 

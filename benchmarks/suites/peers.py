@@ -65,7 +65,7 @@ async def peer_subjects(
 
 
 async def _entered(stack: AsyncExitStack, open_peer: Opened, place: Path) -> Peer:
-    """A peer that waits in a thread when it starts and when it ends."""
+    """Start a peer in a thread, which its opening blocks; it ends with `stack`, in a thread too."""
     manager = open_peer(place)
     peer = await trio.to_thread.run_sync(manager.__enter__)
 

@@ -1,7 +1,7 @@
-"""Coming back: all that was sent meanwhile, from the request for it to the last message.
+"""Resumes: all waiting messages, from the request for them to the last one.
 
-A raw client reads bytes as fast as it can and looks at them when the clock has stopped; the others
-have each message in hand, one by one, and look at them then too.
+A raw client reads bytes as fast as it can and checks them after the clock has stopped; the others
+parse each message, one by one, and check it at once.
 """
 
 import time
@@ -26,7 +26,7 @@ POLL_EVERY_S: Final = 0.02
 PIPE, TCP = "limit: pipe", "limit: TCP"
 STDIO, WEBSOCKET, HTTP, EVENTS = "stdio", "WebSocket mcp-streams.v1", "HTTP x-ndjson", "HTTP SSE"
 
-# Each of our transports: what it is held against, and who reads it.
+# Each of our transports: the row it is compared with, and its raw reader.
 _Reader = Callable[[Served, int, int], rawclient.Resumed]
 RAW_READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
     STDIO: (PIPE, lambda served, *what: rawclient.stdio(served.command, *what)),
@@ -42,7 +42,7 @@ def in_hand(transport: str) -> str:
 
 
 def by_runs(transport: str) -> str:
-    """The name of the row for our client, which takes runs apart, over a transport."""
+    """The name of the row for our client over a transport, with runs that it splits."""
     return f"{transport}: our client, by runs"
 
 
@@ -106,13 +106,13 @@ Take = Callable[[RunningCall], Awaitable[Iterable[bytes]]]
 
 
 async def one_by_one(call: RunningCall) -> Iterable[bytes]:
-    """All messages of a call, each as it comes; as JSON only when they are looked at."""
+    """All messages of a call, each as it comes; parsed as JSON only by the check."""
     taken = [message.params async for message in call]
     return (b'{"params":%b}' % bytes(params) for params in taken)
 
 
 async def in_runs(call: RunningCall) -> Iterable[bytes]:
-    """All messages of a call, cut out of the runs that they come in."""
+    """All messages of a call, split from the runs that they come in."""
     lines: list[bytes] = []
     async for run in call.runs():
         lines += run.lines
@@ -122,8 +122,8 @@ async def in_runs(call: RunningCall) -> Iterable[bytes]:
 async def resumed_in_hand(served: Served, count: int, size: int, take: Take = one_by_one) -> float:
     """Messages a second to our client. Raises `Lost`.
 
-    The call is left after its first message and runs on; timed is the resume alone, over a
-    connection that stands already.
+    The call is left after its first message and runs on; the time is that of the resume alone, over
+    a connection that is already open.
     """
     ticket = await left(served, count, size)
     async with Client(served.dialer) as client:
@@ -147,5 +147,5 @@ async def left(served: Served, count: int, size: int) -> Ticket:
     ):
         await anext(call)
         ticket = call.ticket
-    assert ticket is not None  # it was announced ahead of the first message
+    assert ticket is not None  # it was announced before the first message
     return ticket

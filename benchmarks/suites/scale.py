@@ -1,4 +1,4 @@
-"""A million idle streams of ten messages each: how soon a server serves, and what they cost it."""
+"""A million idle streams of ten messages each: how soon a server serves, and their memory."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +16,7 @@ STREAM_BYTES: Final = "memory for each"
 
 @asynccontextmanager
 async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
-    """Nothing is kept ready: the journals are written anew in each round."""
+    """Nothing is prepared: the journals are written anew in each round."""
     amount = scale.QUICK if plan.is_quick else scale.Plan()
 
     def restart_s(streams: int) -> Callable[[scale.Results], float]:

@@ -1,5 +1,6 @@
-"""A crowd that comes back at once, each over a new connection: resumes a second, from the first
-connection to the last result.
+"""A crowd that resumes at once, each client over a new connection.
+
+Resumes a second, from the first connection to the last result.
 """
 
 from collections.abc import AsyncIterator, Sequence

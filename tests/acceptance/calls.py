@@ -1,4 +1,4 @@
-"""What the tests of a client do with its calls."""
+"""Helpers for a client's calls."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -28,7 +28,7 @@ def steps(client: Client, gate: Gate, n: int) -> AbstractAsyncContextManager[Run
 
 
 async def marked(gate: Gate, mark: str) -> None:
-    """Wait until the tool says so."""
+    """Wait until the tool sets this mark."""
     await trio.to_thread.run_sync(gate.wait_for, mark)
 
 
@@ -45,5 +45,5 @@ async def text(call: RunningCall) -> str:
 
 
 def carried(ticket: Ticket | None) -> Ticket:
-    """The ticket, as text that somebody has carried elsewhere."""
+    """The ticket after a conversion to text and back."""
     return Ticket.parse(str(ticket))

@@ -1,4 +1,4 @@
-"""The server files of the client's acceptance tests; a client may come back at once."""
+"""The server file of the client's acceptance tests; clients may resume at once."""
 
 from streams import Server
 from streams.limits import Limits

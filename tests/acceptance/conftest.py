@@ -22,7 +22,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def serve(kind: str, tmp_path: Path) -> Iterator[Serve]:
-    """Serve an app to this test alone, in the way that is usual for this kind of address."""
+    """Serve an app to this test alone, in the usual way for this kind of address."""
     with ExitStack() as stack:
 
         def serve(app: str) -> Served:

@@ -1,4 +1,4 @@
-"""The server file of the dialects' acceptance test: work that takes its time and reports on it."""
+"""The server file of the dialects' acceptance test: slow work that reports its progress."""
 
 import trio
 

@@ -1,4 +1,4 @@
-"""Starting and ending `mcp-streams serve --stdio` as the hosts of others do it."""
+"""Starts and ends `mcp-streams serve --stdio` as other hosts do."""
 
 import contextlib
 import os
@@ -11,18 +11,18 @@ from typing import Final
 from tests.wire.process import APP, CLI
 from tests.wire.raw import DEADLINE_S, PeerGone, PipePeer
 
-# An owner with nothing to do ends so soon.
+# An owner without work ends after this time.
 LINGER: Final = ("--linger", "0.2")
 
 
 class Spawned(PipePeer):
-    """`serve --stdio` in a process group of its own, spawned and ended as an SDK does it."""
+    """`serve --stdio` in a process group of its own, spawned and ended as an SDK does."""
 
     def __init__(self, journal: Path, *options: str, app: str = APP) -> None:
         super().__init__([*CLI, "serve", app, "--stdio", "--journal", str(journal), *options])
 
     def end_as_sdks_do(self, *, grace_s: float) -> int:
-        """Close stdin and wait; SIGTERM, and SIGKILL, to the process group where that is needed.
+        """Close stdin and wait; then SIGTERM, then SIGKILL, to the process group where needed.
 
         The SDKs wait 2 s each time. Returns the exit code, negative for a signal.
         """
@@ -35,24 +35,24 @@ class Spawned(PipePeer):
         return self.process.wait(DEADLINE_S)
 
     def hang_up(self) -> None:
-        """Close both pipes: nobody writes any more, and nobody reads."""
+        """Close both pipes: no writer and no reader is left."""
         self.half_close()
         self.close_output()
 
     def drain(self) -> None:
-        """Read and throw away what still comes, to the end."""
+        """Read and throw away all output, to the end."""
         with contextlib.suppress(PeerGone):
             while True:
                 self.receive_raw()
 
 
 def owner_pid(journal: Path) -> int:
-    """The process that owns the journal: it signs its lock file."""
+    """The process that owns the journal: its id is in the lock file."""
     return int(journal.with_name(f"{journal.name}.lock").read_text())
 
 
 def owners(journal: Path) -> list[int]:
-    """All processes that were started to own the journal and have not ended."""
+    """All processes that were started to own the journal and still run."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended meanwhile
@@ -63,7 +63,7 @@ def owners(journal: Path) -> list[int]:
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait until a process that is no child of ours has ended."""
+    """Wait until a process that is not our child has ended."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -75,7 +75,7 @@ def wait_for_end(pid: int) -> None:
 
 
 def failed_start(command: list[str]) -> tuple[int, str]:
-    """Run what cannot serve to its end; its exit code and standard error."""
+    """Run a command that cannot serve; returns its exit code and standard error."""
     ended = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

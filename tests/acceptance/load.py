@@ -1,4 +1,4 @@
-"""Peers for the load tests, how large they are, and what a process uses meanwhile."""
+"""Peers for the load tests, the sizes, and a process's use of resources meanwhile."""
 
 import json
 import os
@@ -18,9 +18,10 @@ PROBE_EVERY_S: Final = 0.005
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """How much of everything. `SCALE=full` is for a quiet machine, by hand: it also looks at times.
+    """The sizes of the load tests.
 
-    Each figure can be set by itself, as `SCALE_STREAMS=2000`.
+    `SCALE=full` is for a quiet machine, by hand: it also checks times. Each figure can be set by
+    itself, as `SCALE_STREAMS=2000`.
     """
 
     streams: int = 500
@@ -57,7 +58,7 @@ FULL: Final = Scale(
 
 
 def rss_mib(pid: int) -> int:
-    """What a process has in memory."""
+    """Resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
     assert found is not None
@@ -65,13 +66,13 @@ def rss_mib(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """What a process has used of a processor since it was started."""
+    """The processor time of a process since its start."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Highest(threading.Thread):
-    """Watches how much memory a process has, every 0.1 s."""
+    """Measures the memory of a process every 0.1 s."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -84,19 +85,19 @@ class Highest(threading.Thread):
             self.mib = max(self.mib, rss_mib(self._pid))
 
     def stop(self) -> int:
-        """How many MiB more than at first it had at most."""
+        """The highest value, in MiB above the first."""
         self._is_over.set()
         self.join()
         return self.mib - self.at_first
 
 
 class Probe(threading.Thread):
-    """Another client, which does small things one after the other and takes the time of each."""
+    """A second client that sends small requests one after the other and times each."""
 
     def __init__(self, url: str, method: str) -> None:
         super().__init__()
         self.method = method
-        self.times: list[tuple[float, float]] = []  # when, and for how long
+        self.times: list[tuple[float, float]] = []  # start and duration of each request
         self.error: Exception | None = None
         self._url = url
         self._is_over = threading.Event()
@@ -120,23 +121,23 @@ class Probe(threading.Thread):
             assert response.result["content"][0]["text"] == str(number)
 
     def stop(self) -> None:
-        """End, and raise whatever went wrong."""
+        """End, and raise any error of the thread."""
         self._is_over.set()
         self.join()
         if self.error is not None:
             raise self.error
 
     def percentile(self, share: float, begin: float, end: float) -> float:
-        """Milliseconds that this share of what was begun in a span of time took at most."""
+        """The percentile, in milliseconds, of the requests that began in a span of time."""
         times = sorted(took for at, took in self.times if begin <= at < end)
         assert times, f"no {self.method} in {end - begin:.1f} s"
         return times[int(len(times) * share)] * 1000
 
 
 class Flood:
-    """Reads what the tool `flood` sends, and checks that all is there, once, in order.
+    """Reads the messages of the tool `flood`, and checks that each comes once, in order.
 
-    A message is looked at with a regular expression: parsing a gigabyte would take minutes.
+    A regular expression reads each message: parsing a gigabyte of JSON would take minutes.
     """
 
     _NUMBER = re.compile(rb'"data":\[(\d+),')
@@ -148,7 +149,7 @@ class Flood:
         self._call = peer.call("flood", count=self.count, size=size, marks=str(marks))
 
     def sent(self) -> str:
-        """How far the tool says it is."""
+        """The number that the tool last reported as sent."""
         return self._marks.read_text().split("\n")[-2] if self._marks.exists() else "0"
 
     def read_all(self) -> None:

@@ -1,4 +1,4 @@
-"""The server file of the acceptance tests: tools that put load on the server in known amounts."""
+"""The server file of the acceptance tests: tools that load the server by known amounts."""
 
 import time
 
@@ -8,12 +8,15 @@ from streams import Call, Server
 
 server = Server("acceptance", version="1.0", resume_min_s=0, resume_max_s=600)
 
-# `hold_1` … `hold_20` are given up so many seconds after their client has gone.
+# `hold_1` … `hold_20` are abandoned so many seconds after their client has left.
 HOLD_S = range(1, 21)
 
 
 def mark(path: str, text: str) -> None:
-    """Append a line to a file; short ones are not torn apart by those of others."""
+    """Append a line to a file.
+
+    A short line is written in one piece, so lines of several writers do not mix.
+    """
     if path:
         with open(path, "a") as marks:
             marks.write(f"{text}\n")
@@ -44,7 +47,7 @@ def make_hold(seconds: int) -> None:
 
     @server.tool(name=f"hold_{seconds}", resume_max_s=seconds)
     async def hold(call: Call, marks: str) -> str:
-        """Work for ever, and say when that ends."""
+        """Work without an end, and mark the cancellation."""
         try:
             await trio.sleep_forever()
         finally:

@@ -1,8 +1,8 @@
-"""A WebSocket client that does one thing after the other: it answers a ping when it comes to it.
+"""A WebSocket client that reads one message at a time, and answers a ping when it reaches it.
 
-Libraries read ahead and answer pings meanwhile, which vouches for messages that nobody has taken
-yet (W§4: "on a WebSocket the pong to a ping sent after it"). A test that cuts a client off in the
-middle needs one whose pongs mean what they say.
+Libraries read ahead and answer pings meanwhile, which confirms messages that their user has not
+taken yet (W§4: "on a WebSocket the pong to a ping sent after it"). A test that cuts a client off in
+the middle needs pongs that confirm only messages that were taken.
 """
 
 import socket
@@ -29,7 +29,7 @@ _CHUNK_BYTES: Final = 64 * 1024
 
 
 class PatientWebSocketPeer(Peer):
-    """Reads when it is asked to, and no further than to the message that it gives."""
+    """Reads only on request, and only to the end of the message that it returns."""
 
     def __init__(self, port: int, kind: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A server whose calls go on when it was killed; what its tool does besides is kept in a file."""
+"""A server whose calls restart after it was killed; a file keeps the tool's side effects."""
 
 import os
 
@@ -13,9 +13,9 @@ server = Server("restarting", resume_min_s=0)
 
 @server.tool(restart=True)
 async def work(call: Call, steps: int, pause_s: float, effects: str, until: str) -> str:
-    """Take so many steps, each with an effect on the world and a message, and ask now and then.
+    """Take so many steps, each with a line in a file and a message, and ask now and then.
 
-    It is not done before the file `until` is there.
+    The tool ends only once the file `until` exists.
     """
     answers = call.restored["answers"] if call.restored else []
     first = call.restored["step"] + 1 if call.restored else 1

@@ -1,8 +1,8 @@
-"""Very many connections that are attached and idle, on one server, over HTTP and WebSocket each.
+"""Very many attached and idle connections on one server, half over HTTP, half over WebSocket.
 
-Small by default; `SCALE=full pytest tests/acceptance/test_attached.py -s --timeout 900` has nearly
-as many as a server takes, and waits until each of them has been asked for a sign of life. It needs
-20,000 file descriptors.
+Small by default; `SCALE=full pytest tests/acceptance/test_attached.py -s --timeout 900` opens
+nearly as many as a server takes, and waits until each has been pinged. It needs 20,000 file
+descriptors.
 """
 
 import time
@@ -23,7 +23,7 @@ T = TypeVar("T")
 SCALE: Final = Scale.chosen()
 AT_ONCE: Final = 20
 PATIENCE_S: Final = 600.0
-# Every 15 s; so many may take some more to be asked all.
+# Pings go out every 15 s; a round of so many takes some more.
 ASKED_WITHIN_S: Final = 45.0
 KEEP_ALIVE: Final = b":\n\n"
 PING: Final = 0x89

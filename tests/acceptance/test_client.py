@@ -1,8 +1,7 @@
-"""What a client's user can rely on over every transport, to a server that is a process of its own.
+"""A client's guarantees over every transport, with a server in a process of its own.
 
-The way to it can be cut: over stdio the relay is killed, TCP goes through a proxy. What the client
-does about servers that are unruly is tested without processes, in tests/unit/client/test_client.py
-and others.
+The connection can be cut: over stdio the relay is killed, TCP goes through a proxy. The tests with
+misbehaving servers need no processes: tests/unit/client/test_client.py and others.
 """
 
 import itertools
@@ -169,7 +168,7 @@ async def test_a_cut_connection_loses_nothing(served: Served, kind: str, gate: G
             assert number(await anext(call)) == n + 1
             assert number(await anext(call)) == n + 2
         assert await text(call) == "stepped 12"
-        assert 1 < way.connections <= 5  # what a cut comes too late for needs no other one
+        assert 1 < way.connections <= 5  # a cut after the end needs no new one
 
 
 async def test_cuts_in_the_middle_of_much_lose_nothing_and_repeat_nothing(
@@ -254,7 +253,7 @@ async def test_an_answer_survives_a_cut_and_is_asked_for_once(
             client.call("ask", {"gate": gate.path}) as call,
             trio.open_nursery() as nursery,
         ):
-            nursery.start_soon(call.result)  # which is when the question is taken
+            nursery.start_soon(call.result)  # then the question counts as taken
             await is_asked.wait()
             way.cut()
             await client.ping()  # over the next connection
@@ -324,7 +323,7 @@ async def test_who_is_superseded_does_not_come_back(
                 await anext(call)
             gate.release()
             assert number(await anext(resumed)) == 2
-            way.cut()  # after which the first could have taken its chance
+            way.cut()  # by then the first client could have taken the stream back
             gate.release()
             assert await numbers(resumed) == [3]
             assert await text(resumed) == "stepped 3"

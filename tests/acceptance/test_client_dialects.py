@@ -1,4 +1,4 @@
-"""What a client can do without numbers, or with a ticket alone, over every transport.
+"""Clients without numbers, or with a ticket alone, over every transport.
 
 The servers are processes of their own, and are killed; see tests/acceptance/test_client.py.
 """
@@ -29,7 +29,7 @@ from tests.wire.process import CLI, Gate, ServerProcess, gate_in
 
 REQUESTS: Final = ("resumableRequests",)
 
-# Knows the address and, from its standard input, the ticket.
+# Has the address, and reads the ticket from its standard input.
 JOINER: Final = """
 import sys, structlog, trio
 from streams import Client, Ticket
@@ -59,7 +59,7 @@ Serve = Callable[[str], Served]
 
 @pytest.fixture(scope="module")
 def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Serve an app to all tests, over TCP: where one has killed it, it is there again."""
+    """Serve an app to all tests, over TCP; a test that killed the server starts it again."""
     with ExitStack() as stack:
 
         @functools.cache
@@ -72,7 +72,7 @@ def listening(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
 @pytest.fixture
 def serve(kind: str, listening: Serve, tmp_path: Path) -> Iterator[Serve]:
-    """Serve an app in the way that is usual for this kind of address."""
+    """Serve an app in the usual way for this kind of address."""
     if kind != "stdio":
         yield listening
         return
@@ -96,7 +96,10 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 class Found:
-    """The numbers that have come: some again, as there are none on the wire, but no gap."""
+    """The numbers that have come.
+
+    Some come twice, since the wire has no numbers here, but none is missing.
+    """
 
     def __init__(self, call: RunningCall) -> None:
         self.numbers: list[int] = []

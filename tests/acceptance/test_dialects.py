@@ -1,8 +1,8 @@
 """One long call, followed in three ways through cuts and kills: the same messages, one result.
 
-A client of both dialects that keeps count, one of Streams alone and one of resumable requests alone
-are cut off 20 times each. Twice the server is killed, when the work is done and much of it was not
-had. Short by default;
+A client of both dialects that counts its messages, one of Streams alone and one of resumable
+requests alone are cut off 20 times each. The server is killed twice, when the work is done and many
+messages are still to be delivered. Short by default;
 
     SCALE=full pytest tests/acceptance/test_dialects.py --timeout 900
 
@@ -26,12 +26,12 @@ from tests.wire.verbs import CREATE, KINDS, POSITION, STREAMS, counted, opting_i
 APP: Final = f"{Path(__file__).with_name('dialects_server.py')}:server"
 STEPS, SECONDS = (6_000, 60.0) if os.environ.get("SCALE") == "full" else (300, 2.0)
 CUTS: Final = 20
-KILLED_AT: Final = (13, 17)  # the cuts that are the server's
+KILLED_AT: Final = (13, 17)  # at these cuts the server is killed
 BY_STREAM: Final = "stream/resume"
 
 
 class Follower:
-    """A client that knows its call from the announcement, and nothing else from one cut on."""
+    """A client that knows its call from the announcement alone, from the first cut on."""
 
     def __init__(
         self, server: ServerProcess, kind: str, capabilities: dict[str, Any], *methods: str
@@ -41,7 +41,7 @@ class Follower:
         self._server = server
         self._kind = kind
         self._capabilities = capabilities
-        self._methods = methods  # by which it comes back, in turn
+        self._methods = methods  # the methods that it resumes by, in turn
         self._named: dict[str, dict[str, Any]] = {}
         self.dial()
         self._peer.initialize(capabilities)
@@ -50,7 +50,7 @@ class Follower:
         self._hear_of_it()
 
     def _hear_of_it(self) -> None:
-        """How to come back: from the announcement in the words of each method."""
+        """Read how to resume: from the announcement in the words of each method."""
         for method in set(self._methods):
             if method == BY_STREAM:
                 stream = self._peer.expect(method_is(CREATE)).params["stream"]
@@ -60,7 +60,7 @@ class Follower:
                 self._named[method] = {"resumeToken": token}
 
     def read_to(self, number: int) -> None:
-        """Read until the message with this number has come, or, where there is none, the result."""
+        """Read until the message with this number has come, or the result if that comes first."""
         while number not in self.messages and self.response is None:
             self._take()
 
@@ -73,7 +73,7 @@ class Follower:
             self._keep(number, message)
 
     def _keep(self, number: int, message: Message) -> None:
-        """Some of it may come again, as it was; none of it may be left out."""
+        """Keep messages; some may come twice, unchanged, but none may be missing."""
         known = self.messages.setdefault(number, message)
         assert known.raw == message.raw
         assert number == 1 or number - 1 in self.messages, f"there is a gap ahead of {number}"
@@ -82,7 +82,7 @@ class Follower:
         self._peer.cut()
 
     def dial(self) -> None:
-        """Connect, and do not wait until it answers: a relay takes its time to start."""
+        """Connect without waiting for the answer: a relay needs time to start."""
         if self._kind.startswith("ws"):
             self._peer: Peer = PatientWebSocketPeer(self._server.port, self._kind)
         else:
@@ -98,7 +98,7 @@ class Follower:
         return {}
 
     def wait_until_done(self, peer: Peer) -> None:
-        """Until the work is done; the server may then be killed without harm."""
+        """Wait until the work is done; a kill of the server then loses no work."""
         token = next(iter(self._named.values()))["resumeToken"]
         named = {"requestId": self._call, "resumeToken": token}
         while peer.ask(STATUS, named).result["status"] == "processing":
@@ -106,7 +106,7 @@ class Follower:
 
 
 class Numbered(Follower):
-    """One that counts what it has, and says so when it comes back: nothing comes twice."""
+    """A client that counts its messages and resumes from its cursor: no message comes twice."""
 
     def __init__(self, *settings: Any) -> None:
         self._seq = 0

@@ -1,7 +1,7 @@
-"""Many HTTP clients of one server that do not read, against a real process.
+"""Many HTTP clients of one real server process that stop reading.
 
 Small by default; `SCALE=full pytest tests/acceptance/test_http_crowd.py -s --timeout 900` has them
-stall for a minute, and looks at times, for which the machine must have nothing else to do.
+stall for a minute, and checks times, which needs a quiet machine.
 """
 
 import time
@@ -20,7 +20,7 @@ from tests.wire.verbs import PLAIN, POSITIONS
 SCALE: Final = Scale.chosen()
 READERS: Final = 40
 COUNT: Final = 2_000
-SIZE: Final = 1_000  # so a stream is far above what the kernel's buffers take
+SIZE: Final = 1_000  # so a stream is far larger than the kernel's buffers
 READER_MIB: Final = 1
 SHUTDOWN_S: Final = 5.0
 
@@ -65,7 +65,7 @@ def _marks(folder: Path, number: int) -> Path:
 
 
 def _flooded(client: HttpClient, number: int, folder: Path) -> Exchange:
-    """A call of whose response not a byte is read."""
+    """A call whose response is not read at all."""
     marks = str(_marks(folder, number))
     return client.call("flood", number, count=COUNT, size=SIZE, marks=marks)
 

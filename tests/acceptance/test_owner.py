@@ -1,6 +1,6 @@
 """A stdio server whose work outlives its host: relays, the journal's owner, and their ends.
 
-Everything here is a process of its own; the peers know JSON-RPC and nothing of this project.
+All of them are real processes; the peers know JSON-RPC and none of this project's code.
 """
 
 import os
@@ -31,7 +31,7 @@ Spawn = Callable[..., Spawned]
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Iterator[Path]:
-    """A journal's path; whatever owner a test has left on it is ended."""
+    """A journal's path; an owner that a test has left on it is ended."""
     path = tmp_path / "journal.db"
     yield path
     for pid in owners(path):
@@ -71,7 +71,7 @@ def final(messages: list[Message], started: Started) -> Message:
 
 
 def assert_complete(messages: list[Message], started: Started, n: int = 5) -> None:
-    """All of the call, once, in order, and the reply of the resume at the end."""
+    """Check that all messages of the call came, once, in order, and the resume's reply last."""
     assert counted(messages) == up_to(n)
     assert final(messages, started).result["content"][0]["text"] == f"counted {n}"
     assert messages[-1].result == COMPLETED
@@ -142,7 +142,7 @@ def test_the_owner_notices_at_once_that_a_relay_was_killed(spawn: Spawn, gate: G
     peer.call("count", n=1, gate=gate.path)
     gate.wait_for("sent")
     peer.process.kill()
-    gate.wait_for("cancelled")  # nobody can come back for a call that was never announced
+    gate.wait_for("cancelled")  # a call that was never announced cannot be resumed
 
 
 # One owner
@@ -201,7 +201,7 @@ def test_a_relay_says_why_its_owner_does_not_start(
     code, said = failed_start(command)
     assert code == 2
     assert reason in said
-    for owner in owners(journal):  # it says why, and then it ends
+    for owner in owners(journal):  # it prints the reason, and then it ends
         wait_for_end(owner)
     assert not owners(journal)
 
@@ -296,7 +296,7 @@ def test_a_ticket_moves_between_transports(
         gate.wait_for("sent")
     with listening.connect(there) as second:
         second.initialize(STREAMS)
-        if here == "stdio":  # a user's stream: an anonymous maker's opens by its id alone
+        if here == "stdio":  # a user's stream: an anonymous caller's opens by its id alone
             refusal = second.ask("stream/resume", started.by_id)
             assert refusal.reason == "stream_not_found", "without the token it is not theirs"
         gate.release()
@@ -321,7 +321,7 @@ server = Server("slow", version="1")
 
 
 def test_an_owner_goes_on_whose_starter_was_killed(tmp_path: Path, journal: Path) -> None:
-    """Whoever else waits for it is served by it."""
+    """It also serves the other relays that wait for it."""
     app = tmp_path / "slow_server.py"
     pipes = {name: str(tmp_path / name) for name in ("here", "go")}
     for path in pipes.values():
@@ -334,7 +334,7 @@ def test_an_owner_goes_on_whose_starter_was_killed(tmp_path: Path, journal: Path
             starter.process.kill()
             starter.process.wait()
         [pid] = owners(journal)
-        os.write(go, b"..")  # for another one, too, that whoever comes next may have to start
+        os.write(go, b"..")  # also for the owner that the next relay may have to start
         with Spawned(journal, app=f"{app}:server") as relay:
             relay.initialize(PLAIN)
             assert owner_pid(journal) == pid

@@ -1,5 +1,6 @@
-"""Calls whose connection goes before the first byte of the answer, over every transport, to a
-server that is a process of its own: each runs once, and its result arrives.
+"""Calls whose connection is cut before the first byte of the answer, over every transport.
+
+The server is a process of its own. Each call runs once, and its result arrives.
 """
 
 import itertools

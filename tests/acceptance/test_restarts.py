@@ -1,6 +1,6 @@
-"""A call that goes on through any number of SIGKILLs of its server, over every transport.
+"""A call that survives any number of SIGKILLs of its server, over every transport.
 
-`RESTART_KILLS` says how many there are; 50 make a thousand steps of it.
+`RESTART_KILLS` sets the number; 50 kills take a thousand steps.
 """
 
 import os
@@ -20,7 +20,7 @@ APP = f"{Path(__file__).with_name('restarting_server.py')}:server"
 KILLS = int(os.environ.get("RESTART_KILLS", "3"))
 STEPS = 20 * KILLS
 PAUSE_S = 0.01
-WITHIN_S = 60 + 15 * KILLS  # a safety net
+WITHIN_S = 60 + 15 * KILLS  # a bound for a test that hangs
 
 
 @pytest.mark.timeout(2 * WITHIN_S)

@@ -1,8 +1,8 @@
-"""Many of everything, against a real process. Small by default; see `load.Scale` for the rest.
+"""Many streams, connections and requests, against a real process. See `load.Scale` for the sizes.
 
     SCALE=full pytest tests/acceptance/test_scale.py -s --timeout 900
 
-prints the figures, and looks at times as well, for which the machine must have nothing else to do.
+prints the figures, and checks times as well, which needs a quiet machine.
 """
 
 import json
@@ -51,7 +51,7 @@ def told(**figures: object) -> None:
     print({name: round(v, 2) if isinstance(v, float) else v for name, v in figures.items()})
 
 
-# Streams whose clients have gone
+# Streams whose clients have left
 
 
 def test_each_stream_is_given_up_at_its_own_time(serve: Serve, tmp_path: Path) -> None:
@@ -82,7 +82,10 @@ def test_each_stream_is_given_up_at_its_own_time(serve: Serve, tmp_path: Path) -
 
 
 def _check_idle(pid: int) -> None:
-    """Between the end of the connection and the first deadline, 8 s later, nothing is to do."""
+    """Check the server between the end of the connections and the first deadline, 8 s later.
+
+    No work is due in that time.
+    """
     time.sleep(3)
     used = cpu_s(pid)
     time.sleep(4)
@@ -109,7 +112,7 @@ def _wait_for_lines(path: Path, count: int) -> list[tuple[int, float]]:
 def test_a_client_that_stops_reading_loses_nothing_and_harms_nobody(
     serve: Serve, tmp_path: Path, kind: str, is_kept: bool
 ) -> None:
-    """At default limits the handler waits; with higher ones all is journaled meanwhile."""
+    """At default limits the tool waits; with higher ones all of it is journaled meanwhile."""
     roomy = {"unsent_bytes_max": 2**31, "unsent_entries_max": 10_000_000}
     tight = {} if SCALE.is_timed else {"unsent_bytes_max": SCALE.flood_bytes // 8}
     server = serve(**(roomy if is_kept else tight))
@@ -138,7 +141,7 @@ def test_a_client_that_stops_reading_loses_nothing_and_harms_nobody(
 
 
 def _stalling(server: ServerProcess, kind: str) -> Peer:
-    """A client of which nothing reads but what we call."""
+    """A client that reads only when we call it."""
     if kind == "stdio":
         peer = server.connect(kind)
     else:
@@ -148,7 +151,7 @@ def _stalling(server: ServerProcess, kind: str) -> Peer:
 
 
 def _until_stalled(flood: Flood, *, is_kept: bool) -> None:
-    """Wait until the tool is done, or has got nowhere for a while."""
+    """Wait until the tool is done, or makes no progress for a while."""
     give_up_at = time.monotonic() + 120
     before = None
     while (now := flood.sent()) != "flushed" and (is_kept or now != before or now == "0"):
@@ -228,7 +231,7 @@ def _send_senseless(peer: Peer, dice: random.Random, number: int) -> int | None:
 
 
 def _leave_badly(peer: Peer, dice: random.Random) -> None:
-    """End the connection with half a message, or bytes that are none."""
+    """End the connection with half a message, or with invalid bytes."""
     junk = dice.randbytes(dice.randint(1, 3000))
     if isinstance(peer, PipePeer):
         peer.send_bytes(junk)
@@ -236,9 +239,7 @@ def _leave_badly(peer: Peer, dice: random.Random) -> None:
         peer.http.send(junk)
     else:
         assert isinstance(peer, WebSocketPeer)
-        frame = (
-            b"\x82\xfe" + junk
-        )  # a length of our own making, and too few bytes, or the wrong ones
+        frame = b"\x82\xfe" + junk  # the length is random and does not fit
         peer.socket.socket.sendall(frame[: dice.randint(1, len(frame))])
     peer.cut()
 

@@ -18,19 +18,19 @@ from transports import dial, stdio
 APP: Final = f"{Path(__file__).with_name('client_server.py')}:server"
 NARROW: Final = APP.replace(":server", ":narrow")
 KINDS: Final = ("stdio", "ws", "http")
-PATIENCE_S: Final = 100.0  # a safety net
+PATIENCE_S: Final = 100.0  # a bound for a test that hangs
 
 
 class Way(Protocol):
-    """How a client gets to the server."""
+    """A client's way to the server."""
 
-    connections: int  # that there have been
+    connections: int  # connections so far
 
     def __call__(self) -> AbstractAsyncContextManager[Channel]:
         """Connect."""
 
     def cut(self) -> None:
-        """Cut every connection that it has at the moment."""
+        """Cut every open connection."""
 
 
 class RelayWay:
@@ -72,23 +72,26 @@ class ProxyWay:
         self._proxy.cut()
 
     async def cut_after(self, count: int) -> None:
-        """Cut when so many more bytes have come from the server, and let the next ones pass."""
+        """Cut after so many more bytes from the server; later bytes pass."""
         await self._proxy.cut_after(count)
 
 
 class Served(Protocol):
-    """A server that answers on a journal."""
+    """A server that serves a journal."""
 
     app: str
     journal: Path
     ports: dict[str, int]
 
     def restart(self) -> None:
-        """Kill it; it is on the same journal again, or will be when the next client comes."""
+        """Kill it.
+
+        It serves the same journal again, at once or when the next client comes.
+        """
 
 
 class Listening:
-    """A server that somebody has started, to be reached in every way."""
+    """A server that the test has started, reachable over every transport."""
 
     def __init__(self, process: ServerProcess, app: str) -> None:
         self.app = app
@@ -98,7 +101,7 @@ class Listening:
 
 
 class Owned:
-    """A server that the first relay starts, as hosts of stdio servers have it."""
+    """A server that the first relay starts, as with the hosts of stdio servers."""
 
     def __init__(self, folder: Path, app: str) -> None:
         self.app = app

@@ -1,6 +1,7 @@
-"""Fuzzing whatever reads what others have sent: a function of bytes for each, that fails where it
-does not do what it promises.
+"""Fuzzing of every parser of foreign bytes: each target is a function of bytes that raises on a
+broken promise.
 
-`python -m tests.fuzz TARGET --seconds N` looks for what fails; `corpus/TARGET` has what is worth to
-be tried each time, and what has failed once. `tests/fuzz/test_fuzz.py` tries all of that.
+`python -m tests.fuzz TARGET --seconds N` searches for inputs that fail. `corpus/TARGET` holds the
+inputs that every run tries: seeds, and inputs that failed once. `tests/fuzz/test_fuzz.py` tries all
+of them.
 """

@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz TARGET --seconds N`: look for bytes that make a target fail.
+"""`python -m tests.fuzz TARGET --seconds N`: search for bytes that make a target fail.
 
-With atheris (`pip install '.[fuzz]'`) coverage leads the way, without it hypothesis does. What is
-found new on the way is kept in `.fuzz/TARGET`, what fails is put into the corpus, where each run of
-the tests tries it again.
+With atheris (`pip install '.[fuzz]'`) coverage guides the search, without it hypothesis does. New
+inputs are kept in `.fuzz/TARGET`. Inputs that fail go into the corpus, where each run of the tests
+tries them again.
 """
 
 import argparse

@@ -12,7 +12,7 @@ Answer = tuple[list[Incoming], str]
 
 
 def lines(data: bytes) -> None:
-    """Lines are what is between newlines, and no more than one of them is ever held."""
+    """Lines are the text between newlines, and at most one of them is held in memory."""
 
     def fed(pieces: Iterable[bytes]) -> list[Incoming]:
         splitter = LineSplitter(LIMIT)
@@ -72,7 +72,7 @@ event_body = _body(lambda: EventBody(LIMIT))
 
 
 def event_memory(data: bytes) -> None:
-    """No more is kept of an event than twice the limit and a header, however it comes."""
+    """The parser keeps at most twice the limit and a header of an event, however it is cut."""
     for pieces in ways_to_cut(data):
         body = EventBody(LIMIT)
         for piece in pieces:

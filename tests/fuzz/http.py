@@ -19,8 +19,9 @@ Seen = tuple[str, str, tuple[tuple[str, str], ...], bytes]
 
 
 def requests(data: bytes) -> None:
-    """A server reads the same requests however they are cut, plain heads as h11 reads them, and
-    holds no more of a body than it may have.
+    """A server reads the same requests however they are cut.
+
+    It reads plain heads as h11 does, and holds no more of a body than the limit.
     """
 
     def read(pieces: Iterable[bytes]) -> list[Seen | int]:
@@ -54,7 +55,7 @@ def _seen(request: Request) -> Seen:
 
 
 class _Given(trio.abc.ReceiveStream):
-    """What a server sends, then its end."""
+    """The bytes that a server sends, then its end."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = [piece for piece in pieces if piece]
@@ -67,7 +68,7 @@ class _Given(trio.abc.ReceiveStream):
 
 
 def response(data: bytes) -> None:
-    """A client reads the same response however it is cut, or says what is wrong with it."""
+    """A client reads the same response however it is cut, or says why the response is invalid."""
 
     async def ask(pieces: Iterable[bytes]) -> tuple[Any, ...]:
         connection = HttpConnection(cast(Any, _Given(pieces)), cast(Any, None))
@@ -81,7 +82,7 @@ def response(data: bytes) -> None:
             while more := await connection.read():
                 body += more
         except trio.BrokenResourceError:
-            # What of a broken body was handed over before depends on how it came.
+            # How much of a broken body was handed over before depends on the cuts.
             return (head.status, head.content_type, "broken")
         return (head.status, head.content_type, str(head), body)
 
@@ -97,7 +98,7 @@ def _ask(connection: HttpConnection) -> None:
 
 
 def head(data: bytes) -> None:
-    """A plain head ends with a blank line and has one Host, whatever else there is."""
+    """A plain head ends with a blank line and has exactly one Host header."""
     found = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
     if found is None:
         return
@@ -110,5 +111,5 @@ def head(data: bytes) -> None:
 
 
 def refusal(data: bytes) -> None:
-    """What a refusal says is a short sentence or nothing."""
+    """The reason in a refusal is a short sentence or empty."""
     assert len(_reason(data)) <= 202

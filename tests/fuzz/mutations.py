@@ -1,4 +1,4 @@
-"""Bytes that are nearly what is kept: for who is not led by coverage."""
+"""Bytes near the corpus: for runs that coverage does not guide."""
 
 from hypothesis import strategies as st
 
@@ -20,7 +20,7 @@ INTERESTING = [
 
 
 def mutated(name: str) -> st.SearchStrategy[bytes]:
-    """Something kept with a few places changed, two of them in one, or anything."""
+    """A corpus entry with a few changes, or two entries in one, or random bytes."""
     kept = st.sampled_from(corpus_of(name))
     return st.one_of(
         st.builds(_changed, kept, st.lists(_changes, min_size=1, max_size=4)),

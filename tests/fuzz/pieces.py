@@ -1,6 +1,4 @@
-"""What the targets share: bytes as a peer sends them, in whatever pieces, and coroutines that need
-no loop.
-"""
+"""Helpers of the targets: bytes cut into pieces, and coroutines that run without a loop."""
 
 import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -11,9 +9,7 @@ PIECES_MAX = 8
 
 
 def ways_to_cut(data: bytes) -> Iterator[list[bytes]]:
-    """What a peer sent, in one piece, in bytes, and as the first of the bytes says, which is not
-    sent.
-    """
+    """The data whole, byte by byte, and cut as its first byte says; that byte is left out."""
     seed, sent = data[:1], data[1:]
     yield [sent]
     yield [sent[at : at + 1] for at in range(len(sent))]
@@ -23,14 +19,14 @@ def ways_to_cut(data: bytes) -> Iterator[list[bytes]]:
 
 
 def same_however_cut(data: bytes, read: Callable[[Iterable[bytes]], _T]) -> _T:
-    """What `read` makes of it, which must not depend on how it is cut."""
+    """The result of `read`, which must not depend on the cuts."""
     found = [read(pieces) for pieces in ways_to_cut(data)]
     assert all(each == found[0] for each in found), found
     return found[0]
 
 
 def done(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """What a coroutine returns that never waits."""
+    """The result of a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as returned:

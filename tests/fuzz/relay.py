@@ -1,4 +1,4 @@
-"""What the two ends of the relay's socket say to each other."""
+"""The messages between the two ends of the relay's socket."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from transports.relay.owner import _Garbage, _read_hello
 
 
 class _Peer:
-    """A relay that sends these pieces, and with the first two file descriptors."""
+    """A relay that sends these pieces, with two file descriptors beside the first."""
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = [piece for piece in pieces if piece]
@@ -35,9 +35,7 @@ class _Peer:
 
 
 def hello(data: bytes) -> None:
-    """An owner reads a hello, which is one object on one line, or says that it is none; and no
-    file descriptor is lost.
-    """
+    """An owner reads a hello, one object on one line, or refuses it; no file descriptor leaks."""
 
     def read(pieces: Iterable[bytes]) -> object:
         fds: list[int] = []
@@ -56,12 +54,12 @@ def hello(data: bytes) -> None:
         if isinstance(found, dict):
             assert json.loads(line) == found
             assert newline
-    if not behind:  # what comes behind is seen or not, as it comes
+    if not behind:  # the bytes behind it may or may not have been read
         same_however_cut(data, read)
 
 
 def answer(data: bytes) -> None:
-    """A relay reads an answer, or gives up on whoever listens there."""
+    """A relay reads an answer, or gives up on the process that listens there."""
 
     def read(pieces: Iterable[bytes]) -> object:
         peer = _Peer(pieces)

@@ -1,4 +1,4 @@
-"""Tickets, tokens and event ids: what somebody may try to make up."""
+"""Tickets, tokens and event ids: input that an attacker may make up."""
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ CALL = bytes(32)
 
 
 def ticket(data: bytes) -> None:
-    """A ticket is what `str` wrote of one, or is none, which is said."""
+    """`Ticket.parse` takes only text that `str` wrote, and refuses all other text with a reason."""
     try:
         found = Ticket.parse(data.decode("utf-8", "surrogateescape"))
     except ValueError as error:
@@ -29,7 +29,7 @@ def ticket(data: bytes) -> None:
 
 
 def token(data: bytes) -> None:
-    """The bytes as a token, and as what is changed of a good one: only the good one is any."""
+    """A token check refuses the bytes as a token, and refuses any change of a good token."""
     given = data.decode("utf-8", "surrogatepass") if _is_text(data) else data.decode("latin-1")
     good = KEYRING.token(STREAM)
     changed = "".join(
@@ -71,7 +71,7 @@ def _try_page(given: str) -> None:
 
 
 def event_id(data: bytes) -> None:
-    """An event id has a name in it, or it is none: it is never half of one."""
+    """An event id is valid with a name in it, or invalid: never half of one."""
     given = data.decode("latin-1")
     name = name_in(given)
     if name:

@@ -1,4 +1,4 @@
-"""The targets by name, and what is kept for each."""
+"""The targets by name, and the corpus of each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,5 +36,5 @@ TARGETS: Final[dict[str, Target]] = {
 
 
 def corpus_of(name: str) -> list[bytes]:
-    """What is kept for a target, in an order that does not change."""
+    """The corpus of a target, in a stable order."""
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]

@@ -1,6 +1,6 @@
-"""What fuzzing has kept is tried again, and something near it: see `tests/fuzz`.
+"""The corpus of each target is tried again, with inputs near it: see `tests/fuzz`.
 
-`FUZZ_EXAMPLES` says how many that are not kept; they come from a fixed seed.
+`FUZZ_EXAMPLES` sets the number of inputs beside the corpus; they come from a fixed seed.
 """
 
 import os

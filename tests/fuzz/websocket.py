@@ -1,4 +1,4 @@
-"""WebSockets from either side: what wsproto reads, and what is read beside it."""
+"""WebSockets from either side: our short parsers agree with wsproto."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ from transports.websocket.server import ServerWebSocket
 from transports.websocket.sieve import Piece, Sieve
 
 LIMIT = 60
-# What wsproto keeps to itself of a request's head.
+# Headers of a request that wsproto does not pass on.
 TAKEN_BY_WSPROTO = {
     "connection",
     "upgrade",
@@ -34,7 +34,7 @@ FOLLOWING = bytes(16)
 
 
 def handshake(data: bytes) -> None:
-    """What is read the short way is read as wsproto reads it; what is none, is refused."""
+    """The short parser of handshakes reads them as wsproto does, and refuses all others."""
     try:
         opening = parse_head(data)
     except HttpError as refused:
@@ -54,9 +54,9 @@ def handshake(data: bytes) -> None:
 
 
 def sieve(data: bytes) -> None:
-    """A client is given the same messages with the sieve as without, wherever bytes are cut.
+    """A client gets the same messages with the sieve as without, wherever the bytes are cut.
 
-    What follows makes the header whole that the bytes may end in: the sieve waits for that.
+    The bytes may end in half a header. The test completes it, because the sieve waits for that.
     """
     expected = _read([data[1:] + FOLLOWING], None)
     for pieces in ways_to_cut(data[:1].ljust(1) + data[1:] + FOLLOWING):
@@ -116,7 +116,9 @@ def _server(subprotocol: str) -> Any:
 
 
 def _expected(data: bytes, subprotocol: str) -> tuple[list[Incoming], int | None, list[bytes]]:
-    """What a server must receive, the code that it must close with, and the pings to answer."""
+    """The messages that a server must receive, the code it must close with, and the pings to
+    answer.
+    """
     connection, framing = Connection(ConnectionType.SERVER), framing_of(subprotocol, LIMIT)
     found: list[Incoming] = []
     pings: list[bytes] = []
@@ -143,7 +145,7 @@ def _expected(data: bytes, subprotocol: str) -> tuple[list[Incoming], int | None
 
 
 async def _serve(pieces: list[bytes], subprotocol: str) -> tuple[list[Incoming], list[Event]]:
-    """What a server receives that is sent these pieces, and what it says to that."""
+    """The messages that a server receives from these pieces, and its answers."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     found: list[Incoming] = []
@@ -179,7 +181,7 @@ def _sent_to(client: socket.socket) -> list[Event]:
     connection = Connection(ConnectionType.CLIENT)
     with contextlib.suppress(BlockingIOError):
         while data := client.recv(1 << 16):
-            with contextlib.suppress(LocalProtocolError):  # behind its Close frame is only the end
+            with contextlib.suppress(LocalProtocolError):  # only the end follows
                 connection.receive_data(data)
     return list(connection.events())
 

@@ -1,4 +1,4 @@
-"""Messages, and what the dialects make of their params."""
+"""Messages, and the params of the dialects."""
 
 import contextlib
 import io
@@ -21,7 +21,7 @@ from streams.protocol.vocabulary import Announcement, Poll, Resume, read_params
 
 
 def parse(data: bytes) -> None:
-    """A line is a message that says what JSON says, or is refused, and its sender can be told."""
+    """A line is a message that agrees with JSON, or is refused with an error under its id."""
     try:
         message = messages.parse(data)
     except Refusal as refused:
@@ -44,14 +44,14 @@ def parse(data: bytes) -> None:
 
 
 def _look_again(message: Message, data: bytes) -> None:
-    """Whoever trusts the peer finds the same."""
+    """The parser for trusted peers finds the same."""
     assert messages.look(data) == message
     if b"\n" not in data:
         assert messages.look_at_lines(data + b"\n" + data + b"\n") == [message, message]
 
 
 def hear(message: Message) -> None:
-    """A client makes something of every response, whatever its shape."""
+    """A client reads every response, whatever its shape."""
     if message.kind is Kind.ERROR:
         body = wire.error_of(message)
         assert body.retry_after_s >= 0
@@ -68,9 +68,9 @@ def hear(message: Message) -> None:
 
 
 def read(data: bytes) -> None:
-    """A server makes an intent of params or refuses; what it made, a client can ask for again.
+    """A server makes an intent of params or refuses them; a client can express the same intent.
 
-    Whoever reads params has a message, and so UTF-8.
+    The caller of this parser has parsed the message, so the bytes are UTF-8.
     """
     if not _is_utf8(data):
         return
@@ -91,7 +91,7 @@ def read(data: bytes) -> None:
 
 
 def _digest(params: msgspec.Raw) -> None:
-    """The order of keys does not count."""
+    """A digest does not depend on the order of keys."""
     digest = call_digest(params, "somebody")
     turned = dict(reversed(json.loads(bytes(params)).items()))
     assert call_digest(msgspec.Raw(json.dumps(turned).encode()), "somebody") == digest
@@ -132,12 +132,12 @@ def _ask_again(intent: object) -> None:
 
 
 def _fits(stream: str | None, word: Any) -> bool:
-    """Whether a dialect's words go by the stream's id, as this intent does."""
+    """Whether a dialect can express this intent by the stream's id."""
     return (stream is None) == word.takes_over
 
 
 def announced(data: bytes) -> None:
-    """A client hears an announcement or says what is wrong; what it heard, a server can tell."""
+    """A client reads an announcement or refuses it; a server can write each one that was read."""
     params = msgspec.Raw(data)
     for dialect in DIALECTS.values():
         word = dialect.announcing
@@ -164,7 +164,7 @@ def announced(data: bytes) -> None:
 
 
 def shown(data: bytes) -> None:
-    """Any result, and any message, is shown in lines that control no terminal; JSON stays JSON."""
+    """Results and messages are shown in lines without terminal controls; JSON stays JSON."""
     try:
         value = msgspec.json.decode(data)
         message = messages.look(

@@ -1,4 +1,4 @@
-"""A server with somebody's streams, and guesses at them."""
+"""A server with another caller's streams, and guesses at them."""
 
 import json
 import random
@@ -15,29 +15,29 @@ from tests.wire.raw import Peer
 from tests.wire.verbs import POSITIONS, STREAMS, start
 
 LETTERS: Final = string.ascii_letters + string.digits + "-_"
-STREAMS_EACH: Final = 20  # in memory, and at rest
+STREAMS_EACH: Final = 20  # half of them in memory, half evicted
 LIMIT: Final = ("--limit", "resident_max=0")
 
 Ask = tuple[str, dict[str, Any]]
 
 
 class Theirs(NamedTuple):
-    """What somebody else has, and what a guesser knows of it: all but what opens it."""
+    """Another caller's streams and secrets: parts that a guesser may know, and the secrets."""
 
     running: list[str]  # ids of streams in memory
-    evicted: list[str]  # and at rest
-    tokens: list[str]  # of these
+    evicted: list[str]  # of streams that are not in memory
+    tokens: list[str]  # of all these streams
     pages: list[str]  # tokens of pages
     events: list[str]  # event ids
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[ServerProcess, Theirs]]:
-    """A server with somebody's streams: half of them run, the others are at rest."""
+    """A server with another caller's streams: half of them run, the others are evicted."""
     with (
         gate_in(folder / "gate") as gate,
         ServerProcess(folder, options=LIMIT) as server,
-        server.connect("stdio") as owner,  # the ids of an anonymous caller's streams open them
+        server.connect("stdio") as owner,  # an anonymous caller's streams open by their ids
     ):
         owner.initialize(POSITIONS)
         evicted = [start(owner, "count", n=2) for _ in range(STREAMS_EACH)]
@@ -49,7 +49,7 @@ def served(folder: Path) -> Iterator[tuple[ServerProcess, Theirs]]:
             pages = [_page_token(other, gate) for _ in range(3)]
             events = _event_ids(server, gate)
             owner.close()
-            _wait_for_rest(server.journal, STREAMS_EACH)
+            _wait_for_eviction(server.journal, STREAMS_EACH)
             yield (
                 server,
                 Theirs(
@@ -68,7 +68,7 @@ def _page_token(peer: Peer, gate: Gate) -> str:
 
 
 def _event_ids(server: ServerProcess, gate: Gate) -> list[str]:
-    """Of streams that run, and whose client has hung up."""
+    """Event ids of running streams whose client has hung up."""
     found = []
     with closing(HttpClient(server.http_port)) as client:
         client.initialize(STREAMS)
@@ -80,7 +80,7 @@ def _event_ids(server: ServerProcess, gate: Gate) -> list[str]:
     return found
 
 
-def _wait_for_rest(journal: Path, count: int) -> None:
+def _wait_for_eviction(journal: Path, count: int) -> None:
     with closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as file:
 
         def are_evicted() -> bool:
@@ -91,7 +91,7 @@ def _wait_for_rest(journal: Path, count: int) -> None:
 
 
 class Guesser:
-    """Makes up requests, each a guess that nobody should be given anything for."""
+    """Makes up requests, each of which must be refused."""
 
     def __init__(self, theirs: Theirs, seed: int) -> None:
         self.theirs = theirs
@@ -101,7 +101,10 @@ class Guesser:
         return "".join(self._dice.choices(LETTERS, k=letters))
 
     def near(self, secret: str) -> str:
-        """A secret with one letter changed: never itself, also where a letter has spare bits."""
+        """A secret with one letter changed.
+
+        The bits of the letter that the encoding ignores stay, so the result is another secret.
+        """
         at = self._dice.randrange(len(secret))
         others = LETTERS.replace(secret[at], "")
         return secret[:at] + self._dice.choice(others) + secret[at + 1 :]
@@ -135,7 +138,7 @@ class Guesser:
         return self._page(self.word(72))
 
     def known_page(self) -> Ask:
-        """The page is right, and the proof is not."""
+        """A page that exists, with a wrong proof."""
         token = self._dice.choice(self.theirs.pages)
         return self._page(token[:32] + self.near(token[32:]))
 
@@ -157,7 +160,7 @@ class Guesser:
         return f"{key}_{self._dice.randrange(3)}{self._delivery()}"
 
     def known_event(self) -> str:
-        """Of a stream of somebody else's."""
+        """The event id of another caller's stream."""
         key = self._dice.choice(self.theirs.events).partition("_")[0]
         return f"{key}_{self._dice.randrange(3)}{self._delivery()}"
 
@@ -169,7 +172,7 @@ class Guesser:
 
 
 def id_of(n: int) -> str:
-    """The id of a request: of one length, so that answers differ in nothing else."""
+    """A request id of constant length, so that answers differ in nothing else."""
     return f"{n:012d}"
 
 

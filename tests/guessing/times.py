@@ -1,4 +1,4 @@
-"""How long it takes to be refused: for what there is not, and for what is somebody else's."""
+"""How long a refusal takes: for unknown things, and for another caller's."""
 
 import random
 import statistics
@@ -36,21 +36,19 @@ T = TypeVar("T")
 
 
 class Apart(NamedTuple):
-    """The medians of guesses that must take the same time, in µs; the first is for what there is
-    not.
-    """
+    """Medians, in µs, of guesses that must take the same time; the first is for unknown things."""
 
     what: str
     medians: dict[str, float]
 
     @classmethod
     def of(cls, what: str, taken: Mapping[str, Sequence[int]]) -> "Apart":
-        """What so many nanoseconds of each kind come to."""
+        """From times in nanoseconds, by kind."""
         return cls(what, {name: statistics.median(each) / 1000 for name, each in taken.items()})
 
     @property
     def most(self) -> float:
-        """The largest difference to the first, as a part of it."""
+        """The largest difference from the first, as a fraction of it."""
         first, *others = self.medians.values()
         return max(abs(other - first) / first for other in others)
 
@@ -66,9 +64,10 @@ def medians(
     rounds: int,
     seed: int,
 ) -> Apart:
-    """Ask for each kind once a round, in an order that changes; `ask` returns nanoseconds.
+    """Time each kind once a round, in a changing order; `ask` returns nanoseconds.
 
-    What is asked in a round is made before it: what was done last must not be what differs.
+    The guesses of a round are made before it. Otherwise the work just before a guess would change
+    its time.
     """
     taken: dict[str, list[int]] = {name: [] for name in kinds}
     names, dice = list(kinds), random.Random(seed)
@@ -132,7 +131,7 @@ def over_http(server: ServerProcess, guesser: Guesser, rounds: int) -> list[Apar
 def _made(
     make: Callable[[Callable[[], T]], bytes], kinds: Mapping[str, Callable[[], T]]
 ) -> dict[str, Callable[[], bytes]]:
-    """What goes out for each kind of guess."""
+    """The request for each kind of guess."""
     return {name: partial(make, choose) for name, choose in kinds.items()}
 
 
@@ -161,12 +160,12 @@ def _asks(guesser: Guesser) -> dict[str, dict[str, Callable[[], Ask]]]:
 
 
 def received(text: str) -> str:
-    """As it comes from a client: a string of its own, that was never looked up before."""
+    """A new string, as parsed from a client's message: its hash was never computed before."""
     return text.encode().decode()
 
 
 def of_lookups(journal: Path, theirs: Theirs, rounds: int) -> list[Apart]:
-    """The lookups alone, in this process, over the journal of a server that has ended."""
+    """Time the lookups alone, in this process, over the journal of a server that has ended."""
     return trio.run(_of_lookups, journal, theirs, rounds)
 
 
@@ -193,7 +192,7 @@ async def _of_lookups(journal_path: Path, theirs: Theirs, rounds: int) -> list[A
 
 @dataclass(frozen=True, slots=True)
 class _Lookups:
-    """What a session that owns nothing looks up; each is timed in nanoseconds."""
+    """The lookups of a session without streams; each is timed in nanoseconds."""
 
     engine: Engine
     keyring: Keyring
@@ -210,7 +209,7 @@ class _Lookups:
         for _ in range(rounds):
             dice.shuffle(names)
             for name in names:
-                # All is at hand first: what was done last must not be what differs.
+                # All values are made first, so that no work just before a lookup changes its time.
                 stream, token = received(choices[name]()), self.guesser.word()
                 event_id = f"{name_of(self.keyring.token(stream)).hex()}_1"
                 taken["id"][name].append(await self._find(Poll(stream, None, None)))

@@ -1,4 +1,4 @@
-"""A great many guesses, of which each gets the one answer."""
+"""Very many guesses, all of which must get the same answer."""
 
 import re
 import socket
@@ -16,7 +16,7 @@ AT_ONCE: Final = 100  # requests in flight
 
 
 class Answers:
-    """The answers to all guesses of one kind: there must be one."""
+    """The answers to all guesses of one kind, which must be equal."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -33,11 +33,11 @@ class Answers:
 
     @property
     def kinds(self) -> set[str]:
-        """What was guessed at."""
+        """The kinds of guesses."""
         return set(self._one)
 
     def reasons(self) -> set[str]:
-        """What the answers say why."""
+        """The reasons that the answers give."""
         found = re.findall(rb'"reason":"([a-z_]+)"', b"".join(self._one.values()))
         return {each.decode() for each in found}
 
@@ -64,7 +64,7 @@ def over_websocket(server: ServerProcess, guesser: Guesser, tries: int) -> Answe
 
 
 class Pipeline:
-    """An HTTP connection with many requests on their way, whose responses have a length."""
+    """An HTTP connection with many requests in flight, whose responses have a length."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
@@ -75,7 +75,7 @@ class Pipeline:
         self._socket.sendall(data)
 
     def response(self) -> bytes:
-        """Head and body of the next one."""
+        """Head and body of the next response."""
         while (end := self._read.find(b"\r\n\r\n") + 4) < 4:
             self._more()
         [length] = [

@@ -1,4 +1,4 @@
-"""What tests have in common: servers, clients, journals and faults to start them with."""
+"""Test helpers: servers, clients, journals, and faults to run them with."""
 
 from pathlib import Path
 from typing import Final

@@ -1,4 +1,4 @@
-"""HTTP clients that are not ours: sockets and h11, and the server that they talk to."""
+"""HTTP clients made of sockets and h11, without our client, and a server for them."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +14,7 @@ from streams.exchange import Endpoint, Request, Responder
 from transports import http
 
 LIMIT = 100_000
-PATIENT_S = 30  # a safety net only
+PATIENT_S = 30  # a bound for a test that hangs
 
 
 async def echo(request: Request, responder: Responder) -> None:
@@ -46,7 +46,7 @@ async def to_the_end(stream: trio.abc.ReceiveStream) -> bytes:
 
 
 async def tell(port: int, *pieces: bytes, host: str = "127.0.0.1") -> bytes:
-    """All that comes back, up to the end of the connection, when `pieces` are sent."""
+    """Send `pieces`; return all bytes up to the end of the connection."""
     with trio.fail_after(PATIENT_S):
         async with await trio.open_tcp_stream(host, port) as stream:
             for piece in pieces:
@@ -87,7 +87,7 @@ def answers(wire: bytes, *methods: str) -> list[tuple[int, bytes]]:
 
 
 def refused(wire: bytes) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON-RPC error of what must be one whole refusal."""
+    """The status and the JSON-RPC error of a refusal, which must be one whole response."""
     head, _, body = wire.partition(b"\r\n\r\n")
     fields = head.decode().lower().split("\r\n")
     assert "connection: close" in fields
@@ -105,7 +105,7 @@ Talk = Callable[[Responder], Awaitable[None]]
 
 @asynccontextmanager
 async def talking(talk: Talk) -> AsyncIterator[trio.SocketStream]:
-    """A client whose one request is answered by `talk`."""
+    """A client whose one request `talk` answers."""
 
     async def endpoint(request: Request, responder: Responder) -> None:
         await talk(responder)

@@ -1,4 +1,4 @@
-"""WebSocket peers that are not ours: sockets with wsproto, and the server that they talk to."""
+"""WebSocket peers made of sockets and wsproto, without our client, and a server for them."""
 
 import contextlib
 import struct
@@ -29,7 +29,7 @@ from transports.websocket.frames import MCP
 async def open_bare_websocket(
     port: int, *subprotocols: str
 ) -> tuple[trio.SocketStream, Connection]:
-    """A TCP connection past its handshake, and wsproto to speak over it."""
+    """A TCP connection past its handshake, with wsproto to speak over it."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     return stream, await shake_hands(stream, port, *subprotocols)
 
@@ -37,7 +37,7 @@ async def open_bare_websocket(
 async def shake_hands(
     stream: trio.abc.Stream, port: int, *subprotocols: str, token: str | None = None
 ) -> Connection:
-    """Open a WebSocket over this stream; wsproto to speak over it."""
+    """Open a WebSocket over this stream; returns wsproto's connection."""
     protocol = WSConnection(ConnectionType.CLIENT)
     request = Request(
         host=f"127.0.0.1:{port}",
@@ -58,7 +58,7 @@ async def shake_hands(
 
 
 async def events_to_the_end(stream: trio.abc.Stream, connection: Connection) -> list[Event]:
-    """All that the far end says until it hangs up."""
+    """All events from the far end until it hangs up."""
     events: list[Event] = []
     with contextlib.suppress(trio.BrokenResourceError):
         while data := await stream.receive_some():

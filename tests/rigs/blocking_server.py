@@ -1,4 +1,4 @@
-"""A server whose tools keep everybody waiting, until the test lets them go on."""
+"""A server whose tools block its event loop until the test releases them."""
 
 import os
 
@@ -12,7 +12,7 @@ server = Server("blocking")
 def stand(gate: str) -> str:
     pipe = os.open(os.path.join(gate, "go"), os.O_RDONLY)
     try:
-        os.read(pipe, 1)  # the line that is to blame
+        os.read(pipe, 1)  # the line that the warning must name
     finally:
         os.close(pipe)
     return "went on"
@@ -20,13 +20,13 @@ def stand(gate: str) -> str:
 
 @server.tool
 async def block(call: Call, gate: str) -> str:
-    """Wait without `await`."""
+    """Block without `await`."""
     return stand(gate)
 
 
 @server.tool
 async def await_thread(call: Call, gate: str) -> str:
-    """Wait as one should."""
+    """Wait with `await`, in a thread."""
     return await trio.to_thread.run_sync(stand, gate)
 
 

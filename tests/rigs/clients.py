@@ -1,4 +1,4 @@
-"""What the client's tests share."""
+"""Helpers of the client's tests."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,18 +19,18 @@ Params = dict[str, Any]
 
 @asynccontextmanager
 async def connected(server: Scripted, **options: Any) -> AsyncIterator[Client]:
-    with trio.fail_after(3600):  # of a mock clock, or for ever: a safety net
+    with trio.fail_after(3600):  # of a mock clock, or a bound for a test that hangs
         async with server.serving(), Client(server.memory.connect, **options) as client:
             yield client
 
 
 def said(message: Message) -> Any:
-    """What a log message says."""
+    """The text of a log message."""
     return decode(message.params, dict[str, Any])["data"]
 
 
 async def count(stream: Stream) -> Any:
-    """Say the numbers up to `n`."""
+    """Send the numbers up to `n`."""
     for number in range(1, stream.arguments["n"] + 1):
         stream.say(str(number))
     return {"content": [], "counted": stream.arguments["n"]}
@@ -43,7 +43,7 @@ def counting(**options: Any) -> Scripted:
 
 
 class Stepping:
-    """A tool that says a number whenever the test lets it."""
+    """A tool that sends a number whenever the test lets it."""
 
     def __init__(self, server: Scripted, name: str = "step") -> None:
         server.tools[name] = self
@@ -57,13 +57,13 @@ class Stepping:
         return {"content": [], "done": True}
 
     def say(self, *texts: str | None) -> None:
-        """Let it say so; None ends it."""
+        """Let the tool send this number; None ends it."""
         for text in texts:
             self._send.send_nowait(text)
 
 
 class Asking:
-    """A tool that asks the client, and a handler that answers when the test says so."""
+    """A tool that asks the client, and a handler that answers when the test tells it to."""
 
     def __init__(self, server: Scripted) -> None:
         server.tools["ask"] = self
@@ -86,7 +86,7 @@ async def rest_of(call: RunningCall) -> list[Any]:
 
 
 async def held(nursery: trio.Nursery, dial: Any) -> Client:
-    """A client that is open until the nursery is cancelled."""
+    """A client that stays open until the nursery is cancelled."""
 
     async def hold(task_status: trio.TaskStatus[Client]) -> None:
         async with Client(dial) as client:
@@ -99,7 +99,7 @@ async def held(nursery: trio.Nursery, dial: Any) -> Client:
 
 @asynccontextmanager
 async def at_home(server: Server) -> AsyncIterator[MemoryServer]:
-    """A real server in this process; to connect and to be cut."""
+    """A real server in this process; the test connects to it and cuts the connections."""
     async with open_house(server) as house, trio.open_nursery() as nursery:
         memory = MemoryServer()
         await nursery.start(memory.serve, house.running.serve)

@@ -1,4 +1,4 @@
-"""The command as a child process, off a terminal and on one."""
+"""The command as a child process, with and without a terminal."""
 
 import codecs
 import contextlib
@@ -21,7 +21,7 @@ _ESCAPES: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Done(subprocess.CompletedProcess[str]):
-    """What came of a command."""
+    """The exit code and the output of a command."""
 
     @property
     def shown(self) -> list[str]:
@@ -35,7 +35,7 @@ def run(
     cwd: Path | None = None,
     within_s: float = DEADLINE_S,
 ) -> Done:
-    """Run the command to its end, off a terminal."""
+    """Run the command to its end, without a terminal."""
     ended = subprocess.run(
         [*command, *words],
         stdin=subprocess.DEVNULL,
@@ -50,14 +50,14 @@ def run(
 
 
 def run_as_printed(line: str) -> Done:
-    """Run a line that the command has printed for its user to type, as a shell would."""
+    """Run a line that the command has printed for its user, as a shell would."""
     name, *words = shlex.split(line)
     assert name == "mcp-streams"
     return run(*words)
 
 
 class Following:
-    """The command while it runs; what it says on standard error is there to be waited for.
+    """The command while it runs; tests wait for lines on its standard error.
 
     On a terminal, standard input and error are the terminal's.
     """
@@ -82,7 +82,7 @@ class Following:
         os.close(theirs)
 
     def wait_for(self, what: str) -> str:
-        """Wait until something was said that matches, and return that."""
+        """Wait until the output matches, and return the match."""
         while not (found := re.search(what, self.said)):
             assert select.select([self._ear], [], [], DEADLINE_S)[0], f"not {what!r}: {self.said}"
             assert self._hear(), f"ended without {what!r}: {self.said}"
@@ -98,19 +98,19 @@ class Following:
         return bool(data)
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Send SIGINT, as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """What nobody can do anything about."""
+        """Send SIGKILL, which a process cannot handle."""
         self.process.kill()
         self.process.wait()
 
     def end(self, *, within_s: float = DEADLINE_S) -> tuple[int, str]:
-        """Wait for the end; the exit code, and what is on standard output."""
+        """Wait for the end; returns the exit code and the standard output."""
         with ThreadPoolExecutor(1) as beside:
             ending = beside.submit(self._read_out, within_s)
-            while self._hear():  # a terminal that nobody reads holds up who writes to it
+            while self._hear():  # a full terminal blocks its writer, so it is read
                 pass
             out = ending.result()
         assert "Traceback" not in self.said, self.said
@@ -120,7 +120,7 @@ class Following:
         try:
             return self.process.communicate(timeout=within_s)[0]
         except subprocess.TimeoutExpired:
-            self._kill_all()  # so that it is heard to its end
+            self._kill_all()  # so that all output is read
             raise
 
     def _kill_all(self) -> None:
@@ -129,12 +129,12 @@ class Following:
 
     @property
     def way_back(self) -> str:
-        """The command that it has told its user to type, with the ticket."""
+        """The command with the ticket that it printed for its user."""
         return self.wait_for(r"mcp-streams resume \S+ [^\n]+(?=\n)")
 
     @property
     def short_way_back(self) -> str:
-        """The command that it has told its user to type, with the call's name."""
+        """The command with the call's name that it printed for its user."""
         return self.wait_for(r"mcp-streams resume \S+(?=\n)")
 
     def __enter__(self) -> Self:

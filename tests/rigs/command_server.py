@@ -34,7 +34,7 @@ async def ask(call: Call) -> str:
 
 @server.tool
 async def show_off(call: Call) -> list[Text | EmbeddedResource | Image]:
-    """Say and return what a terminal, or a careless program, might stumble over."""
+    """Send and return text that could disturb a terminal or a careless parser."""
     await call.log("info", "[/red] :100: \x1b[2J")
     await call.progress(1, total=2, message="[/blue]")
     await call.progress(2, total=2, message="\x1b[2Jdone")

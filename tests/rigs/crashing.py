@@ -1,4 +1,4 @@
-"""Servers that are killed at an exact step of what they do to the files of their journal."""
+"""Servers that are killed at an exact step of their work on the journal's files."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from streams.limits import Durability
 from tests.rigs.crashing_app import Life
 
 SHIM: Final = Path(__file__).with_name("crashing.c")
-PATIENT_S: Final = 60  # a safety net only
+PATIENT_S: Final = 60  # a bound for a test that hangs
 _LISTENS: Final = re.compile(rb"ws://127\.0\.0\.1:(\d+)")
 _ENDED: Final = re.compile(rb"^ended (-?\d+)$")
 
@@ -41,7 +41,7 @@ def built(folder: Path) -> Path:
 
 
 class Steps:
-    """How many steps a server has taken; it counts in a file that it maps into its memory."""
+    """The steps that a server has taken, counted in a file that it maps into its memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Steps:
 
 
 class Lives:
-    """One server after the other on one port, each in a process that is forked for it."""
+    """Servers one after the other on one port, each in a process that is forked for it."""
 
     def __init__(self, process: trio.Process, folder: Path) -> None:
         assert process.stderr is not None
@@ -66,7 +66,7 @@ class Lives:
         self._process = process
         self._log = process.stderr
         self._unread = b""
-        self.said: list[bytes] = []  # by this server, for who wonders about it
+        self.said: list[bytes] = []  # by this server, for a reader of the folder
 
     @property
     def url(self) -> str:
@@ -75,7 +75,7 @@ class Lives:
     async def begin(
         self, journal: Path, durability: Durability, at: int = 0, *, is_half: bool = False
     ) -> bool:
-        """Start a server that dies at a step; whether it listened before that."""
+        """Start a server that dies at a step; returns whether it listened before that."""
         assert self._process.stdin is not None
         self.steps.reset()
         self.said.clear()
@@ -91,7 +91,7 @@ class Lives:
                 return False
 
     async def end(self) -> int:
-        """Wait until the server has ended, by a kill or in good order; its exit code."""
+        """Wait until the server has ended, by a kill or in good order; returns its exit code."""
         while not (ended := _ENDED.match(await self._line())):
             pass
         return self._check(int(ended[1]))
@@ -117,7 +117,7 @@ class Lives:
 
 @asynccontextmanager
 async def open_lives(library: Path, folder: Path) -> AsyncIterator[Lives]:
-    """The process that forks servers; killed at the end."""
+    """The process that forks servers; it is killed at the end."""
     async with trio.open_nursery() as nursery:
         fork = partial(
             trio.run_process,

@@ -1,8 +1,8 @@
-"""A server that is killed at an exact step, and the process that starts it again and again.
+"""A server that is killed at an exact step, and the process that restarts it.
 
-`python -m tests.rigs.crashing_app` reads one line of JSON for each life of the server, forks it, so
-that nothing is imported twice, and says how it ended. The server is `mcp-streams serve`, but for
-the sizes in its journal: they are so small that a short scenario has everything in it.
+`python -m tests.rigs.crashing_app` reads one line of JSON for each life of the server, forks the
+server, so that modules are imported only once, and prints how it ended. The server is `mcp-streams
+serve` with smaller sizes in its journal, so that a short scenario reaches every case.
 """
 
 import ctypes
@@ -50,12 +50,12 @@ def _mark(marks: str, number: int) -> None:
 
 
 class Life(msgspec.Struct):
-    """One life of the server; it dies at step `at` of what it does to the journal's files."""
+    """One life of the server; it dies at step `at` of its work on the journal's files."""
 
     journal: str
     durability: Durability
     port: int
-    steps: str  # a file of 8 bytes, in which the steps are counted
+    steps: str  # a file of 8 bytes that counts the steps
     at: int = 0  # never
     is_half: bool = False
 

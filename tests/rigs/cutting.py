@@ -1,4 +1,4 @@
-"""Connections that go before the answer to a call has come, whatever the transport."""
+"""Connections that are cut before the answer to a call has come, over any transport."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,10 +13,10 @@ Then = Callable[[], Awaitable[object]]
 
 
 class Cutting:
-    """A `Dialer` whose connections are over once a call was sent, as often as `cuts` says.
+    """A `Dialer` whose connections are cut after a call was sent, `cuts` times.
 
-    The client hears nothing of what the server has to say to that. Where `is_sent` is false the
-    server does not hear of the call either. `then` is waited for first.
+    The client gets no answer to that call. Where `is_sent` is false the server does not get the
+    call either. `then` is awaited before the cut.
     """
 
     def __init__(self, dialer: Dialer, cuts: int, *, is_sent: bool = True) -> None:
@@ -37,7 +37,7 @@ class _Cut:
     def __init__(self, cutting: Cutting, channel: ClientChannel) -> None:
         self._cutting = cutting
         self._channel = channel
-        self._scope = trio.CancelScope()  # around who receives
+        self._scope = trio.CancelScope()  # of the task that receives
         self._is_over = trio.Event()
         self._is_deaf = False
 

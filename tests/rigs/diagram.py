@@ -6,7 +6,7 @@ from streams.journal.records import Outcome
 
 
 def state_diagram() -> str:
-    """The table as a Mermaid state diagram, in the table's own order."""
+    """The transition table as a Mermaid state diagram, in the table's own order."""
     lines = ["stateDiagram-v2", f"    [*] --> {Outcome.LIVE.value}"]
     for before, moves in TRANSITIONS.items():
         lines += [

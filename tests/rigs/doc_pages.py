@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-ROOT: Final = Path(__file__).parents[2]
+from tests.rigs import ROOT
+
 PAGES: Final = (
     *(ROOT / name for name in ("README.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -42,7 +43,7 @@ def blocks(page: Path, language: str | None = None) -> list[Block]:
 
 
 def sessions(block: Block) -> Iterator[tuple[str, str]]:
-    """The commands of a console block, each with the output that stands below it."""
+    """The commands of a console block, each with its output below it."""
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
         command, _, output = part.partition("\n")
         yield command, output
@@ -80,7 +81,7 @@ class Stage:
         named = _FILE.match(text)
         assert named, "an example in Python begins with a comment that names its file"
         (self._folder / named[1]).write_text(self._here(text))
-        if "Server(" not in text:  # those are served by the next command
+        if "Server(" not in text:  # the next command serves those
             self._run(f"python {named[1]}")
 
     def _command(self, command: str, output: str) -> None:
@@ -133,7 +134,7 @@ class Stage:
         assert server.returncode == code, log
 
     def _interrupted(self, command: str, output: str) -> None:
-        """Press Ctrl-C once the call shows something, and keep the ticket."""
+        """Press Ctrl-C once the call prints a message, and keep the ticket."""
         process = self._start(command)
         assert process.stderr is not None
         shown = process.stderr.readline()

@@ -19,8 +19,10 @@ def as_line(incoming: Incoming) -> bytes:
 
 
 async def echo(channel: Channel) -> None:
-    """Send back what comes. `{"stall": FIFO}` is answered, and then nothing more is read until
-    something is written to the FIFO, each line of which is sent on, and that is closed.
+    """Send back each message.
+
+    `{"stall": FIFO}` is answered, and then the handler stops reading. It sends each line that is
+    written to the FIFO, and reads messages again once that is closed.
     """
     with contextlib.suppress(trio.EndOfChannel, trio.BrokenResourceError):
         while True:

@@ -1,4 +1,4 @@
-"""Servers whose idle streams leave memory at once, and streams that have."""
+"""Servers that evict idle streams at once, and such streams."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def evicted(house: House) -> int:
 async def idle(
     house: House, steps: Steps, calls: int = 1, *, principal: str = "alice"
 ) -> list[Json]:
-    """Streams with two messages each whose client has gone, oldest first; what it was told."""
+    """Streams with two messages each whose client has left, oldest first; their announcements."""
     told = []
     for n in range(calls):
         talker = await house.dial(STREAMS | REQUESTS, principal)

@@ -1,4 +1,4 @@
-"""The demo's server as it must not be. The folder's first file says what is wrong with it."""
+"""The demo's server with a fault. The folder's first file names the fault."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ server = Server("faulty-demo", version="1", resume_min_s=0)
 
 @server.tool
 async def digest(call: Call, folder: str) -> Digest:
-    """Lose the third file's messages, repeat the fifth's and misread the seventh; or fail."""
+    """Lose the third file's messages, repeat the fifth's and corrupt the seventh's; or fail."""
     files = files_of(Path(folder))
     if files[0].read_text() == "fails":
         raise OSError("the disk is gone")

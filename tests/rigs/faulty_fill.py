@@ -1,4 +1,4 @@
-"""A server whose `fill` makes one mistake, for the benchmarks' own test."""
+"""A server whose `fill` makes one mistake, for the test of the benchmarks."""
 
 from benchmarks.numbered import FIRST, METHOD, params, text_for
 from streams import Call, Server

@@ -1,4 +1,4 @@
-"""The server that is tortured, as it must not be: each call's messages are treated badly."""
+"""The torture test's server with faults in the messages of each call."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def numbers_of(count: int) -> list[int]:
 async def work(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
 ) -> Worked:
-    """Do as the true one does, but for some of the messages."""
+    """Do as the real tool does, except for some of the messages."""
     for number in numbers_of(count):
         await trio.sleep(1 / per_second)
         entry = entry_of(name, number)

@@ -1,4 +1,4 @@
-"""What the tests of the HTTP client say and expect, over a server that is scripted."""
+"""Messages and checks of the tests of the HTTP client, over a scripted server."""
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -23,7 +23,7 @@ WELCOME = messages.result(0, {"protocolVersion": "2025-06-18", "capabilities": {
 async def connected(
     script: Script = accept, *, limit: int = LIMIT
 ) -> AsyncIterator[tuple[HttpServer, Channel]]:
-    with trio.fail_after(100):  # only if something hangs
+    with trio.fail_after(100):  # a bound for a test that hangs
         async with (
             http_server(script) as server,
             client.connect(server.url, message_bytes_max=limit) as channel,
@@ -70,14 +70,14 @@ async def assert_over(channel: Channel, received: Sequence[Incoming] = ()) -> No
 
 
 async def assert_alive(channel: Channel) -> None:
-    """It still carries lines, in a POST of their own, whatever the server answers."""
+    """Check that the channel still carries lines, in a POST of their own, after any answer."""
     assert channel.is_writable()
     await channel.send(messages.notification("still/here"))
     assert channel.is_writable()
 
 
 def answering(body: bytes, kind: str = NDJSON, status: str = "200 OK") -> Script:
-    """Answer calls with `body`, everything else with 202."""
+    """Answer calls with `body`, all other requests with 202."""
 
     async def script(asked: Asked) -> None:
         if b"tools/call" in asked.body:

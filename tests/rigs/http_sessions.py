@@ -1,8 +1,8 @@
 """Channels over HTTP from the server's side, for the suite that all transports must pass.
 
-HTTP has requests, and no connection that both sides could lose: what is one channel for the client
-is a session here. What a handler receives are the bodies of its POSTs, one after another; what it
-sends goes into the response to the last of them, until it asks for the next.
+HTTP has requests, but no connection that both sides could lose. So a session here stands for the
+client's channel. The handler receives the bodies of the session's POSTs, one after another. Its
+messages go into the response to the last POST, until it asks for the next.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ HEADERS: Final = [("Content-Type", NDJSON)]
 
 
 class Post:
-    """One request, while its response is under way."""
+    """One request, while its response is open."""
 
     def __init__(self, body: bytes, responder: Responder) -> None:
         self.body = body
@@ -50,7 +50,7 @@ class Post:
             else:
                 await self.responder.respond(202)
         except trio.BrokenResourceError:
-            pass  # who asked has gone; the session is not over for that
+            pass  # this client has hung up; the session goes on
         finally:
             self.is_over.set()
 
@@ -64,7 +64,9 @@ class SessionChannel:
         self._offer, self._posts = trio.open_memory_channel[Post](0)
 
     async def take(self, post: Post) -> bool:
-        """Have the handler receive `post`, and wait until it is answered; False when it is over."""
+        """Pass `post` to the handler, and wait until it is answered; False when the session is
+        over.
+        """
         try:
             await self._offer.send(post)
         except (trio.BrokenResourceError, trio.ClosedResourceError):

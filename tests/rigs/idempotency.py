@@ -1,4 +1,4 @@
-"""A tool that counts its runs, and calls of it that have a key."""
+"""A tool that counts its runs, and calls of it with a key."""
 
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ SHORT: Final = "a key"
 
 
 class Rig:
-    """A server with a tool that counts its runs and then does what it is told."""
+    """A server with a tool that counts its runs, then follows the test's orders."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Server("tested", **({"resume_min_s": 0, "resume_max_s": 600} | settings))
@@ -36,7 +36,7 @@ async def call(
 
 
 async def answered(talker: Talker, id: int | str, key: Any = LONG, **more: Any) -> Json:
-    """Make a call with a key; its result, or the error."""
+    """Make a call with a key; returns its result, or the error."""
     await call(talker, id, key, **more)
     answer = await talker.answer(id)
     result: Json = answer["result"] if "result" in answer else answer["error"]

@@ -1,4 +1,4 @@
-"""Faults of the system, put into a process that runs, from outside: `strace --inject`."""
+"""System faults, injected into a running process from outside: `strace --inject`."""
 
 import subprocess
 from collections.abc import Iterator
@@ -10,11 +10,11 @@ from tests.rigs.needing import lacking, needed
 
 @contextmanager
 def injected(pid: int, calls: str, fault: str, folder: Path) -> Iterator[Path]:
-    """Every thread of a process has the fault in these system calls; the calls are noted in the
-    file that this gives.
+    """Inject the fault into these system calls of every thread of a process.
 
-    `fault` is strace's: `error=EIO:when=5+` fails the fifth and all that follow, counted for each
-    thread; `signal=KILL:when=3` kills at the third.
+    Yields the file in which strace logs the calls. `fault` is in strace's words:
+    `error=EIO:when=5+` fails the fifth call and all later ones, counted for each thread;
+    `signal=KILL:when=3` kills at the third.
     """
     strace = needed("strace", "put faults into a process")
     noted = folder / "strace.txt"

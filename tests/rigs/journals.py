@@ -26,7 +26,7 @@ def record(
     number: int = 0,
     restart: Restart | None = None,
 ) -> Record:
-    """A record. Unless a number is given, the streams are in the order of the alphabet."""
+    """A record. Unless `number` is given, streams are numbered in alphabetical order."""
     return Record(
         stream=stream,
         principal="os(0)",
@@ -55,7 +55,7 @@ def append(first: int, last: int, *, stream: str = "s", fence: int = 1, **more: 
 def last_append(
     first: int, last: int, *, outcome: Outcome = Outcome.COMPLETED, at: float = 5.0, **more: Any
 ) -> Append:
-    """Lines with the final response among them."""
+    """Append lines with the final response among them."""
     return append(first, last, outcome=outcome, ended_at=at, **more)
 
 
@@ -81,7 +81,7 @@ def grant(
 
 
 def memory_journals() -> OpenJournal:
-    """What is closed can be opened again, as long as the process lives."""
+    """Journals in memory. A closed one can be opened again in this process."""
     journals: dict[str, MemoryJournal] = {}
 
     @asynccontextmanager
@@ -94,7 +94,7 @@ def memory_journals() -> OpenJournal:
 
 
 def journals(kind: str, folder: Path) -> OpenJournal:
-    """Those of a kind, in memory or in files of this folder."""
+    """Journals of a kind, in memory or in files of this folder."""
     if kind == "memory":
         return memory_journals()
     return lambda name: open_sqlite_journal(folder / name, durability="process")
@@ -110,7 +110,7 @@ async def stored(journal: Journal) -> Stored:
 
 
 def as_one(runs: Sequence[Run]) -> Run | None:
-    """Runs that follow each other, as one; None where there are none."""
+    """Consecutive runs as one run; None for an empty list."""
     if not runs:
         return None
     for run, follower in pairwise(runs):
@@ -120,7 +120,7 @@ def as_one(runs: Sequence[Run]) -> Run | None:
 
 
 async def read_all(journal: Journal, after: int = 0, bytes_max: int = PLENTY) -> bytes:
-    """All that follows `after`, every run checked on the way."""
+    """All runs after `after`; each is checked on the way."""
     bodies = []
     while runs := await journal.read("s", after, bytes_max=bytes_max):
         assert sum(len(run.body) for run in runs) <= bytes_max or runs[0].count == 1

@@ -1,4 +1,4 @@
-"""An issuer of JSON Web Tokens: its keys, what it signs, and what it answers who asks for them."""
+"""An issuer of JSON Web Tokens: its keys, its signatures, its answers to requests for the keys."""
 
 import json
 from typing import Any
@@ -35,7 +35,7 @@ def signed(key: Any = RSA, algorithm: str = "RS256", kid: str | None = "rsa", **
 
 
 class Issuer:
-    """Somebody who has keys, as `KeySet` asks for them."""
+    """A source of keys, with the interface that `KeySet` asks."""
 
     def __init__(self, *keys: dict[str, Any]) -> None:
         self.keys = list(keys)

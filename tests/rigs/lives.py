@@ -28,7 +28,7 @@ def line(text: object) -> bytes:
 
 
 def commit(state: StreamState) -> Run:
-    """Make durable what is numbered."""
+    """Make the numbered entries durable."""
     append = state.take(FENCE)
     assert append is not None
     state.committed(append.run.last)
@@ -36,7 +36,7 @@ def commit(state: StreamState) -> Run:
 
 
 def write(state: StreamState) -> Run:
-    """Make durable what is numbered, and write it."""
+    """Make the numbered entries durable, and hand them to the sender."""
     run = commit(state)
     state.hand(run)
     return run

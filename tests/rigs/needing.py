@@ -1,4 +1,6 @@
-"""What a machine may lack: a test that needs it is skipped there, but not in CI."""
+"""Programs and rights that a machine may lack: a test that needs them is skipped there, but not in
+CI.
+"""
 
 import os
 import shutil
@@ -10,15 +12,15 @@ NOBODY: Final = 65534
 
 
 def lacking(what: str) -> NoReturn:
-    """Skip the test for want of something, or fail it where nothing may be skipped."""
+    """Skip the test for this reason, or fail it where skips are forbidden."""
     if os.environ.get("SKIP_NOTHING"):  # set by .ci/run
         pytest.fail(what)
     pytest.skip(what)
 
 
 def needed(program: str, to: str) -> str:
-    """The path of a program of this machine."""
-    # Debian has servers in a folder that is in the path of root alone.
+    """The path of a program; skips the test where it is missing."""
+    # Debian puts some servers into a folder that only root has in its path.
     path = shutil.which(program, path=f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
     if path is None:
         lacking(f"there is no {program}, which is needed to {to}")
@@ -26,7 +28,7 @@ def needed(program: str, to: str) -> str:
 
 
 def another_user() -> int:
-    """The uid of another user, to whom files and processes can be given: only root can do so."""
+    """The uid of another user, to give files and processes to: only root can do so."""
     if os.geteuid() != 0:
         lacking("this test needs root, to be two users")
     return NOBODY

@@ -1,4 +1,4 @@
-"""A tool that gives pages, and a client that is amid them."""
+"""A tool that yields pages, and a client in the middle of them."""
 
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -10,7 +10,7 @@ MAX_S: Final = 600.0
 
 
 def counting(**settings: Any) -> Server:
-    """A server whose tool `count` yields the numbers up to `to`, and says each before."""
+    """A server whose tool `count` yields the numbers up to `to`, and sends each one before."""
     server = Server("tested", **({"resume_max_s": MAX_S} | settings))
 
     @server.tool(pages=True)
@@ -29,7 +29,7 @@ def counting(**settings: Any) -> Server:
 async def begun(
     house: House, capabilities: Json = PLAIN, principal: str = "os(0)"
 ) -> tuple[Talker, list[str]]:
-    """A client that was given three pages of `count`, and the tokens that followed each."""
+    """A client that has three pages of `count`, and the page tokens that followed each."""
     talker = await house.dial(capabilities, principal)
     tokens = [next_of(await talker.page("p1", "count"))]
     for number in (2, 3):

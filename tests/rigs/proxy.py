@@ -1,4 +1,4 @@
-"""A bad network: a proxy for TCP connections on this machine that cuts them when a test says so."""
+"""A bad network: a proxy for TCP connections on this machine that cuts them on the test's order."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ READ_BYTES: Final = 64 * 1024
 
 
 class Proxy:
-    """Forwards what connects to `port` to `upstream_port`, once it is served."""
+    """Forwards connections at `port` to `upstream_port`, once it is served."""
 
     def __init__(self, upstream_port: int) -> None:
         self.port = 0
-        self.to_clients: list[bytearray] = []  # what passed over each connection
-        self.until_cut: int | None = None  # bytes that still pass to clients, over all of them
+        self.to_clients: list[bytearray] = []  # the bytes that passed over each connection
+        self.until_cut: int | None = None  # bytes left to clients, over all
         self._upstream_port = upstream_port
         self._open: set[trio.CancelScope] = set()
         self._is_cut = trio.Event()
@@ -23,12 +23,12 @@ class Proxy:
         return sum(map(len, self.to_clients))
 
     def cut(self) -> None:
-        """Cut everything that is open."""
+        """Cut all open connections."""
         for scope in self._open:
             scope.cancel()
 
     async def cut_after(self, count: int) -> None:
-        """Let so many bytes pass to clients, then cut everything; after that all may pass."""
+        """Cut all connections after so many bytes to clients; later connections are not limited."""
         self._is_cut = trio.Event()
         self.until_cut = count
         await self._is_cut.wait()
@@ -47,7 +47,7 @@ class Proxy:
             try:
                 await self._connect(client)
             except* (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-                pass  # one of the two has gone, which the other is told below
+                pass  # one side has hung up; the other is told below
             finally:
                 self._open.remove(scope)
                 await trio.aclose_forcefully(client)
@@ -76,5 +76,5 @@ class Proxy:
             await client.send_all(passing)
         if self.until_cut == 0:
             self._is_cut.set()
-        # Not closed at once: a reset could overtake what has just passed.
+        # The socket is not closed at once: a reset could overtake the last bytes.
         await client.send_eof()

@@ -1,8 +1,8 @@
-"""A server of streams for the client's tests: small, in memory, and as unruly as a test likes.
+"""A scripted server of streams for the client's tests: small, in memory, and able to misbehave.
 
-It speaks what WIRE says a server speaks to a client with positions, or, told so, what a plain MCP
-server speaks, or one that knows a proposal and no numbers. It shares no code with the real one but
-the JSON-RPC envelope.
+By default it speaks WIRE's protocol to a client with positions. On the test's order it speaks as a
+plain MCP server, or as one that knows a proposal and no numbers. It shares no code with the real
+server except the JSON-RPC envelope.
 """
 
 import itertools
@@ -26,7 +26,7 @@ POLICY = "notifications/requests/resumePolicy"
 
 
 class Stream:
-    """What one call has sent. A tool gets it, sends on it, and returns its result."""
+    """The messages that one call has sent. A tool gets it, sends on it, and returns its result."""
 
     def __init__(self, server: "Scripted", number: int, request: Params) -> None:
         self.server = server
@@ -49,11 +49,11 @@ class Stream:
         self.send(messages.notification(method, params))
 
     def say(self, text: str) -> None:
-        """A log message."""
+        """Send a log message."""
         self.notify("notifications/message", {"level": "info", "data": text})
 
     async def ask(self, method: str, params: Params) -> Any:
-        """Ask the client, and wait for the answer's message however long it takes."""
+        """Ask the client, and wait for its answer without a limit."""
         request_id = f"ask-{self.id}-{len(self.entries)}"
         self.open_requests[request_id] = len(self.entries) + 1
         self.send(messages.request(request_id, method, params))
@@ -66,13 +66,13 @@ class Stream:
         self.send(line)
 
     def send(self, line: bytes) -> None:
-        """Send whatever this is."""
+        """Send any line."""
         self.entries.append(line)
         self.server.stir()
 
 
 class Connection:
-    """One client, as long as its cable holds."""
+    """A client's connection, as long as it is not cut."""
 
     def __init__(self, server: "Scripted", number: int, channel: Channel) -> None:
         self.server = server
@@ -167,15 +167,15 @@ class Scripted:
         self.is_numbering = is_numbering
         self.announces = ((CREATE,) if is_numbering else ()) if announces is None else announces
         self.min_s = min_s
-        self.key_memory = key_memory  # though it looks at no key
+        self.key_memory = key_memory  # advertised, though keys are ignored
         self.run_lines_max = 1_000
-        self.runs_may_end: trio.Event | None = None  # until then, only the half of what is due
-        self.skips_on: set[int] = set()  # connections where the numbers leave a gap
+        self.runs_may_end: trio.Event | None = None  # until then, half of a run is sent
+        self.skips_on: set[int] = set()  # connections whose numbers have a gap
         self.tools: dict[str, Tool] = {}
         self.streams: dict[str, Stream] = {}
         self.received: list[tuple[int, Params]] = []
-        self.resume_refusals: list[Refusal] = []  # for the next resumes
-        self.resume_endings: list[str] = []  # said at once to the next resumes
+        self.resume_refusals: list[Refusal] = []  # errors for the next resumes
+        self.resume_endings: list[str] = []  # sent at once to the next resumes
         self.received_at: list[float] = []
         self.connections: list[Connection] = []
         self.protocol_version = "2025-11-25"
@@ -324,7 +324,7 @@ class Scripted:
         }
 
     def _named(self, params: Params) -> Stream:
-        """By its id and its token, or, in the proposal that has no ids, by its token."""
+        """The stream by its id and token; by its token alone in the proposal without ids."""
         for stream in self.streams.values():
             is_it = params.get("streamId", stream.id) == stream.id
             if is_it and params["resumeToken"] == stream.token:
@@ -379,12 +379,12 @@ class Scripted:
         for seq in stream.open_requests.values():
             if seq <= after:
                 connection.reply(stream.entries[seq - 1])
-        # What takes over stands for the original request, whose id our client gives it.
+        # The final response goes under the original request's id, which our client chose.
         connection.attach(stream, after, None if takes_over else request_id)
 
 
 def _paged(found: list[Params], params: Params) -> tuple[list[Params], Params]:
-    """Two on a page."""
+    """Two statuses a page."""
     start = int(params.get("cursor", 0))
     rest = {"nextCursor": str(start + 2)} if len(found) > start + 2 else {}
     return found[start : start + 2], rest

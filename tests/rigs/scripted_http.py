@@ -1,6 +1,6 @@
-"""An HTTP server for the client's tests: it answers each request as the test says, byte by byte.
+"""An HTTP server for the client's tests: the test answers each request, byte by byte.
 
-It shares nothing with the listener that the project serves with.
+It shares no code with the project's own listener.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ Script = Callable[[Asked], Awaitable[object]]
 
 
 class HttpServer:
-    """What has been asked, in the order in which it came in whole."""
+    """The requests that came, in the order in which they were complete."""
 
     def __init__(self, script: Script, scheme: str) -> None:
         self.script = script
@@ -81,7 +81,7 @@ class HttpServer:
         return [asked.body for asked in self.asked if asked.method == "POST"]
 
     def stop(self) -> None:
-        """Hang up everywhere, and listen no more."""
+        """Close all connections, and listen no more."""
         self._serving.cancel()
 
     async def listen(
@@ -89,7 +89,7 @@ class HttpServer:
     ) -> None:
         listeners = await trio.open_tcp_listeners(0, host="localhost", backlog=2048)
         self._port = listeners[0].socket.getsockname()[1]
-        del listeners[1:]  # of each address at a port of its own: the first will do
+        del listeners[1:]  # one listener for each address, at different ports: the first is used
 
         async def welcome(tcp: trio.SocketStream) -> None:
             stream: trio.abc.Stream = tcp
@@ -119,7 +119,7 @@ class HttpServer:
 
 
 async def accept(asked: Asked) -> None:
-    """Say nothing but that it is here."""
+    """Answer 202."""
     await asked.respond()
 
 

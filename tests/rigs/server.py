@@ -1,6 +1,6 @@
-"""A server in this process, and clients as bare as can be, over the memory transport.
+"""A server in this process, and minimal clients over the memory transport.
 
-A `Talker` writes messages and reads whatever comes, one by one; nothing is done for it.
+A `Talker` writes messages and reads answers one by one; it does nothing by itself.
 """
 
 import copy
@@ -31,10 +31,10 @@ PLAIN: Final[Json] = {}
 RESUME_REQUEST: Final = "requests/resume"
 STATUS_OF_REQUEST: Final = "requests/getStatus"
 
-# Where streams are that have ended: what clients see of them must be the same.
+# Where ended streams are kept. Clients must not notice a difference.
 RESIDENT_MAX: Final = [pytest.param(5_000, id="in memory"), pytest.param(0, id="evicted")]
 
-PATIENCE_S: Final = 5 * 86_400  # of a mock clock, mostly; a safety net
+PATIENCE_S: Final = 5 * 86_400  # of a mock clock mostly; a bound for a test that hangs
 
 
 class Talker:
@@ -47,7 +47,7 @@ class Talker:
         self._waiting: list[Json] = []
 
     async def say(self, *said: Json) -> None:
-        """Write messages, in one piece."""
+        """Write messages in one piece."""
         lines = [msgspec.json.encode({"jsonrpc": "2.0"} | message) + b"\n" for message in said]
         await self.channel.send(b"".join(lines))
 
@@ -65,7 +65,7 @@ class Talker:
         await self.ask(id, "tools/call", name=tool, arguments=arguments, **meta)
 
     async def begin(self, id: int | str, tool: str, **arguments: Any) -> Json:
-        """Call a tool; the stream as it was announced."""
+        """Call a tool; returns the stream as it was announced."""
         await self.call(id, tool, **arguments)
         return await self.announced()
 
@@ -76,7 +76,7 @@ class Talker:
         return stream
 
     async def policy(self) -> Json:
-        """How to come back to the request that is announced next, in the words of `REQUESTS`."""
+        """The next resume policy, in the words of `REQUESTS`."""
         told = await self.find(lambda m: m.get("method") == "notifications/requests/resumePolicy")
         policy: Json = told["params"]
         return policy
@@ -84,7 +84,7 @@ class Talker:
     async def page(
         self, id: int | str, tool: str, token: str | None = None, **arguments: Any
     ) -> Json:
-        """A page of a tool, the first one or that of a token: the result, or the error."""
+        """A page of a tool, the first one or that of a page token: the result, or the error."""
         turn = {} if token is None else {"resumeToken": token}
         return await self.request(id, "tools/call", name=tool, arguments=arguments, **turn)
 
@@ -100,7 +100,7 @@ class Talker:
         return message
 
     async def find(self, is_it: Callable[[Json], object]) -> Json:
-        """Read until there is such a message; what came before it is in `seen`."""
+        """Read until a message fits; the messages before it are in `seen`."""
         while not is_it(message := await self.read()):
             pass
         return message
@@ -110,14 +110,14 @@ class Talker:
         return await self.find(lambda m: m.get("id") == id and "method" not in m)
 
     async def request(self, id: int | str, method: str, **params: Any) -> Json:
-        """Send a request and read until it is answered: its result, or its error's data."""
+        """Send a request and read until its answer: its result, or its error's data."""
         await self.ask(id, method, **params)
         answer = await self.answer(id)
         result: Json = answer["result"] if "result" in answer else answer["error"]
         return result
 
     async def resume(self, id: int | str, stream: Json | str, **more: Any) -> list[Json]:
-        """Resume a stream; everything that comes with it, the reply last."""
+        """Resume a stream; returns all messages up to the reply, which is last."""
         start = len(self.seen)
         await self.ask(id, "stream/resume", **named(stream), **more)
         await self.answer(id)
@@ -128,7 +128,7 @@ class Talker:
         return await self.request(id, "stream/poll", **named(stream), **more)
 
     async def end(self) -> list[Json]:
-        """Read until the other end closes: everything that came."""
+        """Read until the other end closes; returns all messages."""
         start = len(self.seen)
         try:
             while True:
@@ -143,27 +143,36 @@ class Talker:
 
 
 class House:
-    """A server at work, and everyone who is connected to it."""
+    """A running server, and all its clients."""
 
     def __init__(self, running: RunningServer, journal: Journal, nursery: trio.Nursery) -> None:
         self.running = running
         self.journal = journal
-        self._nursery = nursery
+        self.nursery = nursery  # it is cancelled when the test leaves the house
+
+    def serve(self, channel: Channel) -> None:
+        """Serve a channel until the test leaves the house."""
+        self.nursery.start_soon(self.running.serve, channel)
 
     def cable(self, principal: str = "alice", *, capacity: int = 1 << 20) -> Cable:
         cable = Cable(principal=principal, capacity=capacity)
-        self._nursery.start_soon(self.running.serve, cable.far)
+        self.serve(cable.far)
         return cable
 
     async def dial(
         self, capabilities: Json = STREAMS, principal: str = "alice", *, capacity: int = 1 << 20
     ) -> Talker:
         """A connection that is initialized."""
-        cable = self.cable(principal, capacity=capacity)
+        cable = Cable(principal=principal, capacity=capacity)
+        return await self.connect(cable, cable.far, capabilities)
+
+    async def connect(self, cable: Cable, far: Channel, capabilities: Json = STREAMS) -> Talker:
+        """An initialized connection whose server's end is `far`, a channel of the test's own."""
+        self.serve(far)
         return await greeted(Talker(cable.near, cable), capabilities)
 
     def as_after_a_crash(self) -> MemoryJournal:
-        """What the journal holds now, as who starts after a crash would find it."""
+        """The journal's contents as a server that starts after a crash would find them."""
         assert isinstance(self.journal, MemoryJournal)
         return copy.deepcopy(self.journal)
 
@@ -182,7 +191,7 @@ async def greeted(talker: Talker, capabilities: Json = STREAMS) -> Talker:
 async def requested(
     house: House, capabilities: Json = REQUESTS, id: int | str = 1
 ) -> tuple[Talker, Json]:
-    """A client with a call of `step` under way, and what leads back to it."""
+    """A client with a running call of `step`, and the resume token."""
     talker = await house.dial(capabilities)
     await talker.call(id, "step")
     policy = await talker.policy()
@@ -204,7 +213,7 @@ async def open_house(
 
 
 async def run(server: Server, tool: str, *, token: Any = None, **arguments: Any) -> list[Json]:
-    """Call a tool as a plain client: everything that comes, the response last."""
+    """Call a tool as a plain client; returns all messages, the response last."""
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         await talker.call(1, tool, token=token, **arguments)
@@ -213,7 +222,7 @@ async def run(server: Server, tool: str, *, token: Any = None, **arguments: Any)
 
 
 class Steps:
-    """Tools that do what the test says, when it says so."""
+    """Tools that follow the test's orders."""
 
     def __init__(self, server: Server, **settings: Any) -> None:
         self._send, self._receive = trio.open_memory_channel[Callable[[Call], Any]](10_000)
@@ -224,7 +233,7 @@ class Steps:
         server.tool(**({"name": "step"} | settings))(self.step)
 
     async def step(self, call: Call) -> str:
-        """Do what is said."""
+        """Follow the orders of the test."""
         self.call = call
         try:
             async for do in self._receive:
@@ -241,7 +250,7 @@ class Steps:
         self._send.send_nowait(action)
 
     def log(self, *texts: str) -> None:
-        """Have it log these."""
+        """Have the tool log these."""
         for text in texts:
 
             async def log(call: Call, text: str = text) -> None:
@@ -250,7 +259,7 @@ class Steps:
             self.do(log)
 
     def ask(self, method: str = "elicitation/create") -> None:
-        """Have it ask the client, and keep the answer."""
+        """Have the tool ask the client, and keep the answer."""
 
         async def ask(call: Call) -> None:
             self.answers.append(await call.request(method, {"message": "?"}))
@@ -258,7 +267,7 @@ class Steps:
         self.do(ask)
 
     def finish(self, text: str = "done") -> None:
-        """Have it return this."""
+        """Have the tool return this."""
 
         async def finish(_: Call) -> str:
             return text
@@ -266,7 +275,7 @@ class Steps:
         self.do(finish)
 
     def fail(self) -> None:
-        """Have it raise."""
+        """Have the tool raise."""
 
         async def fail(_: Call) -> None:
             raise ValueError("as it was told")
@@ -284,34 +293,34 @@ def with_token(stream: Json) -> Json:
 
 
 def said(messages: list[Json]) -> list[Any]:
-    """What the log messages among these say."""
+    """The texts of the log messages among these."""
     return [m["params"]["data"] for m in messages if m.get("method") == "notifications/message"]
 
 
 def methods(messages: list[Json]) -> list[str]:
-    """What these are: their methods, and `result` or `error`."""
+    """The methods of these messages; `result` or `error` for responses."""
     return [m.get("method") or ("result" if "result" in m else "error") for m in messages]
 
 
 def text_of(answer: Json) -> str:
-    """What a tool's result says."""
+    """The text of a tool's result."""
     return page_text(answer["result"])
 
 
 def page_text(result: Json) -> str:
-    """What a result or a page says; "" where it is empty."""
+    """The text of a result or a page; "" where it is empty."""
     return "".join(block["text"] for block in result["content"])
 
 
 def next_of(result: Json) -> str:
-    """The token of the page that follows this one."""
+    """The page token for the next page."""
     token = str(result["nextResumeToken"])
     assert result["_meta"]["mcp-streams/nextResumeToken"] == token
     return token
 
 
 def is_last(result: Json) -> bool:
-    """Whether nothing leads on from this page."""
+    """Whether this is the last page: it has no page token."""
     assert ("nextResumeToken" in result) == ("_meta" in result)
     return "nextResumeToken" not in result
 

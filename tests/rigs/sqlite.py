@@ -1,4 +1,4 @@
-"""What the tests of the journal's file share: lines, journals, and programs that use them."""
+"""Helpers of the tests of the journal's file: lines, journals, and programs that use them."""
 
 import shutil
 import sqlite3
@@ -12,9 +12,9 @@ from pathlib import Path
 from streams.journal.records import Append, Create, Record
 from streams.journal.sqlite import APPLICATION_ID, SQLiteStore
 from streams.messages import Run
+from tests.rigs import ROOT
 from tests.rigs.journals import as_one
 
-ROOT = Path(__file__).parents[2]
 PLENTY = 1024 * 1024
 
 
@@ -38,13 +38,13 @@ def append(first: int, last: int, stream: str = "s", line: bytes = b"{}") -> App
 
 
 def make_journal(path: Path) -> Path:
-    """A journal with one stream of 500 lines, closed."""
+    """A closed journal with one stream of 500 lines."""
     with closing(SQLiteStore(path)) as opened:
         assert opened.commit([Create(record()), append(1, 500, line=b"x" * 99)]) == [None, None]
     return path
 
 
-# What the release that knew schema 1 alone has written, word for word.
+# The statements of the release that knew schema 1 alone, word for word.
 SCHEMA_1 = f"""
     PRAGMA application_id = {APPLICATION_ID};
     PRAGMA user_version = 1;
@@ -77,7 +77,7 @@ SCHEMA_1 = f"""
 """
 
 
-# What the release after that has written on top of it: a session, and a resume that may go on.
+# The statements of the next release on top of it: a session, and a grant.
 SCHEMA_2 = """
     PRAGMA user_version = 2;
     INSERT INTO "_sqlite_migrations"
@@ -97,7 +97,7 @@ SCHEMA_2 = """
 """
 
 
-# And the one that knew pages.
+# The statements of the release that knew pages.
 SCHEMA_3 = """
     PRAGMA user_version = 3;
     INSERT INTO "_sqlite_migrations"
@@ -108,7 +108,7 @@ SCHEMA_3 = """
 """
 
 
-# And the one that had streams at rest.
+# The statements of the release that evicted streams.
 SCHEMA_4 = """
     PRAGMA user_version = 4;
     INSERT INTO "_sqlite_migrations"
@@ -130,7 +130,7 @@ SCHEMA_4 = """
 
 
 def make_journal_of_schema(version: int, path: Path) -> Path:
-    """A journal that holds `record()` and two lines of it, in WAL mode like all, closed.
+    """A closed journal with `record()` and two lines of it, in WAL mode like all journals.
 
     From schema 2 on it also has the `session()` and the `grant()` of `tests.rigs.journals`.
     """
@@ -142,15 +142,15 @@ def make_journal_of_schema(version: int, path: Path) -> Path:
 
 
 def crashed(opened: SQLiteStore, path: Path, to: Path) -> Path:
-    """What a killed process would leave of the journal, in another place."""
-    del opened  # it must be open, or its WAL is in the file already
+    """A copy of the journal in another place, as a killed process would leave it."""
+    del opened  # an open journal still has its WAL
     shutil.copy(path, to)
     shutil.copy(f"{path}-wal", f"{to}-wal")
     return to
 
 
 def last_of(opened: SQLiteStore, stream: str = "s") -> int:
-    """The seq of the last of the stream's lines, all of which are read."""
+    """The seq of the stream's last line; all lines are read."""
     last = 0
     while (run := as_one(opened.read(stream, last, bytes_max=PLENTY))) is not None:
         assert run.seq == last + 1

@@ -1,9 +1,9 @@
-"""Every transport behind one face, for the suite that all of them must pass.
+"""One interface to every transport, for the suite that all of them must pass.
 
 A `Rig` is a transport with a handler at its far end. `connect` opens a channel as a client would,
-`knock` a bare connection that speaks bytes, so that a test can cut it wherever it likes. The far
-end of stdio and of the relay is a real child process (`tests.rigs.peer`) for the first, real pipes
-and sockets for the second.
+`knock` a bare connection of bytes, which a test can cut at any byte. The far end of stdio and of
+the relay is a real child process (`tests.rigs.peer`) for `connect`, and real pipes and sockets for
+`knock`.
 """
 
 import abc
@@ -29,6 +29,7 @@ from wsproto.events import (
 from streams import messages
 from streams.errors import refusal
 from streams.exchange import ClientChannel, Handler
+from tests.rigs import ROOT
 from tests.rigs.bare_http import answers, asking
 from tests.rigs.bare_websocket import open_bare_websocket, shake_hands
 from tests.rigs.echo import LIMIT, echo
@@ -40,12 +41,11 @@ from transports.memory import MemoryServer
 from transports.relay import owner
 from transports.websocket.frames import MCP_STREAMS
 
-ROOT: Final = Path(__file__).parents[2]
 HELLO: Final = {"app": "file.py:server", "version": "1"}
 
 
 class Bare:
-    """One connection as bytes: what a message looks like on it, and what came back."""
+    """A connection as bytes: frames messages, and reads the messages that came back."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Bare:
         self._ended = ended
 
     async def read_all(self) -> bytes:
-        """Everything up to the end of the far end's output."""
+        """All bytes up to the end of the far end's output."""
         read = b""
         with contextlib.suppress(trio.BrokenResourceError):
             while data := await self.stream.receive_some():
@@ -75,9 +75,9 @@ class Rig(abc.ABC):
 
     can_half_close = True
     survives_oversize = True
-    oversize_answer = b'{"tooLarge": %d}' % LIMIT  # the echo of what stands for such a message
+    oversize_answer = b'{"tooLarge": %d}' % LIMIT  # the echo of an oversize message's substitute
     can_ping = False
-    sends = 10_000  # how many are a test of many
+    sends = 10_000  # how many messages are many in a test
     knows_unsent = True
     client_principal: str | None = f"os({os.getuid()})"
 
@@ -119,7 +119,7 @@ class MemoryRig(Rig):
 
 
 class StdioRig(Rig):
-    """`connect` starts a child process; `knock` serves a pair of pipes in this one."""
+    """`connect` starts a child process; `knock` serves a pair of pipes in this process."""
 
     def __init__(self, folder: Path) -> None:
         self._serve: Callable[[int, int], None]
@@ -149,7 +149,7 @@ def pipes(write_fd: int, read_fd: int) -> trio.StapledStream[Any, Any]:
 
 
 class UnixRig(Rig):
-    """`connect` starts a relay as a child process; `knock` passes a pair of pipes as it does."""
+    """`connect` starts a relay as a child process; `knock` passes pipes as a relay does."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "journal.sock"
@@ -180,7 +180,7 @@ class UnixRig(Rig):
 class TCPRig(Rig):
     """`connect` goes to `port`, which may be that of a proxy."""
 
-    message_end = b"\n"  # with which a message is whole
+    message_end = b"\n"  # the byte that completes a message
     is_encrypted = False
 
     def __init__(self, folder: Path) -> None:
@@ -252,7 +252,7 @@ class SecureRig(WebSocketRig):
 
 
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's, for localhost, and one of a client that trusts it."""
+    """A server's context for localhost, and the context of a client that trusts it."""
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert("localhost").configure_cert(theirs)
@@ -267,13 +267,13 @@ class McpRig(WebSocketRig):
 
 
 class HttpRig(TCPRig):
-    """What is one channel is a session here, and each message from the client a POST."""
+    """A session stands for a channel, and a POST for each message from the client."""
 
-    # The listener answers itself: a request that is too large does not get as far as the endpoint.
+    # The listener itself answers an oversize request: the endpoint never sees it.
     oversize_answer = messages.error(None, refusal("too_large", limit=LIMIT)).rstrip()
-    sends = 1_000  # each is a request and its response: half a minute of work, were it 10,000
-    knows_unsent = False  # the messages of the client are on several connections, or on none
-    client_principal = None  # who that is, the endpoint finds out
+    sends = 1_000  # each is a request and its response: 10,000 would take half a minute
+    knows_unsent = False  # a client's messages use several connections, or none
+    client_principal = None  # the endpoint does the authentication
 
     async def serve(self, handler: Handler, *, task_status: Any) -> None:
         async with trio.open_nursery() as nursery:
@@ -298,7 +298,7 @@ class HttpRig(TCPRig):
 
 
 class HttpBare(Bare):
-    """A session over one connection, on which a message's frame is a POST."""
+    """A session over one connection; each message is a POST."""
 
     def __init__(self, stream: trio.SocketStream, port: int) -> None:
         super().__init__(stream, self._post)
@@ -314,7 +314,7 @@ class HttpBare(Bare):
         return asking(length, *self._fields, body=message)
 
     async def open(self) -> None:
-        """Have a session opened."""
+        """Open a session."""
         await self.stream.send_all(self._post(HTTP_HELLO.rstrip()))
         while WELCOME not in self._read:
             self._read += await self.stream.receive_some()
@@ -322,14 +322,14 @@ class HttpBare(Bare):
         self._fields = [line for line in head.splitlines() if line.startswith(SESSION)]
 
     async def read_all(self) -> bytes:
-        """What all the responses say, to the end of the last."""
+        """The bodies of all responses, up to the end of the last one."""
         await self._tcp.send_eof()
         self._read += await super().read_all()
         bodies = [body for _, body in answers(self._read, *["POST"] * self._posts)]
         return b"".join(bodies).removeprefix(WELCOME)
 
     async def close(self) -> None:
-        """Hang up, but hear what is answered to whole requests; then end the session."""
+        """Read the answers to whole requests, hang up, then end the session."""
         await self._tcp.send_eof()
         await super().read_all()
         await super().close()

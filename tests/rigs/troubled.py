@@ -1,4 +1,4 @@
-"""A journal in memory with faults that no disk has to order."""
+"""A journal in memory with faults that no disk has to produce."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,10 @@ from streams.messages import Run
 
 
 class Troubled(MemoryJournal):
-    """`streams.journal.contract.Journal`. `trouble` is raised by whatever is asked of it, while it
-    is set; after `hold`, what is asked waits until `let_go`. `room` is for so many
-    appends.
+    """`streams.journal.contract.Journal` with faults.
+
+    While `trouble` is set, every request raises it. After `hold`, requests wait until `let_go`.
+    `room` limits the number of appends.
     """
 
     def __init__(self) -> None:

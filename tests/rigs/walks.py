@@ -1,8 +1,8 @@
-"""Follows what the server does for a client, from function to function and from file to file.
+"""Traces the server's work for a client, from function to function and from file to file.
 
 `sys.setprofile` traces a walk, in trio's thread and in those of the journal. A crossing is a call
-from one file of the product into another; what lies between them (trio, the standard library) does
-not count. A coroutine that goes on counts as no new call.
+from one file of the product into another. Frames between them (trio, the standard library) do not
+count. A coroutine that continues counts as no new call.
 """
 
 import dis
@@ -23,7 +23,7 @@ _ROOT: Final = Path(_FOLDERS[0]).parent
 
 
 class Walk:
-    """The functions that were called, as `package/module.py Class.function`, each time anew."""
+    """The functions that were called, as `package/module.py Class.function`, one entry a call."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []
@@ -31,7 +31,7 @@ class Walk:
 
     @property
     def files(self) -> set[str]:
-        """Those that were come through."""
+        """The files of the walk."""
         return {step.partition(" ")[0] for step in self.steps}
 
     def follow(self, frame: FrameType, event: str, _: Any) -> None:
@@ -53,7 +53,7 @@ class Walk:
 
 @cache
 def _start_of(code: CodeType) -> int:
-    """The offset at which a call begins. A coroutine that goes on is further than that."""
+    """The offset at which a call begins. A coroutine that continues is beyond that."""
     return next(each.offset for each in dis.get_instructions(code) if each.opname == "RESUME")
 
 
@@ -62,7 +62,7 @@ def _file_of(frame: FrameType) -> str:
 
 
 class Guide:
-    """Lets threads that start from now on be followed, as long as there is a walk."""
+    """Traces the threads that start from now on, while a walk is set."""
 
     def __init__(self) -> None:
         self._walk: Walk | None = None
@@ -73,7 +73,7 @@ class Guide:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """To be entered before the journal is opened, whose threads are then followed too."""
+        """Enter this before the journal opens, so that the journal's threads are traced too."""
         threading.setprofile(self._follow)
         try:
             yield
@@ -82,7 +82,7 @@ class Guide:
 
     @contextmanager
     def walk(self) -> Iterator[Walk]:
-        """Follow what is called inside."""
+        """Trace the calls inside the block."""
         walk = self._walk = Walk()
         sys.setprofile(self._follow)
         try:

@@ -19,7 +19,7 @@ BOTH = f"{JSON}, {EVENTS}"
 
 
 class Answer:
-    """A `Responder` that keeps what it is given."""
+    """A `Responder` that records the response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -28,7 +28,7 @@ class Answer:
         self.is_whole = False
         self._gone = trio.Event()
 
-    # What the endpoint sees
+    # The endpoint's side.
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         await self.start(status, headers, body)
@@ -59,7 +59,7 @@ class Answer:
     def unsent_bytes(self) -> int | None:
         return 0
 
-    # What the client sees
+    # The client's side.
 
     async def hang_up(self) -> None:
         self._gone.set()
@@ -125,7 +125,7 @@ class Browser:
         return answer
 
     async def fetch(self, method: str, body: Any = None, **headers: str) -> Answer:
-        """Send a request, and let everybody do what there is to do now."""
+        """Send a request, and let all tasks run until they wait."""
         answer = self.ask(method, body, **headers)
         await wait_all_tasks_blocked()
         return answer
@@ -146,11 +146,11 @@ class Browser:
         return await self.post(id, "tools/call", accept, name=name, arguments=arguments)
 
     async def go_on(self, event_id: str) -> Answer:
-        """Continue a response."""
+        """Continue a response by `Last-Event-ID`."""
         return await self.fetch("GET", accept=EVENTS, last_event_id=event_id)
 
     async def greet(self, capabilities: Json, revision: str = "2025-11-25") -> None:
-        """Begin a session."""
+        """Open a session."""
         hello = {"protocolVersion": revision, "capabilities": capabilities}
         answer = await self.post("hello", "initialize", **hello, clientInfo={"name": "b"})
         assert answer.json["result"]["protocolVersion"] == revision

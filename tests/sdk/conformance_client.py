@@ -1,6 +1,6 @@
 """Our client as the official conformance suite starts it: with a URL, and a scenario's name.
 
-The name is in `MCP_CONFORMANCE_SCENARIO`. Each scenario is a server that has tools to be called.
+The name is in `MCP_CONFORMANCE_SCENARIO`. Each scenario is a server whose tools are to be called.
 """
 
 import os
@@ -23,7 +23,7 @@ async def elicit(params: Json) -> Json:
 
 
 def arguments_for(schema: Json) -> Json:
-    """Something of the right type for each property that is required."""
+    """A value of the right type for each required property."""
     values: Json = {"number": 2, "integer": 2, "string": "x", "boolean": True}
     properties = schema.get("properties", {})
     return {name: values[properties[name]["type"]] for name in schema.get("required", ())}

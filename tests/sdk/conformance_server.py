@@ -1,4 +1,4 @@
-"""The tools that the scenarios of the official conformance suite name, written as its text says."""
+"""The tools for the scenarios of the official conformance suite, as its text describes them."""
 
 import base64
 import json
@@ -61,7 +61,7 @@ async def test_multiple_content_types() -> list[Any]:
 
 @server.tool
 async def test_tool_with_logging(call: Call) -> str:
-    """Log what happens."""
+    """Log messages."""
     await call.log("info", "Tool execution started")
     await trio.sleep(MOMENT_S)
     await call.log("info", "Tool processing data")
@@ -72,7 +72,7 @@ async def test_tool_with_logging(call: Call) -> str:
 
 @server.tool
 async def test_tool_with_progress(call: Call) -> str:
-    """Report how far it is."""
+    """Report progress."""
     await call.progress(0, total=100)
     await trio.sleep(MOMENT_S)
     await call.progress(50, total=100)
@@ -89,7 +89,7 @@ async def test_error_handling() -> str:
 
 @server.tool
 async def test_reconnection(call: Call) -> str:
-    """Let go of the client in the middle of the call."""
+    """Release the client in the middle of the call."""
     await call.disconnect()
     await trio.sleep(2 * MOMENT_S)
     return "Reconnection test completed"
@@ -106,7 +106,7 @@ async def test_sampling(call: Call, prompt: str) -> str:
 
 @server.tool
 async def test_elicitation(call: Call, message: str) -> str:
-    """Ask the user who it is."""
+    """Ask the user for a name."""
     username = {"type": "string", "description": "User's response"}
     email = {"type": "string", "description": "User's email address"}
     properties = {"username": username, "email": email}
@@ -133,7 +133,7 @@ async def test_elicitation_sep1034_defaults(call: Call) -> str:
 
 @server.tool
 async def test_elicitation_sep1330_enums(call: Call) -> str:
-    """Ask the user to choose, in every way that there is."""
+    """Ask the user to choose, in every form that the revision has."""
     options = ["option1", "option2", "option3"]
     titled = [
         {"const": "value1", "title": "First Option"},

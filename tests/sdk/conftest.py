@@ -1,4 +1,4 @@
-"""What the official clients need: node, and the packages that package-lock.json names."""
+"""Requirements of the official clients: node, and the packages that package-lock.json names."""
 
 import fcntl
 import platform
@@ -18,16 +18,16 @@ INSTALL_S: Final = 300  # 340 MB; it takes 20 s on two cores and a good network
 
 @pytest.fixture(scope="session")
 def node() -> Node:
-    """Node.js 22, from a package as everything else: what Debian has is too old for some clients.
+    """Node.js 22 as an npm package: Debian's version is too old for some clients.
 
-    The installation is kept, and made anew where the lock file has changed.
+    The installation is kept, and is made again when the lock file has changed.
     """
     npm = needed("npm", "install the official clients")
     modules = HERE / "node_modules"
     stamp = modules / "installed-from"
     lock = HERE / "package-lock.json"
     with lock.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may install, too
+        fcntl.flock(file, fcntl.LOCK_EX)  # another run of the tests may install at the same time
         wanted = file.read()
         if not stamp.exists() or stamp.read_bytes() != wanted:
             install = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
@@ -35,7 +35,7 @@ def node() -> Node:
             stamp.write_bytes(wanted)
     machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine())
     packaged = modules / f"node-{sys.platform}-{machine}" / "bin" / "node"
-    # Where there is no such package, that of the machine has to do.
+    # Where there is no such package, the machine's own node is used.
     path = packaged if packaged.exists() else Path(needed("node", "run the official clients"))
     return Node(modules, path)
 

@@ -1,4 +1,4 @@
-"""What the stock clients call over HTTP while their connections are cut."""
+"""The server file for the stock clients whose connections over HTTP are cut."""
 
 import trio
 
@@ -11,7 +11,7 @@ server = Server("cuts", version="1.0", resume_min_s=0.2)
 
 @server.tool
 async def journey(call: Call, gates: str, steps: int, seconds: float = 0) -> str:
-    """Pass so many gates, each when a file of its number is there, and tell of each twice."""
+    """Wait for so many gates, files with a number for a name, and report each one twice."""
     for step in range(1, steps + 1):
         while not await (trio.Path(gates) / str(step)).exists():
             await trio.sleep(POLL_S)

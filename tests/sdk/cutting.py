@@ -1,7 +1,7 @@
-"""A proxy that cuts responses where it is told to: the bad network between a stock client and us.
+"""A proxy that cuts responses at chosen places: the bad network between a stock client and us.
 
-It works on event streams event by event, whatever frames their bytes, and frames them as they came.
-Everything else passes. What waits in it waits for the other process, so it is made of threads.
+It parses event streams event by event, in either framing of a body, and keeps that framing. All
+other bytes pass unchanged. It uses threads, since it often waits for another process.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ _EVENT_END: Final = re.compile(rb"\r?\n\r?\n")
 
 @dataclass(frozen=True)
 class Cut:
-    """Where one response ends before its time.
+    """The place where one response is cut.
 
-    After so many `events` that carry a message, and so many `more` bytes of the next one; an event
-    stream's first event carries none. `is_reset`: with RST instead of FIN. `is_refusal`: before the
-    first byte of the response. `is_held`: nothing more passes, but the cut is made only once the
-    call's response has arrived here, and `let_go` was called.
+    The cut comes after so many `events` that carry a message, and so many `more` bytes of the next
+    one; an event stream's first event carries none. `is_reset`: with RST instead of FIN.
+    `is_refusal`: before the first byte of the response. `is_held`: no more bytes pass, but the cut
+    comes only once the call's response has arrived here, and `let_go` was called.
     """
 
     events: int = 0
@@ -40,7 +40,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Seen:
-    """A request that came by: `rpc` is the method of its message, `last_event_id` its header."""
+    """A request that passed: `rpc` is the method of its message, `last_event_id` its header."""
 
     method: str
     rpc: str | None
@@ -58,7 +58,7 @@ class CutError(Exception):
 class Cutter:
     """Listens at `port`, forwards to `upstream_port`, and makes its `cuts` one after another.
 
-    They are made in the responses that belong to a call: that of its POST, or of the POST that
+    The cuts are made in the responses that belong to a call: that of its POST, of the POST that
     resumes it, and of each GET with a `Last-Event-ID`. `on_cut` is called after each.
     """
 
@@ -74,7 +74,7 @@ class Cutter:
         self.results = 0  # of the call that were forwarded in whole
         self.failures: list[BaseException] = []
         self.held = threading.Event()
-        self.refused = threading.Event()  # by whoever is behind us; requests wait from then on
+        self.refused = threading.Event()  # by the server behind us; requests wait from then on
         self._upstream_port = upstream_port
         self._cuts = list(cuts)
         self._on_cut = on_cut
@@ -98,11 +98,11 @@ class Cutter:
         self._let_go.set()
 
     def resume(self) -> None:
-        """Let requests pass that wait since one was refused."""
+        """Forward the requests that wait since one was refused."""
         self._open.set()
 
     def close(self) -> None:
-        """Cut everything, and end. Raises what failed in a thread."""
+        """Cut all connections, and end. Raises an error of any thread."""
         self._let_go.set()
         self._open.set()
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class Cutter:
             while self._exchange(client):
                 pass
         except (OSError, CutError):
-            pass  # one of the two is gone, or is to be
+            pass  # one side has hung up, or must
         except BaseException as error:
             self.failures.append(error)
             raise
@@ -145,7 +145,7 @@ class Cutter:
             client.close()
 
     def _exchange(self, client: socket.socket) -> bool:
-        """One request and its response; whether the connection stays open."""
+        """Forward one request and its response; returns whether the connection stays open."""
         request = _read_message(client)
         if request is None:
             return False
@@ -214,7 +214,7 @@ class Cutter:
         return passing
 
     def _make(self, cut: Cut, client: socket.socket) -> None:
-        self._made += 1  # first: a client that sees it may be back at once, for the next one
+        self._made += 1  # set first: a client may react to the cut at once, with the next request
         if cut.is_reset:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         else:
@@ -225,7 +225,7 @@ class Cutter:
 
 @dataclass
 class Message:
-    """A request or a response: its head, and what was read behind it."""
+    """A request or a response: its head, and the bytes that were read behind it."""
 
     head: bytes
     rest: bytes
@@ -265,7 +265,7 @@ class Message:
 
 
 class _Body:
-    """A response's body out of its frame, and into it again."""
+    """Takes a response's body out of its framing, and frames it again."""
 
     def __init__(self, response: Message, *, ends_at_once: bool) -> None:
         self._left = 0 if ends_at_once else response.length
@@ -276,7 +276,7 @@ class _Body:
         self.end = b"0\r\n\r\n" if self._is_chunked else b""
 
     def feed(self, data: bytes) -> bytes:
-        """The payload in what was read."""
+        """The payload of these bytes."""
         if self._is_chunked:
             self._wire += data
             return b"".join(iter(self._next_chunk, b""))
@@ -303,7 +303,7 @@ class _Body:
 
 
 class _Events:
-    """Counts what passes, and stops where the cut is."""
+    """Counts the events that pass, and stops at the cut."""
 
     def __init__(self, cut: Cut | None) -> None:
         self.cut = cut
@@ -318,7 +318,7 @@ class _Events:
         return results
 
     def feed(self, payload: bytes) -> bytes:
-        """What may pass now: whole events, up to the cut."""
+        """The bytes that may pass now: whole events, up to the cut."""
         self._waiting += payload
         passing = b""
         while not self.is_cut and (end := _EVENT_END.search(self._waiting)):
@@ -327,7 +327,7 @@ class _Events:
         return passing
 
     def _pass(self, event: bytes) -> bytes:
-        """What passes of this event."""
+        """The bytes of this event that pass."""
         message = _message_of(event)
         if self._is_stopped:
             self.is_cut = _is_response(message)
@@ -352,7 +352,7 @@ def _message_of(event: bytes) -> bytes:
 
 
 def _receive(connection: socket.socket, *, other: socket.socket | None = None) -> bytes:
-    """What comes next, b"" at the end. Raises `CutError` where the other one hangs up meanwhile."""
+    """The next bytes, b"" at the end. Raises `CutError` where the other side hangs up meanwhile."""
     watched = [connection] if other is None else [connection, other]
     ready, _, _ = select.select(watched, [], [], None if other is None else WAIT_S)
     if connection not in ready:
@@ -374,7 +374,7 @@ def _read_head(
 
 
 def _read_message(connection: socket.socket) -> Message | None:
-    """A whole request; None where there is none any more."""
+    """A whole request; None at the end of the connection."""
     try:
         message = Message(*_read_head(connection))
     except CutError:

@@ -1,6 +1,6 @@
-"""A server of the official Python SDK (or FastMCP) that keeps its events. Prints its port.
+"""A server of the official Python SDK (or FastMCP) with an event store. Prints its port.
 
-`--fastmcp` takes FastMCP's own classes, where they are installed. Every stream's events are kept in
+`--fastmcp` uses FastMCP's own classes, where they are installed. Every stream's events are kept in
 memory, so that a client may continue any of them by `Last-Event-ID`.
 """
 
@@ -18,7 +18,7 @@ HAS_FASTMCP: Final = "--fastmcp" in sys.argv
 
 
 class Memory(EventStore):
-    """All events, by ids that say their place."""
+    """All events; an event's id gives its index."""
 
     def __init__(self) -> None:
         self._events: list[tuple[str, JSONRPCMessage | None]] = []
@@ -39,7 +39,7 @@ class Memory(EventStore):
 
 
 async def count(rows: int, pause_s: float, ctx: Any) -> str:
-    """Report each row, and say how many there were."""
+    """Report each row, and return how many there were."""
     for row in range(1, rows + 1):
         await ctx.report_progress(row, rows)
         await asyncio.sleep(pause_s)

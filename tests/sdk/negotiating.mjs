@@ -11,7 +11,7 @@ const { mode, url, command } = JSON.parse(process.argv[2]);
 const transport = command
   ? new StdioClientTransport({ command: command[0], args: command.slice(1), stderr: "ignore" })
   : url.startsWith("ws")
-    ? new WebSocketClientTransport(new URL(url)) // there is one for 1.x alone, and they fit
+    ? new WebSocketClientTransport(new URL(url)) // 1.x alone has one, and it fits
     : new StreamableHTTPClientTransport(new URL(url));
 const seen = { problems: [] };
 const client = new Client(

@@ -1,4 +1,4 @@
-"""nginx and HAProxy as real processes, configured by what stands in docs/operate/deploy.md."""
+"""nginx and HAProxy as real processes, with the configuration of docs/operate/deploy.md."""
 
 import contextlib
 import socket
@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tests.rigs.doc_pages import ROOT, blocks
+from tests.rigs import ROOT
+from tests.rigs.doc_pages import blocks
 
 PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
 START_S: Final = 30.0
 POLL_S: Final = 0.02
 _HAPROXY_TLS: Final = " ssl crt /etc/ssl/mcp.pem alpn http/1.1 ssl-min-ver TLSv1.2"
 
-# Around the documented block: one process, and nothing outside of its folder.
+# The frame for the documented block: one process, all files in its folder.
 _NGINX: Final = """
 daemon off;
 master_process off;
@@ -42,7 +43,7 @@ def nginx_before(
     hardened: "Hardened | None" = None,
     port: int | None = None,
 ) -> Iterator[int]:
-    """The port, a free one unless given, of an nginx before the server at `server_port`."""
+    """Run an nginx in front of the server at `server_port`; yields its port, free by default."""
     port = free_port() if port is None else port
     if hardened is None:
         changes = {
@@ -73,7 +74,7 @@ def haproxy_before(
     hardened: "Hardened | None" = None,
     port: int | None = None,
 ) -> Iterator[int]:
-    """The port, a free one unless given, of an HAProxy before the server at `server_port`."""
+    """Run an HAProxy in front of the server at `server_port`; yields its port, free by default."""
     port = free_port() if port is None else port
     if hardened is None:
         changes = {f"bind :443{_HAPROXY_TLS}": f"bind 127.0.0.1:{port}"}
@@ -134,7 +135,7 @@ def _is_listening(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nothing listens on now."""
+    """A port without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

@@ -1,11 +1,13 @@
-"""What the official clients call where their user speaks the two proposals: cut_server.py's tool,
-whose call they lose and find again, and tools with pages."""
+"""The server file for official clients whose user speaks the two proposals.
+
+It has the tool of cut_server.py, whose call is lost and resumed, and tools with pages.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Final
 
 import trio
-from cut_server import POLL_S, server  # a server file may import what lies beside it
+from cut_server import POLL_S, server  # a server file may import modules of its own folder
 
 from streams import Call
 
@@ -21,7 +23,7 @@ async def _pass(gates: str, number: int) -> None:
 
 @server.tool(pages=True, expected_s=EXPECTED_S)
 async def rows(call: Call, pages: int, gates: str = "") -> AsyncIterator[list[str]]:
-    """So many pages of two rows; each is told of twice before it comes."""
+    """Yield so many pages of two rows; each is reported twice before it comes."""
     for page in range(1, pages + 1):
         await _pass(gates, page)
         await call.progress(page, total=pages)
@@ -31,7 +33,7 @@ async def rows(call: Call, pages: int, gates: str = "") -> AsyncIterator[list[st
 
 @server.tool(pages=True, page_wait_s=PAGE_WAIT_S)
 async def counts(pages: int, gates: str = "") -> AsyncIterator[dict[str, int]]:
-    """So many pages of structured content; who asks for one too early gets an empty one."""
+    """Yield so many pages of structured content; a call that comes too early gets an empty page."""
     for page in range(1, pages + 1):
         await _pass(gates, page)
         yield {"page": page}

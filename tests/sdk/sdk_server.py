@@ -1,4 +1,4 @@
-"""The server file that the official SDKs are given: what a tool author would write."""
+"""The server file for the official SDKs, as a tool author would write it."""
 
 import os
 from typing import Any
@@ -12,7 +12,7 @@ server = Server("sdk-tests", version="1.0", resume_min_s=0)
 
 @server.tool
 async def work(call: Call, steps: int, pause_s: float = 0) -> str:
-    """Report progress and log at each of so many steps, with a pause ahead of each."""
+    """Report progress and log at each of so many steps, with a pause before each."""
     for step in range(1, steps + 1):
         if pause_s:
             await trio.sleep(pause_s)
@@ -44,7 +44,7 @@ async def measure(values: list[float]) -> dict[str, float]:
 
 @server.tool
 async def outlast(call: Call, directory: str) -> str:
-    """Say that it has begun, wait for a file named `go`, say that it is done."""
+    """Send a message at the start, wait for a file named `go`, send a message at the end."""
     place = trio.Path(directory)
     await call.log("info", "begun")
     await call.flush()

@@ -1,4 +1,4 @@
-"""Starts clients that are not ours, each in a process of its own."""
+"""Starts official clients, each in a process of its own."""
 
 import json
 import os
@@ -7,19 +7,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 HERE: Final = Path(__file__).parent
 
-# The generations of the official SDKs that speak HTTP today.
+# The generations of the official SDKs that speak HTTP.
 CLIENTS: Final = ("python", "typescript-1", "typescript-2")
 
-# More than three times as long as the server asks clients to wait before they come back.
+# More than three times as long as the server asks clients to wait before they resume.
 QUIET_S: Final = 0.7
 
 RUN_S: Final = 90.0
 
-# For runs by hand: 10 makes each call take ten seconds more, spread over its steps.
+# For runs by hand: 10 makes each call take ten seconds longer, spread over its steps.
 SECONDS: Final = float(os.environ.get("JOURNEY_S", "0"))
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Node:
-    """Node.js at `path`, and the folder `modules` with the packages that are there for it."""
+    """Node.js at `path`, and the folder `modules` with its packages."""
 
     modules: Path
     path: Path
@@ -55,7 +55,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Journey:
-    """A call of the tool in cut_server.py, through gates that are files in a folder."""
+    """A call of the tool in cut_server.py; its gates are files in a folder."""
 
     gates: Path
     steps: int = 4
@@ -66,22 +66,20 @@ class Journey:
             (self.gates / str(gate)).touch()
 
     def to(self, port: int) -> Json:
-        """The call, as a client makes it that finds the server at this port."""
+        """The call for a client that reaches the server at this port."""
         arguments = {"gates": str(self.gates), "steps": self.steps, "seconds": SECONDS}
         return {"url": f"http://127.0.0.1:{port}/mcp", "tool": "journey", "arguments": arguments}
 
 
-class StockClient:
-    """One of `CLIENTS`, which makes `calls` all at once."""
+class ClientProcess:
+    """One of `CLIENTS`, which runs a script with `given` as JSON; it is killed at the end."""
 
-    def __init__(self, name: str, node: Node, calls: Sequence[Json]) -> None:
+    def __init__(self, name: str, node: Node, script: str, given: Json) -> None:
         kind, _, generation = name.partition("-")
         command = {
-            "python": [sys.executable, "stock_python.py"],
-            "typescript": [str(node.path), "stock_typescript.mjs", generation],
+            "python": [sys.executable, f"{script}_python.py"],
+            "typescript": [str(node.path), f"{script}_typescript.mjs", generation],
         }[kind]
-        patience_s = RUN_S / 2 + SECONDS
-        given = {"calls": list(calls), "patience_s": patience_s, "quiet_s": QUIET_S}
         self._process = subprocess.Popen(
             [*command, json.dumps(given)],
             cwd=HERE,
@@ -92,16 +90,25 @@ class StockClient:
             text=True,
         )
 
-    def finish(self) -> list[Json]:
-        """What it saw of each call."""
-        printed, complaints = self._process.communicate(timeout=RUN_S + SECONDS)
-        assert self._process.returncode == 0, complaints
-        seen: list[Json] = json.loads(printed)
-        return seen
-
-    def __enter__(self) -> "StockClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
+
+
+class StockClient(ClientProcess):
+    """A client that makes all `calls` at once."""
+
+    def __init__(self, name: str, node: Node, calls: Sequence[Json]) -> None:
+        patience_s = RUN_S / 2 + SECONDS
+        given = {"calls": list(calls), "patience_s": patience_s, "quiet_s": QUIET_S}
+        super().__init__(name, node, "stock", given)
+
+    def finish(self) -> list[Json]:
+        """Wait for the end; returns the client's record of each call."""
+        printed, complaints = self._process.communicate(timeout=RUN_S + SECONDS)
+        assert self._process.returncode == 0, complaints
+        seen: list[Json] = json.loads(printed)
+        return seen

@@ -1,9 +1,9 @@
-"""The official Python SDK's client over HTTP. Prints what it saw as one line of JSON.
+"""The official Python SDK's client over HTTP. Prints its records as one line of JSON.
 
-Like its siblings in TypeScript it is given `{"calls": [{"url", "tool", "arguments"}], "patience_s",
+Like its siblings in TypeScript it gets `{"calls": [{"url", "tool", "arguments"}], "patience_s",
 "quiet_s"}`. It makes all calls at once, each in a session of its own, each for `patience_s` at
-most. When the last has its result, it lingers for `quiet_s`, so that whoever watches the network
-sees whether it is at peace.
+most. After the last result it waits for `quiet_s`, so that a test can see whether it still sends
+requests.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 async def make(call: Json, peace: asyncio.Barrier, quiet_s: float, patience_s: float) -> Json:
-    """One call, and what came of it."""
+    """Make one call; returns its result or error."""
     reported: list[float] = []
     logs: list[Any] = []
     seen: Json = {"progress": reported, "logs": logs, "result": None, "error": None}

@@ -45,7 +45,7 @@ ACCEPT: Final = "application/json, text/event-stream"
 
 
 class Front(NamedTuple):
-    """Where the server is reached, and with what."""
+    """The addresses of a server, a token, and the authority of its certificate."""
 
     http: str
     ws: str
@@ -147,7 +147,7 @@ def call(
 
 @pytest.fixture
 def gates(tmp_path: Path) -> str:
-    """An argument of the tool, which has nothing to wait for."""
+    """The tool's gates, which are open already."""
     (tmp_path / "1").touch()
     return f"gates={tmp_path}"
 

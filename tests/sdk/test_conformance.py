@@ -12,9 +12,9 @@ from tests.wire.process import ServerProcess
 
 APP: Final = f"{Path(__file__).parent / 'conformance_server.py'}:server"
 SUITE: Final = "@modelcontextprotocol/conformance"
-NEXT_SUITE: Final = "conformance-next"  # a version to come, for what the released one has not
+NEXT_SUITE: Final = "conformance-next"  # a draft version, for scenarios that the released one lacks
 
-# All that is about what we serve: tools over Streamable HTTP, but neither resources nor prompts.
+# All scenarios for tools over Streamable HTTP; we serve neither resources nor prompts.
 SCENARIOS: Final = (
     (SUITE, "server-initialize"),
     (SUITE, "ping"),
@@ -40,7 +40,7 @@ SCENARIOS: Final = (
 )
 _ALL_PASSED: Final = re.compile(r"^Passed: ([1-9]\d*)/\1, 0 failed, 0 warnings$", re.MULTILINE)
 
-# Installing what the suite needs has a bound of its own.
+# The installation of the suite has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 

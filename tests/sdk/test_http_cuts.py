@@ -1,6 +1,6 @@
 """The official clients over HTTP, through a network that cuts their connections.
 
-None of them knows anything of us: what they lose, no `Last-Event-ID` has brought back.
+The clients know nothing of this project: `Last-Event-ID` brings back the lost messages.
 """
 
 import contextlib
@@ -25,8 +25,9 @@ ALL_MESSAGES: Final = 2 * len(STEPS)  # before the result
 DOCUMENTED_HOST: Final = "mcp.example.com"
 _STANDING: Final = Seen("GET", None, None)
 
-# Where the connections of a call are cut, one after another. What a client gets first has an id and
-# no message; from there on a call can be continued, so "the first event" is the one after it.
+# The places where the connections of a call are cut, one after another. The first event that a
+# client gets has an id and no message. A call can be continued from there on, so "the first event"
+# is the one after it.
 CASES: Final[dict[str, tuple[Cut, ...]]] = {
     "nowhere": (),
     "before the first event": (Cut(0),),
@@ -41,16 +42,16 @@ CASES: Final[dict[str, tuple[Cut, ...]]] = {
     "three times, twice for nothing": (Cut(1), Cut(0), Cut(0)),
 }
 
-# The Python SDK remembers the id of the last event of a GET only where that ends in good order.
+# The Python SDK keeps the id of a GET's last event only where the GET ends in good order.
 REPEATED: Final = {("python", "in the middle of the GET, reset")}
 
-# Installing what the clients need has a bound of its own.
+# The installation of the clients has a bound of its own.
 pytestmark = pytest.mark.timeout(200, func_only=True)
 
 
 @dataclass(frozen=True)
 class Made:
-    """A call that was made: what the client saw of it, and what the network saw."""
+    """A call, with the client's record and the network's."""
 
     seen: dict[str, Any]
     cutter: Cutter
@@ -58,15 +59,16 @@ class Made:
     standing: int = 1  # how often the session's own stream may be opened
 
     def once(self, reported: list[Any]) -> list[Any]:
-        """What was reported, without what this client is known to repeat by itself."""
+        """The reports, without the repeats that this client is known to make by itself."""
         return list(dict.fromkeys(reported)) if self.is_repeated else reported
 
     def restless(self) -> list[Seen]:
-        """What the client still asked for after it had the result, except to be let go."""
+        """The client's requests after the result, except the DELETE of its session."""
         calm = [Seen("DELETE", None, None)]
-        # The Python SDK gets the tool's schema after its result, to check the one by the other.
+        # The Python SDK asks for the tool's schema after the result, to check one against the
+        # other.
         calm.append(Seen("POST", "tools/list", None))
-        # The session's own stream, which is opened meanwhile, may be late.
+        # The session's own stream is opened meanwhile, and may be late.
         if self.cutter.requests.count(_STANDING) <= self.standing:
             calm.append(_STANDING)
         return [seen for seen in self.cutter.requests_after_result if seen not in calm]
@@ -86,7 +88,7 @@ def port(
     server: ServerProcess,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[int]:
-    """Where the server is reached: directly, or through a proxy before it."""
+    """The server's port: its own, or that of a proxy in front of it."""
     if request.param == "directly":
         yield server.http_port
         return
@@ -100,7 +102,7 @@ def port(
 def made(
     request: pytest.FixtureRequest, port: int, node: Node, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Made]:
-    """A call for each case, which one client makes at once."""
+    """A call for each case; one client makes all of them at once."""
     with contextlib.ExitStack() as stack:
         cutters, calls = [], []
         for cuts in CASES.values():
@@ -115,9 +117,9 @@ def made(
 
 
 def _opening(journey: Journey, cuts: tuple[Cut, ...]) -> Callable[[int], None]:
-    """What is to happen after each cut: the tool goes on, so that something is left to tell.
+    """The actions after each cut: they let the tool go on, so that more messages come.
 
-    One step is taken for each connection, and the rest for the last one.
+    The tool takes one step for each connection, and the rest for the last one.
     """
 
     def after(made: int) -> None:
@@ -151,7 +153,7 @@ def test_a_client_that_has_its_result_is_at_peace(made: dict[str, Made], case: s
 
 
 def test_the_name_that_a_client_calls_reaches_the_server(port: int) -> None:
-    """The page says that the server is to be told it."""
+    """The page says that the proxy must pass the name to the server."""
     assert _status(port, DOCUMENTED_HOST) == 200
     assert _status(port, "elsewhere.example.com") == 403
 
@@ -162,7 +164,7 @@ def test_a_message_may_be_as_long_as_without_a_proxy(port: int) -> None:
 
 
 def _status(port: int, host: str, *, padding: str = "") -> int:
-    """What an `initialize` under this name is answered with."""
+    """The status of an `initialize` request under this name."""
     info = {"name": "bare", "version": "1.0"}
     params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
     params["_meta"] = {"padding": padding}
@@ -177,7 +179,9 @@ def _status(port: int, host: str, *, padding: str = "") -> int:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_was_done_outlives_the_server(client: str, node: Node, tmp_path: Path) -> None:
-    """Killed once the result is in its journal, and not there when the client first comes back."""
+    """The server is killed once the result is in its journal, and is down when the client first
+    comes back.
+    """
     (tmp_path / "gates").mkdir()
     journey = Journey(tmp_path / "gates")
     journey.open(len(STEPS))

@@ -13,12 +13,12 @@ from tests.wire.process import CLI, ServerProcess
 APP: Final = f"{Path(__file__).parent / 'sdk_server.py'}:server"
 SCRIPT: Final = "@modelcontextprotocol/inspector/clients/launcher/build/index.js"
 
-# Installing the Inspector has a bound of its own.
+# The installation of the Inspector has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
 class Inspector:
-    """The Inspector before one server."""
+    """The Inspector with one server."""
 
     def __init__(self, node: Node, home: Path, target: tuple[str, ...]) -> None:
         self._node = node
@@ -26,10 +26,10 @@ class Inspector:
         self._target = target
 
     def ask(self, method: str, *options: str) -> dict[str, Any]:
-        """What it prints as the result of a request."""
+        """The result of a request, as the Inspector prints it."""
         script = str(self._node.modules / SCRIPT)
         request = ("--method", method, *options)
-        # It keeps files in the home folder.
+        # The Inspector keeps files in the home folder.
         run = self._node.run(script, "--cli", *self._target, *request, HOME=str(self._home))
         assert run.returncode == 0, run.stdout + run.stderr
         result: dict[str, Any] = json.loads(run.stdout)

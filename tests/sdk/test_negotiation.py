@@ -1,7 +1,7 @@
-"""Clients that try a revision which is not spoken: those that may fall back, do; others hear why.
+"""Clients that try an unknown revision: those that may fall back do; others get the reason.
 
-Since 2026-07-28 the official SDKs can begin with `server/discover` instead of `initialize`. What
-makes each of them fall back is in its sources; `streams.server.peer.check_revision` names the
+Since 2026-07-28 the official SDKs can begin with `server/discover` instead of `initialize`. The
+condition for the fallback is in the source of each; `streams.server.peer.check_revision` names the
 pitfalls.
 """
 
@@ -24,7 +24,7 @@ COMMAND: Final = [*CLI, "serve", APP, "--stdio"]
 TOOLS: Final = 5
 TALK_S: Final = 60
 
-# Installing the SDK has a bound of its own.
+# The installation of the SDK has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def way(server: ServerProcess, name: str) -> dict[str, Any]:
-    """How a client gets to the server."""
+    """A client's way to the server."""
     if name == "stdio":
         return {"command": COMMAND}
     return {"url": server.url if name == "ws" else f"http://127.0.0.1:{server.http_port}/mcp"}
@@ -90,7 +90,7 @@ def test_the_python_client_falls_back(server: ServerProcess, name: str, mode: st
 
 @pytest.mark.parametrize("name", ["http", "stdio"])
 def test_the_python_client_that_wants_no_other_is_told(server: ServerProcess, name: str) -> None:
-    """Pinned, it sends its requests without asking first."""
+    """A client pinned to one revision sends its requests without a probe."""
 
     async def main() -> MCPError:
         async with asyncio.timeout(TALK_S), Client(target(server, name), mode=MODERN) as client:

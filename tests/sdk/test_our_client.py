@@ -1,4 +1,4 @@
-"""Our client against servers that are not ours, over HTTP: whole, cut, and as the suite says."""
+"""Our client against foreign servers over HTTP: uncut, cut, and in the conformance suite."""
 
 import os
 import random
@@ -23,12 +23,12 @@ from transports import dial
 
 Json = dict[str, Any]
 
-# All client scenarios but those of OAuth, which our client leaves to its user.
+# All client scenarios except those of OAuth, which our client leaves to its user.
 SCENARIOS: Final = ("initialize", "tools_call", "elicitation-sep1034-client-defaults", "sse-retry")
 OUR_CLIENT: Final = f"{sys.executable} {HERE / 'conformance_client.py'}"
 
-# The interpreters of the servers with events that are kept. FastMCP is no dependency of ours: for a
-# run by hand, `FASTMCP_PYTHON` names one that has it.
+# The interpreters of the servers with an event store. FastMCP is no dependency of ours: for a run
+# by hand, `FASTMCP_PYTHON` names an interpreter that has it.
 KEEPERS: Final = [
     pytest.param((sys.executable,), id="python-sdk"),
     *(
@@ -43,7 +43,7 @@ RUNS: Final = 10
 
 _ALL_PASSED: Final = re.compile(r"^Passed: ([1-9]\d*)/\1, 0 failed, [01] warnings$", re.MULTILINE)
 
-# Installing what the suite needs has a bound of its own.
+# The installation of the suite has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
@@ -52,7 +52,7 @@ def test_our_client_conforms(scenario: str, node: Node, tmp_path: Path) -> None:
     script = str(node.modules / SUITE / "dist" / "index.js")
     words = ("client", "--command", OUR_CLIENT, "--scenario", scenario)
     run = node.run(script, *words, cwd=tmp_path, PYTHONPATH=os.getcwd())
-    # A warning is about a machine that is slow: the pause was kept, and was a little longer.
+    # A warning is about a slow machine: the pause was kept, and was a little longer.
     assert run.returncode == 0, run.stdout + run.stderr
     assert _ALL_PASSED.search(run.stdout + run.stderr), run.stdout + run.stderr
 
@@ -87,7 +87,7 @@ async def proxied(port: int) -> AsyncIterator[Proxy]:
 
 
 async def cut_now_and_then(proxy: Proxy, dice: random.Random) -> None:
-    """Cut what is open at any moment, or behind any byte."""
+    """Cut the open connections at any moment, or after any byte."""
     for _ in range(dice.randrange(1, 5)):
         await trio.sleep(dice.uniform(0, ROWS * PAUSE_S / 3))
         if dice.random() < 0.5:
@@ -107,13 +107,13 @@ async def test_a_call_that_is_cut_anywhere_has_its_result(words: tuple[str, ...]
                 client.call("count", {"rows": ROWS, "pause_s": PAUSE_S}) as call,
                 trio.open_nursery() as nursery,
             ):
-                seen = [await progress(call)]  # with it, the call has an event id
+                seen = [await progress(call)]  # from it on, the call has an event id
                 nursery.start_soon(cut_now_and_then, proxy, dice)
                 seen += [decode(each.params, Json)["progress"] async for each in call]
                 result = await call.result()
                 nursery.cancel_scope.cancel()
             assert result["content"][0]["text"] == f"{ROWS} rows"
-            # That server may lose what is said while it replays; it is not to come twice.
+            # That server may lose messages while it replays, but must not send one twice.
             assert seen == sorted(set(seen)), (seed, seen)
 
 
@@ -125,7 +125,8 @@ async def progress(call: Any) -> float:
 # The reference server
 
 
-# Only as a task, which our client does not declare; and what fetches from the internet.
+# Left out: a tool that runs only as a task, which our client does not declare; one that uses the
+# internet.
 NOT_CALLED: Final = {"simulate-research-query", "gzip-file-as-resource"}
 TOOLS_MIN: Final = 12
 
@@ -133,7 +134,7 @@ TOOLS_MIN: Final = 12
 @contextmanager
 def reference_server(node: Node, log: Path) -> Iterator[str]:
     script = node.modules / "@modelcontextprotocol" / "server-everything" / "dist" / "index.js"
-    port = free_port()  # that server cannot be told to take one and say which
+    port = free_port()  # that server cannot report a port of its own choice
     with log.open("w") as said:
         process = subprocess.Popen(
             [node.path, str(script), "streamableHttp"],

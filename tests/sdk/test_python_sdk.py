@@ -1,4 +1,4 @@
-"""The official Python SDK over stdio: it knows nothing of us, and gets what MCP promises."""
+"""The official Python SDK over stdio: it knows nothing of us, and gets all that MCP promises."""
 
 import asyncio
 import contextlib
@@ -24,19 +24,19 @@ Talk = Callable[[Client], Awaitable[None]]
 
 
 class Host:
-    """A host that spawns the server the way the SDK does."""
+    """A host that spawns the server as the SDK does."""
 
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self.logs: list[Any] = []
         self.questions: list[str] = []
         self._exit_code = folder / "exit-code"
         serve = shlex.join([*CLI, "serve", APP, "--stdio", *options])
-        # The shell leads the process group; it stays to tell how the server has ended.
+        # The shell leads the process group; it reports how the server has ended.
         script = f"{serve}; echo $? > {shlex.quote(str(self._exit_code))}"
         self._server = StdioServerParameters(command="sh", args=["-c", script])
 
     def talk(self, talk: Talk, **settings: Any) -> None:
-        """Spawn the server, do `talk`, and end it as the SDK does."""
+        """Spawn the server, run `talk`, and end the server as the SDK does."""
 
         async def main() -> None:
             async with asyncio.timeout(60):
@@ -58,7 +58,7 @@ class Host:
         return types.ElicitResult(action="accept", content={"name": "python"})
 
     def exit_code(self) -> int | None:
-        """Of the server; None where the whole process group was ended by a signal."""
+        """The server's exit code; None where a signal ended the whole process group."""
         return int(self._exit_code.read_text()) if self._exit_code.exists() else None
 
 
@@ -142,7 +142,7 @@ def test_failures_are_results_that_say_why(host: Host) -> None:
 
 def test_structured_content_fits_its_schema(host: Host) -> None:
     async def talk(client: Client) -> None:
-        await client.list_tools()  # the SDK checks results against the schemas that it has seen
+        await client.list_tools()  # the SDK checks results against the schemas that it knows
         result = await client.call_tool("measure", {"values": [1, 2.5]})
         assert result.structured_content == {"sum": 3.5, "largest": 2.5}
 
@@ -159,7 +159,7 @@ def test_many_calls_at_once_are_told_apart(host: Host) -> None:
 
 
 async def _leave_in_the_middle(client: Client, host: Host, folder: Path) -> None:
-    """Leave while a call runs, for which the SDK's host ends the server with signals."""
+    """Leave while a call runs; the SDK's host then ends the server with signals."""
     call = asyncio.ensure_future(client.call_tool("outlast", {"directory": str(folder)}))
     while not host.logs:
         await asyncio.sleep(0.01)
@@ -169,7 +169,7 @@ async def _leave_in_the_middle(client: Client, host: Host, folder: Path) -> None
 
 
 def test_a_host_that_leaves_a_call_ends_the_server(host: Host, tmp_path: Path) -> None:
-    """The SDK cancels the call, and then nothing is owed to anybody."""
+    """The SDK cancels the call, and then no answer is due."""
 
     async def talk(client: Client) -> None:
         await _leave_in_the_middle(client, host, tmp_path)
@@ -185,7 +185,7 @@ def test_a_call_of_a_client_that_opted_in_outlives_the_sdks_signals(
     host = Host(tmp_path, ("--journal", str(journal), "--linger", "0.2"))
 
     async def talk(client: Client) -> None:
-        # Left behind without a cancellation, as by a host that just ends.
+        # The host leaves without a cancellation, as one that just ends.
         call = asyncio.ensure_future(client.call_tool("outlast", {"directory": str(tmp_path)}))
         while not host.logs:
             await asyncio.sleep(0.01)

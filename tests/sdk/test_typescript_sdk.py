@@ -1,4 +1,4 @@
-"""The official TypeScript SDK's clients over WebSocket and stdio know nothing of us either."""
+"""The official TypeScript SDK's clients over WebSocket and stdio, which know nothing of us."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from tests.sdk.stock import RUN_S, Node
 from tests.sdk.test_python_sdk import APP
 from tests.wire.process import CLI, ServerProcess
 
-# How many calls each client makes whose progress is counted. For runs by hand: 1000.
+# How many calls with progress each client makes. For runs by hand: 1000.
 CALLS: Final = int(os.environ.get("PROGRESS_CALLS", "20"))
 STEPS: Final = 20
-CALL_S: Final = 0.5  # the most that one call may take on the average, on a busy machine
+CALL_S: Final = 0.5  # the bound for one call on average, on a busy machine
 
-# Installing the SDK has a bound of its own.
+# The installation of the SDK has a bound of its own.
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
 @pytest.fixture(scope="module")
 def seen(node: Node, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the client in websocket.mjs saw."""
+    """The records of the client in websocket.mjs."""
     with ServerProcess(tmp_path_factory.mktemp("typescript"), app=APP) as server:
         run = node.run("websocket.mjs", server.url)
         assert run.returncode == 0, run.stderr
@@ -77,12 +77,12 @@ def test_the_client_has_nothing_to_complain_about(seen: dict[str, Any]) -> None:
     assert seen["problems"] == []
 
 
-# Progress. These clients forget a call's progress handler with its response, and lose what they
-# read together with it (`streams.engine.receipts`).
+# Progress. These clients forget a call's progress handler with its response, and lose progress that
+# they read together with it (`streams.engine.receipts`).
 
 
 def progress_seen(node: Node, generation: str, **given: Any) -> dict[str, Any]:
-    """What the client in progress.mjs saw of calls that take `STEPS` steps."""
+    """The records of the client in progress.mjs: calls that take `STEPS` steps."""
     given["arguments"] = {"steps": STEPS, "pause_s": given.pop("pause_s")}
     timeout_s = RUN_S + CALL_S * given["rounds"] * given["abreast"]
     run = node.run("progress.mjs", generation, json.dumps(given), timeout_s=timeout_s)
@@ -102,7 +102,7 @@ def check_whole(found: dict[str, Any], calls: int) -> None:
 
 @pytest.fixture(params=["stdio", "relay", "node", "ws"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Where a client finds the server: it starts it, or reaches it by either of two WebSockets."""
+    """How a client reaches the server: it starts it, or uses one of two WebSockets."""
     serve = [*CLI[1:], "serve", APP, "--stdio"]
     if request.param == "stdio":
         yield {"command": CLI[0], "args": serve}

@@ -1,5 +1,7 @@
-"""`requests/resume` and `requests/getStatus` through the official clients, as requests that no SDK
-knows. What an SDK loses of a resume, its own `Last-Event-ID` brings back, as it does for any call.
+"""`requests/resume` and `requests/getStatus` through the official clients, which do not know them.
+
+Where an SDK loses the response to a resume, its own `Last-Event-ID` brings it back, as for any
+call.
 """
 
 import contextlib
@@ -32,7 +34,8 @@ LAST_SEQ: Final = 2 * len(STEPS) + 1
 RESULT: Final = {"content": [{"type": "text", "text": f"{len(STEPS)} steps"}]}
 ROWS: Final = [[f"{page}.1", f"{page}.2"] for page in range(1, PAGES + 1)]
 
-# Where the connections of a resume are cut, one after another. Its first message is the policy.
+# The places where the connections of a resume are cut, one after another. Its first message is the
+# policy.
 RESUMES: Final[dict[str, tuple[Cut, ...]]] = {
     "nowhere": (),
     "before the policy": (Cut(0),),
@@ -44,17 +47,17 @@ RESUMES: Final[dict[str, tuple[Cut, ...]]] = {
     "three times in a row": (Cut(3), Cut(1), Cut(1)),
 }
 TOO_SHORT: Final = "resumed for too short a time"
-# Calls that a client makes and never hears of again, since it is killed.
+# Calls whose client is killed before it has the result.
 LOST: Final = (*RESUMES, TOO_SHORT)
 LOST_PAGE: Final = "a lost page"
 
 GIVEN_UP: Final = "given up by the SDK"
-# After the third message of the call nobody is there any more, and again after that of the resume.
+# The client leaves after the third message of the call, and again after that of the resume.
 GIVES_UP: Final = (Cut(3), Cut(is_refusal=True), Cut(is_refusal=True), Cut(3))
 TAKEN_OVER: Final = "taken over by another session"
 SPENT: Final = "nothing left"
 
-# Installing what the clients need has a bound of its own.
+# The installation of the clients has a bound of its own.
 pytestmark = pytest.mark.timeout(200, func_only=True)
 
 
@@ -90,7 +93,7 @@ def lost(client: str, place: Place, node: Node) -> dict[str, list[Json]]:
 
 @pytest.fixture(scope="module")
 def found(client: str, place: Place, lost: dict[str, list[Json]], node: Node) -> dict[str, Found]:
-    """What another client makes of them, and of calls of its own."""
+    """Another client's records of these calls, and of calls of its own."""
     known = {name: policies[0] for name, policies in lost.items()}
     with contextlib.ExitStack() as stack:
         network = Network(place, stack)
@@ -100,7 +103,7 @@ def found(client: str, place: Place, lost: dict[str, list[Json]], node: Node) ->
 
 
 def _opening(journey: Journey, cuts: tuple[Cut, ...]) -> Callable[[int], None]:
-    """What is to happen after each cut: the tool goes on as far as the next one, or to its end."""
+    """The actions after each cut: the tool goes on as far as the next one, or to its end."""
 
     def after(made: int) -> None:
         passing = sum(cut.events for cut in cuts[: made + 1])
@@ -119,7 +122,7 @@ def _request(policy: Json) -> Json:
 
 
 def _resume(network: Network, name: str, policy: Json) -> tuple[Json, Cutter]:
-    """First thing in a session, and so under the id that the call had: the SDKs just count."""
+    """A resume as the session's first request, so its id is the call's own: the SDKs count ids."""
     return network.talk(
         request("resume", params=_token(policy)),
         request("getStatus", params={**_request(policy), "after": LAST_SEQ}),
@@ -133,7 +136,7 @@ def _lost_ones(network: Network, known: dict[str, Json]) -> Talks:
     place, policy = network.place, known[TOO_SHORT]
     return {
         TOO_SHORT: network.talk(
-            # It has the id that the call had. A resume under that id would be cancelled with it.
+            # It has the id of the call. A resume under that id would be cancelled with the call.
             request("getStatus", params=_request(policy)),
             request("resume", "in vain", params=_token(policy), timeout_s=MIN_S),
             request("getStatus", "still", params=_request(policy)),
@@ -252,17 +255,17 @@ def test_what_runs_says_so(found: dict[str, Found], lost: dict[str, list[Json]])
 
 
 def test_a_resume_brings_what_the_sdk_has_given_up(found: dict[str, Found]) -> None:
-    """In the same session, and through a cut again."""
+    """The resume is in the same session, and survives another cut."""
     call = found[GIVEN_UP]
     assert call.outcome("resume") == RESULT
     assert call.cutter.cuts_left == 0
-    # What came before the call was lost comes again: nobody has said that it had come.
+    # The messages before the loss come again: the client has confirmed none of them.
     assert (call.steps(), call.progress()) == ([1, *STEPS], [1, *STEPS])
     assert call.restless() == []
 
 
 def test_a_resume_that_ran_into_a_timeout_can_be_made_again(found: dict[str, Found]) -> None:
-    """The SDK cancels it, which detaches and no more, and it leaves the newer one alone."""
+    """The SDK cancels the first resume. That only detaches it, and leaves the newer one alone."""
     call = found[TOO_SHORT]
     assert "timed out" in call.error("in vain")["message"].lower()
     assert call.outcome("still")["status"] == "processing"
@@ -272,7 +275,7 @@ def test_a_resume_that_ran_into_a_timeout_can_be_made_again(found: dict[str, Fou
 
 
 def test_a_resume_elsewhere_takes_the_call_over(found: dict[str, Found]) -> None:
-    """For good: the one who had it before does not come back for it."""
+    """The stream stays there: the client that had it before does not resume it."""
     call = found[TAKEN_OVER]
     assert call.error("call")["data"] == {"reason": "superseded"}
     elsewhere = call.outcome("elsewhere")
@@ -309,7 +312,7 @@ def test_a_lost_page_is_resumed_and_leads_on(found: dict[str, Found]) -> None:
 def outlived(node: Node, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     """Resumes of all clients, for which the server was killed in the middle of its response.
 
-    It was not there either when they came back first.
+    The server was also down when they first came back.
     """
     folder = tmp_path_factory.mktemp("killed")
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
-"""Pages through the official clients: the tokens go to and fro in `_meta`, which every SDK keeps.
+"""Pages through the official clients: page tokens travel in `_meta`, which every SDK keeps.
 
-What an SDK loses of a page, its own `Last-Event-ID` brings back, as it does for any call.
+Where an SDK loses a page, its own `Last-Event-ID` brings it back, as for any call.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ PAGED: Final = {"whole": ({}, ()), "cut": ({}, PAGES_CUT), "announced": (DECLARE
 EARLY: Final = "asked for too early"
 GARBLED: Final = "asked for by a garbled token"
 
-# Installing what the clients need has a bound of its own.
+# The installation of the clients has a bound of its own.
 pytestmark = pytest.mark.timeout(200, func_only=True)
 
 
@@ -41,7 +41,7 @@ def found(
     node: Node,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Found]:
-    """What a client makes of pages."""
+    """A client's records of pages."""
     with contextlib.ExitStack() as stack:
         place = Place(server.http_port, tmp_path_factory.mktemp(request.param))
         network = Network(place, stack)
@@ -73,7 +73,7 @@ every_pages = pytest.mark.parametrize("case", PAGED)
 def test_pages_come_whole_and_in_order(found: dict[str, Found], case: str) -> None:
     assert on_pages(found[case].outcome("pages")) == ROWS
     assert found[case].steps() == NUMBERS
-    # Of the pages that were made ahead there is none, as nobody waited for them.
+    # The pages that were made ahead have no progress: no call waited for them.
     progress = found[case].progress()
     assert progress[0] == 1
     assert progress == sorted(set(progress) & set(NUMBERS))
@@ -99,7 +99,7 @@ def test_pages_are_announced_to_whoever_declares(found: dict[str, Found], case: 
 
 
 def test_a_page_that_is_not_ready_is_empty(found: dict[str, Found]) -> None:
-    """Also of a tool that yields objects: an SDK that was promised some would look for one."""
+    """This holds also for a tool that yields objects: an SDK would look for the promised object."""
     (empty,) = found[EARLY].outcome("too early")
     assert empty["content"] == []
     counts = on_pages(found[EARLY].outcome("pages"))

@@ -1,4 +1,5 @@
-"""Starts clients that speak the two other proposals through an official SDK, and says what they do.
+"""Starts clients that speak the two other proposals through an official SDK, and reads their
+records.
 
 `vendor_python.py` and `vendor_typescript.mjs` are such clients. They hold talks: sessions with
 steps, one after another.
@@ -6,59 +7,45 @@ steps, one after another.
 
 import contextlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from tests.sdk.cutting import Cut, Cutter, Seen
-from tests.sdk.stock import HERE, QUIET_S, RUN_S, SECONDS, Journey, Json, Node
+from tests.sdk.stock import QUIET_S, RUN_S, SECONDS, ClientProcess, Journey, Json, Node
 
 PAGES: Final = 4  # of a tool that has them
 STEP_S: Final = 15.0
 
 _EXTENSION: Final = {"mcp-streams/v1": {"dialects": ["resumableRequests"]}}
-# How a client can say that it speaks the dialect.
+# How a client can declare the dialect.
 DECLARES: Final[dict[str, Json]] = {
     "a capability": {"resumableRequests": {}},
     "an experimental capability": {"experimental": _EXTENSION},
     "an extension": {"extensions": _EXTENSION},
 }
-DECLARED: Final = DECLARES["an extension"]  # which every SDK can send without further ado
+DECLARED: Final = DECLARES["an extension"]  # which every SDK can send without changes
 NEXT: Final = "mcp-streams/nextResumeToken"
 
 Talks = dict[str, tuple[Json, Cutter]]  # by name, each with the proxy before it
 
 
-class VendorClient:
-    """One of `stock.CLIENTS`, which holds all `talks` at once."""
+class VendorClient(ClientProcess):
+    """A client that holds all `talks` at once."""
 
     def __init__(
         self, name: str, node: Node, talks: Mapping[str, Json], *, stays: bool = False
     ) -> None:
-        kind, _, generation = name.partition("-")
-        command = {
-            "python": [sys.executable, "vendor_python.py"],
-            "typescript": [str(node.path), "vendor_typescript.mjs", generation],
-        }[kind]
         patience = {"stays": stays, "patience_s": STEP_S + SECONDS, "quiet_s": QUIET_S}
-        given = {"talks": list(talks.values()), **patience}
+        super().__init__(name, node, "vendor", {"talks": list(talks.values()), **patience})
         self._names = list(talks)
-        self._process = subprocess.Popen(
-            [*command, json.dumps(given)],
-            cwd=HERE,
-            env=node.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
         self._stays = stays
 
     def finish(self) -> dict[str, Json]:
-        """What it saw of each talk. One that stays is killed in the middle of everything."""
+        """Wait for the end; returns the records of each talk. A client that stays is killed in the
+        middle.
+        """
         assert self._process.stdout is not None
         printed = self._process.stdout.readline()
         if self._stays:
@@ -67,17 +54,10 @@ class VendorClient:
         assert printed, complaints
         return dict(zip(self._names, json.loads(printed), strict=True))
 
-    def __enter__(self) -> "VendorClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
 
 @dataclass(frozen=True)
 class Place:
-    """Where one client finds a server, and a folder of gates for each of its calls, by name."""
+    """The server's address for one client, and a folder of gates for each of its calls, by name."""
 
     port: int
     folder: Path
@@ -88,20 +68,22 @@ class Place:
         return Journey(gates)
 
     def talk(self, *steps: Json, declares: Json = DECLARED, port: int = 0) -> Json:
-        """A session, directly or through a `port` before the server."""
+        """A session, directly or through a proxy's `port`."""
         url = f"http://127.0.0.1:{port or self.port}/mcp"
         return {"url": url, "declares": declares, "steps": list(steps)}
 
     def elsewhere(self, *steps: Json, port: int = 0, behind: bool = False) -> Json:
-        """Another session of the same client, which knows what the first has learned."""
+        """Another session of the same client, which knows the tokens that the first one has
+        received.
+        """
         return {"do": "elsewhere", "behind": behind, **self.talk(*steps, port=port)}
 
     def call(self, name: str) -> Json:
-        """The journey of this name, which nobody waits for yet."""
+        """Start the call of this name, and do not wait for it."""
         return {"do": "call", "name": name, "behind": True, **self.journey(name).to(self.port)}
 
     def pages(self, name: str, tool: str = "rows", *, gated: bool = False, **more: Any) -> Json:
-        """All pages, or as it says in `more`."""
+        """All pages, or those that `more` selects."""
         gates = str(self.journey(name).gates) if gated else ""
         given = {"pages": PAGES, "gates": gates}
         return {"do": "pages", "name": name, "tool": tool, "arguments": given, **more}
@@ -127,7 +109,7 @@ LINGER: Final[Json] = {"do": "linger"}
 
 
 class Network:
-    """Puts a proxy of its own before each talk, for as long as the stack is open."""
+    """Puts a proxy of its own in front of each talk, for as long as the stack is open."""
 
     def __init__(self, place: Place, stack: contextlib.ExitStack) -> None:
         self.place = place
@@ -145,7 +127,7 @@ class Network:
         return self.place.talk(*steps, declares=declares, port=cutter.port), cutter
 
     def finish(self, client: str, node: Node, talks: Talks) -> dict[str, "Found"]:
-        """Let a client hold these talks."""
+        """Have a client hold these talks."""
         wanted = {name: talk for name, (talk, _) in talks.items()}
         seen = self._stack.enter_context(VendorClient(client, node, wanted)).finish()
         return {name: Found(seen[name], cutter) for name, (_, cutter) in talks.items()}
@@ -153,19 +135,19 @@ class Network:
 
 @dataclass(frozen=True)
 class Found:
-    """What a client saw of a talk, and what the network saw of it."""
+    """The records of a talk: the client's, and the network's."""
 
     seen: Json
     cutter: Cutter
 
     def outcome(self, name: str) -> Any:
-        """What a step resulted in."""
+        """The result of a step."""
         outcome = self.seen["outcomes"][name]
         assert "error" not in outcome, outcome["error"]
         return outcome["result"]
 
     def error(self, name: str) -> Json:
-        """What a step failed with."""
+        """The error of a step."""
         error: Json = self.seen["outcomes"][name]["error"]
         return error
 
@@ -176,14 +158,14 @@ class Found:
         return [log["step"] for log in self.seen["logs"]]
 
     def continued(self) -> list[Seen]:
-        """Where the client came back for the rest of a response."""
+        """The requests by which the client continued a response."""
         return [seen for seen in self.cutter.requests if seen.last_event_id]
 
     def restless(self) -> list[Seen]:
-        """Where it did so although it had the result."""
+        """The requests of that kind that it sent although it had the result."""
         return [seen for seen in self.cutter.requests_after_result if seen.last_event_id]
 
 
 def on_pages(pages: list[Json]) -> list[Any]:
-    """What is on those that are not empty."""
+    """The contents of the pages that are not empty."""
     return [json.loads(block["text"]) for page in pages for block in page["content"]]

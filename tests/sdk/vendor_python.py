@@ -1,13 +1,12 @@
-"""The official Python SDK's client over HTTP, by somebody who speaks the two proposals with it.
+"""The official Python SDK's client over HTTP, with the two proposals spoken through it.
 
 Given `{"talks": [{"url", "declares", "steps"}], "stays", "patience_s", "quiet_s"}`, as its sibling
-in TypeScript is. It holds all talks at once, each in a session of its own, and prints what it saw
+in TypeScript is. It holds all talks at once, each in a session of its own, and prints its records
 of them as one line of JSON. Then it closes the sessions, or, where it `stays`, waits to be killed.
 
-A step does what its `do` says, a method of `Talk`, within `patience_s`; what came of it is kept
-under its name, `as`. A step `behind` the others is not waited for; `await` waits for it later.
-Where a request of ours names neither token nor request, it is about what the session has learned
-from its last `resumePolicy`.
+A step does what its `do` says, a method of `Talk`, within `patience_s`; its result is kept under
+its name, `as`. A step with `behind` is not waited for; `await` waits for it later. A request of
+ours that names neither token nor request takes both from the session's last `resumePolicy`.
 """
 
 import asyncio
@@ -29,16 +28,16 @@ NEXT: Final = "mcp-streams/nextResumeToken"
 INFO: Final = types.Implementation(name="vendor", version="1.0")
 
 Json = dict[str, Any]
-Vendor = types.Request[Json, str]  # a request that is none of the SDK's own
+Vendor = types.Request[Json, str]  # a request that the SDK does not define
 ANY: Final = TypeAdapter(Json)
 
 
 class Params(BaseModel, extra="allow"):
-    """Whatever a notification says."""
+    """The params of any notification."""
 
 
 class ResumableRequests(ClientExtension):
-    """What makes the SDK's client declare the dialect, and hear of tokens.
+    """Makes the SDK's client declare the dialect, and receive its policies.
 
     Notifications that the SDK does not know are dropped unless they are bound like this; the
     `message_handler` never sees them.
@@ -60,7 +59,7 @@ class ResumableRequests(ClientExtension):
 
 
 class Talk:
-    """One session, and what was seen of it."""
+    """One session, and its records."""
 
     def __init__(
         self, url: str, declares: Json, patience: tuple[float, float], policy: Json | None = None
@@ -91,7 +90,7 @@ class Talk:
         self._news.set()
 
     async def hold(self, steps: list[Json], leave: asyncio.Event) -> None:
-        """Take all steps, then keep the session until everybody may leave."""
+        """Take all steps, then keep the session until every talk may end."""
         async with self._session() as session:
             for step in steps:
                 name = step.get("as", step["do"])
@@ -107,7 +106,9 @@ class Talk:
 
     @contextlib.asynccontextmanager
     async def _session(self) -> AsyncIterator[ClientSession]:
-        """With nothing to declare, or the extension, as anybody does; else by its own handshake."""
+        """A session, with the SDK's handshake for no capability or the extension, else with one of
+        its own.
+        """
         extension = ResumableRequests(self)
         if self._declares == {} or "extensions" in self._declares:
             extensions = [extension] if self._declares else []
@@ -139,7 +140,7 @@ class Talk:
             yield session
 
     async def _handle(self, message: object) -> None:
-        """All that the server tells, also of a call that was another session's."""
+        """Record each notification, also of a call that another session made."""
         match message:
             case types.ProgressNotification(params=told):
                 self.hear(self.progress, (told.progress_token, told.progress))
@@ -157,12 +158,14 @@ class Talk:
             return {"error": {"code": None, "message": repr(error), "data": None}}
 
     async def _call(self, session: ClientSession, step: Json) -> Json:
-        """A call whose progress goes by a name of its own, and not by the SDK's request id."""
+        """Make a call with a progress token of its own, and not the SDK's request id."""
         meta: Any = {"progressToken": step["name"]}
         return _plain(await session.call_tool(step["tool"], step["arguments"], meta=meta))
 
     async def _pages(self, session: ClientSession, step: Json) -> list[Json]:
-        """Pages up to the last, or `at_most` so many, from that on which `to` leads to, if any."""
+        """Fetch pages up to the last, or `at_most` so many; `to` names the step with the first page
+        token.
+        """
         token = step.get("token")
         if "to" in step:
             token = self._next_of(step["to"])
@@ -178,14 +181,14 @@ class Talk:
         return pages
 
     def _next_of(self, name: str) -> str:
-        """The token that an outcome leads on with."""
+        """The page token in a step's result."""
         result = self.outcomes[name]["result"]
         page = result[-1] if isinstance(result, list) else result
         token: str = page["_meta"][NEXT]
         return token
 
     async def _request(self, session: ClientSession, step: Json) -> Json:
-        """A request that the SDK does not know."""
+        """Send a request that the SDK does not know."""
         known = {"requests/resume": ["resumeToken"]}
         fields = known.get(step["method"], ["requestId", "resumeToken"])
         learned = {name: self.policies[-1][name] for name in fields if self.policies}
@@ -208,7 +211,7 @@ class Talk:
         self.outcomes[step["for"]] = outcome
         return None
 
-    _lose = _await  # a call that the SDK gives up has failed
+    _lose = _await  # a call that the SDK has abandoned counts as failed
 
     async def _touch(self, session: ClientSession, step: Json) -> None:
         for path in step["paths"]:
@@ -218,7 +221,7 @@ class Talk:
         await asyncio.sleep(self._quiet_s)
 
     async def _elsewhere(self, session: ClientSession, step: Json) -> Json:
-        """Another session, which knows what this one has learned."""
+        """Another session, with the policies of this one."""
         patience = (self._patience_s, self._quiet_s)
         talk = Talk(step["url"], step["declares"], patience, self.policies[-1])
         at_once = asyncio.Event()
@@ -228,7 +231,7 @@ class Talk:
 
 
 def _plain(result: types.CallToolResult) -> Json:
-    """What the SDK keeps of a result, in the wire's spelling."""
+    """The SDK's view of a result, in the wire's spelling."""
     return result.model_dump(by_alias=True, mode="json", exclude_none=True)
 
 

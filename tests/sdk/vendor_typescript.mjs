@@ -20,7 +20,7 @@ const load = {
       StreamableHTTPClientTransport,
       onLog: types.LoggingMessageNotificationSchema,
       onProgress: types.ProgressNotificationSchema,
-      anything: types.ResultSchema, // with whatever fields
+      anything: types.ResultSchema, // with any fields
     };
   },
   "2": async () => {
@@ -51,7 +51,7 @@ class Talk {
   async hold(steps) {
     this.client = new sdk.Client({ name: "vendor", version: "1.0" }, { capabilities: this.declares });
     this.client.onerror = (error) => this.note("problems", String(error));
-    // All that the SDK does not know comes here.
+    // Notifications that the SDK does not know come here.
     this.client.fallbackNotificationHandler = async ({ method, params }) => {
       if (method === POLICY) {
         this.policy = params;
@@ -59,7 +59,7 @@ class Talk {
       }
     };
     this.client.setNotificationHandler(sdk.onLog, ({ params }) => this.note("logs", params.data));
-    // In place of the SDK's own, which takes only what goes by the id of a call of this session.
+    // Replaces the SDK's own, which takes only progress with the id of a call of this session.
     this.client.setNotificationHandler(sdk.onProgress, ({ params }) =>
       this.note("progress", [params.progressToken, params.progress]),
     );
@@ -78,7 +78,7 @@ class Talk {
     this.news();
   }
 
-  // Wait for what is heard to make this true.
+  // Wait until the notifications so far make this true.
   async until(isTrue) {
     while (!isTrue()) await new Promise((resolve) => (this.news = resolve));
   }
@@ -95,7 +95,7 @@ class Talk {
     }
   }
 
-  // A call whose progress goes by a name of its own, and not by the SDK's request id.
+  // Make a call with a progress token of its own, and not the SDK's request id.
   call({ tool, arguments: given, name }) {
     return this.callTool({ name: tool, arguments: given, _meta: { progressToken: name } });
   }
@@ -107,7 +107,7 @@ class Talk {
       : this.client.callTool(params, options);
   }
 
-  // Pages up to the last, or `at_most` so many, from that on which `to` leads to, if any.
+  // Fetch pages up to the last, or `at_most` so many; `to` names the step with the first page token.
   async pages({ tool, arguments: given, name, token: first, to, at_most: most = 1000 }) {
     let token = to === undefined ? first : this.nextOf(to);
     const pages = [];
@@ -120,7 +120,7 @@ class Talk {
     return pages;
   }
 
-  // The token that an outcome leads on with.
+  // The page token in a step's result.
   nextOf(name) {
     const { result } = this.seen.outcomes[name];
     return (Array.isArray(result) ? result.at(-1) : result)._meta[NEXT];
@@ -148,7 +148,7 @@ class Talk {
     this.seen.outcomes[name] = await this.behind[name];
   }
 
-  // A call that the SDK has given up: it says so here, and to nobody who waits for the call.
+  // The SDK reports a call that it has abandoned here only, and not to the call's own promise.
   async lose() {
     await this.until(() => this.seen.problems.some((problem) => problem.includes(GIVEN_UP)));
   }
@@ -161,7 +161,7 @@ class Talk {
     await sleep(quiet * 1000);
   }
 
-  // Another session, which knows what this one has learned.
+  // Another session, with the policies of this one.
   async elsewhere({ url, declares, steps }) {
     const talk = await new Talk(url, declares, this.policy).hold(steps);
     await talk.client.close();

@@ -1,7 +1,7 @@
-"""Clients of ours, and those who call tools through them.
+"""Our clients in the simulation, and the callers of tools behind them.
 
-A `Process` has one `Client`, and dies now and then with everybody in it. A `Caller` sees one job
-through: through whichever process is there, from the last ticket that it kept.
+A `Process` has one `Client`, and dies now and then with all callers in it. A `Caller` follows one
+job to its end: through any process that is alive, from the last ticket that it kept.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from tests.simulation.weather import FOREVER, Weather
 from tests.simulation.world import Job, World
 
 AGAIN_S = 1.0
-GHOST_S = 600.0  # after so long whoever was displaced has heard of it
+GHOST_S = 600.0  # a displaced reader has been told after this time
 _WHIMS = ("stall", "stall", "leave", "hand over", "hand over", "poll", "cancel")
 
 
 class Process:
-    """One client's process, started again whenever it has died."""
+    """The process of one client, restarted whenever it has died."""
 
     def __init__(
         self, name: str, world: World, weather: Weather, network: Network, principal: str
@@ -44,7 +44,7 @@ class Process:
         self._dialects = [("streams",), ("streams", "resumableRequests")]
         self._client: Client | None = None
         self._changed = trio.Event()
-        self._scopes: dict[trio.CancelScope, None] = {}  # of those who live in it, in order
+        self._scopes: dict[trio.CancelScope, None] = {}  # scopes of the callers in it, in order
         self._asked: Counter[str] = Counter()
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class Process:
                 await trio.sleep(AGAIN_S)
 
     def _die(self) -> None:
-        """Nothing that is said from now on arrives."""
+        """Cut the client off: no message from it arrives any more."""
         self._world.note(self.name, "dies")
         self._client = None
         self._network.lose_client(self.name)
@@ -98,7 +98,7 @@ class Process:
         return {"to": params}
 
     async def client(self) -> Client:
-        """The client, when it lives."""
+        """The client, while it is alive."""
         while self._client is None:
             await self._changed.wait()
         return self._client
@@ -110,12 +110,12 @@ class Process:
         return scope
 
     def leave(self, scope: trio.CancelScope) -> None:
-        """Nobody is in the scope any more."""
+        """Drop the scope of a caller that has left."""
         self._scopes.pop(scope, None)
 
 
 class Caller:
-    """Whoever wants the result of one job."""
+    """The caller that wants the result of one job."""
 
     def __init__(self, job: Job, world: World, weather: Weather, processes: list[Process]) -> None:
         self._job = job
@@ -126,7 +126,7 @@ class Caller:
         self._was_called = False
 
     async def run(self) -> None:
-        """Make the call, and come back for it until it is over."""
+        """Make the call, and resume it until it is over."""
         await trio.sleep(self._job.part.starts_at)
         while not self._job.outcome:
             process = self._world.chance.choice(self._processes)
@@ -135,7 +135,7 @@ class Caller:
         self._job.is_settled.set()
 
     async def _visit(self, process: Process) -> bool:
-        """Read on through one process, for a while; whether the call is still to be had."""
+        """Read on through one process, for a while; returns whether the call can be resumed."""
         client = await process.client()
         scope = process.enter()
         try:
@@ -176,7 +176,7 @@ class Caller:
         return 0 if self._ticket is None else self._ticket.after or 0
 
     def _gone(self, gone: StreamGone) -> None:
-        # It was left here, and its last messages are still to come.
+        # The reader left here, and its last messages are still to come.
         if gone.reason != "id_in_use":
             self._world.refused(self._job, gone.reason)
 
@@ -184,8 +184,8 @@ class Caller:
         data = failed.data if isinstance(failed.data, dict) else {}
         reason = data.get("reason", "busy" if "journal" in failed.message else failed.message)
         if reason == "busy" and self._ticket is not None:
-            return  # it could not be found just now
-        self._world.handed(self._job, self._at)  # the final response is what says so
+            return  # the stream could not be found this time
+        self._world.handed(self._job, self._at)  # the final response must report it
         self._world.refused(self._job, reason)
 
     async def _read(self, process: Process, client: Client, call: RunningCall) -> None:
@@ -213,7 +213,7 @@ class Caller:
             self._job.has_ticket = True
 
     async def _be_restless(self, process: Process, client: Client, call: RunningCall) -> bool:
-        """Do something that callers do; whether the call is left."""
+        """Do something that callers do; returns whether the call is left."""
         world, job = self._world, self._job
         match world.chance.choice(_WHIMS):
             case "stall":
@@ -235,7 +235,7 @@ class Caller:
         return False
 
     async def _poll(self, client: Client) -> None:
-        """The end is not told before it can be had."""
+        """Check that the status reports the end only once it can be read."""
         ticket = self._ticket
         assert ticket is not None
         with trio.move_on_after(30):
@@ -245,7 +245,10 @@ class Caller:
             self._world.expect(not is_over, f"{self._job.key} is said to be over at {self._at}")
 
     async def _hand_over(self, process: Process, call: RunningCall) -> None:
-        """Let another process read on; then hear of it. What is here already is read after all."""
+        """Have another process take over the stream, then check that this reader is told.
+
+        Messages that are here already are read to the end.
+        """
         job, at = self._job, self._at
         self._world.counts["handovers"] += 1
         self._world.note(process.name, f"hands {job.key} over at {at}")
@@ -258,7 +261,7 @@ class Caller:
         with trio.move_on_after(GHOST_S) as patience:
             await self._read_what_is_left(call, at)
         self._world.expect(
-            not patience.cancelled_caught, f"{process.name}: nobody says what became of {job.key}"
+            not patience.cancelled_caught, f"{process.name}: no answer about {job.key}"
         )
 
     async def _read_what_is_left(self, call: RunningCall, at: int) -> None:

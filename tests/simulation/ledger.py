@@ -1,7 +1,8 @@
-"""What the journal has acknowledged, kept outside of it, and what it may never do.
+"""The journal's promises, kept outside of it: the changes it has acknowledged, and the rules for
+them.
 
-It is worked out from the changes alone, by rules of its own: a mistake in those of the journal is
-not repeated here.
+The ledger computes its state from the changes alone, by rules of its own: a mistake in the
+journal's rules is not repeated here.
 """
 
 from collections.abc import Sequence
@@ -17,27 +18,27 @@ PLENTY = 1 << 24
 
 
 class Known(msgspec.Struct):
-    """One stream, as far as the journal has said that it is durable."""
+    """A stream's durable state, from the acknowledged changes."""
 
     job: Job
     last: int = 0
     acked: int = 0
     outcome: Outcome = Outcome.LIVE
-    has_ended: bool = False  # with its final response, whatever has become of it since
+    has_ended: bool = False  # with its final response, whatever came later
 
 
 class Ledger:
-    """All streams that there ever were."""
+    """All streams that ever existed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self.known: dict[str, Known] = {}
         self.forgotten: set[str] = set()
-        self.lines: dict[str, list[bytes]] = {}  # of each stream, all that ever had a number
+        self.lines: dict[str, list[bytes]] = {}  # of each stream, all lines that ever had a number
         self.seqs: dict[str, dict[bytes, int]] = {}
 
     def asked(self, changes: Sequence[Change]) -> None:
-        """The server wants this to be durable."""
+        """The server asks for a commit of these changes."""
         for change in changes:
             match change:
                 case Ack():
@@ -68,12 +69,12 @@ class Ledger:
         self._world.expect(is_fine, f"{job.key} is forgotten: {job.handed} of {known.last}")
 
     def is_news(self, stream: str, seq: int) -> bool:
-        """Whether nobody has said yet that this line is durable."""
+        """Whether this line was not yet known to be durable."""
         known = self.known.get(stream)
         return known is not None and seq > known.last
 
     def done(self, changes: Sequence[Change]) -> None:
-        """This is durable."""
+        """The journal acknowledges these changes."""
         for change in changes:
             if isinstance(change, Create):
                 self._create(change.record)
@@ -124,13 +125,15 @@ class Ledger:
             known.has_ended = change.outcome.is_end
 
     def _check_lines(self, job: Job, run: Run, lines: list[bytes]) -> None:
-        """A number is never used again for anything else."""
+        """A number is never given to another line."""
         known = lines[run.seq - 1 : run.last]
         same = lines_of(run)[: len(known)]
         self._world.expect(same == known, f"{job.key}: {run.seq} to {run.last} were something else")
 
     async def check(self, journal: Journal, in_flight: Sequence[Change]) -> None:
-        """After a crash all of it is there, and of the commit in flight all or nothing."""
+        """Check the journal after a crash: all is there, and of the commit in flight all or
+        nothing.
+        """
         if in_flight and await self._has(journal, in_flight):
             self.done(in_flight)
         for stream, known in self.known.items():
@@ -139,7 +142,7 @@ class Ledger:
             self._world.expect(await journal.find(stream) is None, "what was forgotten is back")
 
     async def _has(self, journal: Journal, changes: Sequence[Change]) -> bool:
-        """Whether a commit that nobody has answered for has been made."""
+        """Whether a commit in flight was made."""
         for change in changes:
             if isinstance(change, Create):
                 return await journal.find(change.stream) is not None
@@ -157,7 +160,7 @@ class Ledger:
                     return record is not None and record.outcome.is_tombstone
                 case Forget():
                     return record is None
-        return True  # it changes nothing that could be told
+        return True  # it changes nothing that can be seen
 
     async def _check_stream(self, journal: Journal, stream: str, known: Known) -> None:
         key, record = known.job.key, await journal.find(stream)

@@ -1,8 +1,8 @@
-"""Connections that may be slow, cut, half-open, or arrive late: all within one process.
+"""Connections that may be slow, cut, half-open, or late: all within one process.
 
-Each direction is a pipe of bytes under way. What cuts a connection makes both pipes void: nothing
-arrives any more, and each end notices when it is told, which may be much later. Until then its
-writes vanish, as long as there is room for them.
+Each direction is a pipe of bytes on their way. A cut makes both pipes void: no byte arrives any
+more, and each end notices the cut when it is told, which may be much later. Until then its writes
+vanish, as long as the pipe has room.
 """
 
 from collections import deque
@@ -29,12 +29,12 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         self._capacity_bytes = capacity_bytes
         self._pieces: deque[tuple[float, bytes | trio.Event]] = deque()
         self.size = 0
-        self._arrives_at = 0.0  # the last piece: none overtakes another
+        self._arrives_at = 0.0  # of the last piece: none overtakes another
         self._ends_at = FOREVER  # when its end arrives
         self._is_closed = False
         self.is_void = False
-        self.is_broken_off = False  # for who writes
-        self.is_silent = False  # for who reads
+        self.is_broken_off = False  # told to its writer
+        self.is_silent = False  # told to its reader
         self._changed = trio.Event()
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
@@ -54,7 +54,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be written before something is read."""
+        """Whether a write must wait for a read."""
         return self.size >= self._capacity_bytes
 
     async def wait_send_all_might_not_block(self) -> None:
@@ -62,7 +62,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
             await self._changed.wait()
 
     def probe(self) -> trio.Event:
-        """What is set when all that was written before has been read."""
+        """An event that is set once all earlier writes have been read."""
         seen = trio.Event()
         self._put(seen)
         return seen
@@ -104,7 +104,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         return bytes(taken)
 
     def blow(self, *, lose: bool) -> None:
-        """Nothing that is written from now on arrives; with `lose`, nor does what is under way."""
+        """Make the pipe void: no later write arrives; `lose` loses bytes on their way, too."""
         self.is_void = True
         self._ends_at = FOREVER
         if lose:
@@ -112,12 +112,12 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
         self._wake()
 
     def break_off(self) -> None:
-        """Whoever writes to it is told."""
+        """Tell the writer that the pipe is broken."""
         self.is_broken_off = True
         self._wake()
 
     def silence(self) -> None:
-        """Whoever reads from it is told."""
+        """Tell the reader that the pipe is broken."""
         self.is_silent = True
         self._wake()
 
@@ -136,7 +136,7 @@ class Pipe(trio.abc.SendStream, trio.abc.ReceiveStream):
 
 
 class End(trio.abc.Stream):
-    """One end of a connection. Who closes it reads no more either: the other end is told so."""
+    """One end of a connection. A close ends both directions: the other end is told."""
 
     def __init__(self, outgoing: Pipe, incoming: Pipe) -> None:
         self.outgoing = outgoing
@@ -158,13 +158,13 @@ class End(trio.abc.Stream):
         await self.outgoing.aclose()
 
     def fail(self) -> None:
-        """This end notices that the connection is dead."""
+        """Tell this end that the connection is dead."""
         self.outgoing.break_off()
         self.incoming.silence()
 
 
 class Witness(Protocol):
-    """Sees what goes over the server's ends."""
+    """Sees the lines at the server's ends."""
 
     def heard(self, channel: "FarChannel", received: Sequence[Incoming]) -> None: ...
 
@@ -222,23 +222,23 @@ class Cable:
         self.far = FarChannel(self.far_end, principal=principal, pings=pings)
 
     def blow(self, *, lose: bool) -> None:
-        """From now on nothing that is written arrives, either way."""
+        """Cut both directions: no later write arrives."""
         self.near_end.outgoing.blow(lose=lose)
         self.far_end.outgoing.blow(lose=lose)
 
 
 class Network:
-    """What connects clients with whichever server there is; `run` it."""
+    """Connects clients with the current server; `run` it."""
 
     def __init__(self, world: World, weather: Weather) -> None:
         self._world = world
         self._weather = weather
         self._nursery: trio.Nursery
-        self.accept: Callable[[Cable], None] | None = None  # the server's, while there is one
-        self.cables: dict[Cable, str] = {}  # and whose they are
+        self.accept: Callable[[Cable], None] | None = None  # the server's, while one is up
+        self.cables: dict[Cable, str] = {}  # and their client's name
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep the connections' fates, until cancelled."""
+        """Decide when connections are cut, until cancelled."""
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             await trio.sleep_forever()
@@ -246,7 +246,7 @@ class Network:
     def dialer(
         self, owner: str, principal: str, *, pings: bool
     ) -> Callable[..., AbstractAsyncContextManager[ClientChannel]]:
-        """What connects a client of this name."""
+        """A dialer for the client of this name."""
 
         @asynccontextmanager
         async def dial(capacity_bytes: int = CAPACITY_BYTES) -> AsyncIterator[ClientChannel]:
@@ -271,7 +271,7 @@ class Network:
         return dial
 
     async def _arrive(self, cable: Cable) -> None:
-        """Connections that were made later may be there earlier."""
+        """A connection that was opened later may arrive earlier."""
         await trio.sleep(self._weather.latency_s())
         if self.accept is None:
             cable.blow(lose=True)
@@ -290,7 +290,7 @@ class Network:
         self.cut(cable, near_s, far_s, lose=lose)
 
     def cut(self, cable: Cable, near_s: float, far_s: float, *, lose: bool) -> None:
-        """Cut a connection; each end notices after so many seconds."""
+        """Cut a connection; each end is told after so many seconds."""
         cable.blow(lose=lose)
         for end, notice_s in ((cable.near_end, near_s), (cable.far_end, far_s)):
             if notice_s == 0:
@@ -299,16 +299,16 @@ class Network:
                 self._nursery.start_soon(_fail_later, end, notice_s)
 
     def lose_client(self, owner: str) -> None:
-        """A client has died: nothing that it says from now on arrives."""
+        """Cut off a dead client: no message from it arrives any more."""
         for cable in [cable for cable, whose in self.cables.items() if whose == owner]:
             del self.cables[cable]
             self.cut(cable, 0.0, self._weather.notice_s(), lose=self._weather.is_so(0.5))
 
     def lose_server(self) -> None:
-        """The server has died."""
+        """Cut off the dead server."""
         self.accept = None
         for cable in list(self.cables):
-            cable.far.witness = None  # what the dead say is of no consequence
+            cable.far.witness = None  # a dead server's errors do not matter
             self.cut(cable, self._weather.notice_s(), 0.0, lose=self._weather.is_so(0.5))
 
 

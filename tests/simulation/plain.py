@@ -1,8 +1,7 @@
-"""Clients that know the proposals and no numbers, line by line: what they may see twice, they may
-never miss.
+"""Clients that know the proposals and no numbers: they may see a line twice, but never miss one.
 
-Now and then one comes back over a new connection while the old one is open, and reads from both:
-then the old one's pongs and answers are late.
+Now and then one resumes over a new connection while the old one is open, and reads from both: then
+the old one's pongs and answers are late.
 """
 
 from collections import deque
@@ -22,10 +21,10 @@ CALL: Final = 1  # the id of the call's request
 ANNOUNCED: Final = ("notifications/stream/create", "notifications/requests/resumePolicy")
 RETRIED: Final = ("superseded", "released", "id_in_use", "too_early")
 GIVEN_UP: Final = ("abandoned", "stream_not_found")  # the latter once the tombstone is gone
-# What lies between server and client, unread.
+# The capacity between server and client, unread.
 WIDE_BYTES: Final = 64 * 1024
 NARROW_BYTES: Final = 1024
-# What to say, and how to be understood.
+# The params of `initialize`.
 HELLO: Final = {"protocolVersion": "2025-11-25", "clientInfo": {"name": "plain", "version": "0"}}
 
 
@@ -33,7 +32,7 @@ class Visit:
     """One connection of a caller."""
 
     def __init__(self, *, is_slow: bool) -> None:
-        self.is_slow = is_slow  # pauses after all that it reads
+        self.is_slow = is_slow  # pauses after each read
         self.is_left = trio.Event()  # it is over, or another one is opened beside it
         self.is_over = False
         self.is_refused = False  # for now
@@ -42,7 +41,7 @@ class Visit:
 
 
 class PlainCaller:
-    """Whoever wants the result of one job, over one connection after the other."""
+    """The caller that wants the result of one job, over one connection after the other."""
 
     def __init__(
         self, job: Job, world: World, weather: Weather, network: Network, ledger: Ledger
@@ -51,7 +50,7 @@ class PlainCaller:
         self._world = world
         self._ledger = ledger
         self._dialect = job.part.dialects[0]
-        # An anonymous connection needs the token; another is known for who it is.
+        # An anonymous connection needs the resume token; another one has its principal.
         self._name = f"plain {job.key}"
         principal = world.chance.choice(("os(0)", ""))
         self._dial = network.dialer(self._name, principal, pings=world.chance.random() < 0.9)
@@ -60,7 +59,7 @@ class PlainCaller:
         self._resumes = 0
 
     async def run(self) -> None:
-        """Make the call, and come back for it until it is over."""
+        """Make the call, and resume it until it is over."""
         chance = self._world.chance
         await trio.sleep(self._job.part.starts_at)
         async with trio.open_nursery() as nursery:
@@ -74,14 +73,14 @@ class PlainCaller:
         self._job.is_settled.set()
 
     async def _visit(self, visit: "Visit", visits: trio.CancelScope) -> None:
-        """Have one connection until it is over, alone or with another one beside it."""
+        """Keep one connection until it is over, alone or with another one beside it."""
         with suppress(OSError, trio.EndOfChannel, trio.BrokenResourceError):
             async with self._dial(NARROW_BYTES if visit.is_slow else WIDE_BYTES) as channel:
                 try:
                     await self._talk(channel, visit)
                 finally:
                     if visit.is_left.is_set() and not self._job.outcome:
-                        await trio.sleep(5)  # what it has read is still told by its pongs
+                        await trio.sleep(5)  # its pongs still confirm the messages that it has read
         if self._job.outcome:
             visits.cancel()
         visit.is_over = True
@@ -103,7 +102,7 @@ class PlainCaller:
         else:
             await self._resume(channel)
         while not self._job.outcome:
-            # A pong has said already that all of these were read: none is lost with the connection.
+            # A pong has confirmed all of these already, so none is lost with the connection.
             for line in await channel.receive():
                 assert isinstance(line, bytes)
                 self._hear(line + b"\n", visit)
@@ -118,7 +117,7 @@ class PlainCaller:
         await trio.sleep(self._world.chance.choice((0.0, 5.0)))
 
     async def _be_restless(self, visit: "Visit") -> None:
-        """Read no more for a while, and perhaps come back over another connection meanwhile."""
+        """Stop reading for a while, and perhaps resume over another connection meanwhile."""
         world = self._world
         is_alone = self._token and not visit.is_left.is_set() and not world.is_calm
         is_doubled = is_alone and world.chance.random() < 0.9
@@ -189,7 +188,7 @@ class PlainCaller:
             self._world.refused(self._job, reason)
 
     def _refused_too(self, reason: str) -> None:
-        """Another visit was told the end while this one's request was under way."""
+        """Another visit was told the end while this one's request was in flight."""
         outcome = self._job.outcome
         expected = GIVEN_UP if outcome in GIVEN_UP else ("messages_gone",)
         self._world.expect(reason in expected, f"{self._job.key}: {outcome}, and then {reason}")

@@ -1,4 +1,4 @@
-"""What one seed stands for: who takes part, what the limits are, how bad the weather is."""
+"""The plan of one seed: the calls, the limits, and how often each fault occurs."""
 
 import random
 from typing import Final
@@ -8,11 +8,11 @@ import msgspec
 from streams.journal.sqlite.log import Budget
 from streams.limits import Limits
 
-# For every client of a call that may be given up, and for every other one.
+# The `max` of calls that may be abandoned, and of all others.
 BRIEF_S: Final = 30.0
 LONG_S: Final = 7 * 86_400.0
 
-# Servers die often: a tool that waits long may get no further many times.
+# Servers die often: a tool that waits long may have to restart many times.
 ALWAYS: Final = 1_000_000
 LIMITS: Final = (
     Limits(restarts_max=ALWAYS),
@@ -32,7 +32,7 @@ KINDS: Final = ("say", "say", "say", "report", "ask", "flush", "wait", "burst")
 
 
 class Step(msgspec.Struct, frozen=True):
-    """What a tool does next: say or report so many things, ask, flush, or wait so many seconds."""
+    """A tool's next step: send or report so many things, ask, flush, or wait so many seconds."""
 
     kind: str
     count: int = 1
@@ -49,38 +49,38 @@ class Part(msgspec.Struct, frozen=True):
     starts_at: float
     dialects: tuple[str, ...]
     is_plain: bool  # a client without positions
-    restlessness: float  # how likely its caller is to do something unusual at each message
+    restlessness: float  # how likely its caller does something unusual at each message
 
     @property
     def is_lasting(self) -> bool:
-        """Whether it goes on when its server has died."""
+        """Whether its tool restarts after its server has died."""
         return self.tool == "lasting"
 
     @property
     def said(self) -> int:
-        """How many log messages it has in all."""
+        """The number of its log messages."""
         return sum(step.count for step in self.steps if step.kind in ("say", "burst"))
 
     @property
     def asked(self) -> int:
-        """How many questions it asks in all."""
+        """The number of its questions."""
         return sum(step.count for step in self.steps if step.kind == "ask")
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Everything that is decided before the beginning."""
+    """All choices that are made before the beginning."""
 
     seed: int
     journal: str  # "file" or "memory"
     budget: Budget
     limits: Limits
     min_s: float
-    chaos_s: float  # from then on nothing fails any more
+    chaos_s: float  # from then on no fault occurs
     crash_every_s: float  # on average
     cut_every_s: float  # each connection
-    trouble_every_s: float  # the journal takes nothing
+    trouble_every_s: float  # the journal is full
     latency_s: float
-    read_bytes: int  # how much of a backlog goes out in one write; 0 is as much as ever
+    read_bytes: int  # the part of a backlog that one write may take; 0 is no limit
     processes: int  # of clients
     parts: tuple[Part, ...]
 
@@ -89,8 +89,8 @@ def plan_of(chance: random.Random, seed: int) -> Plan:
     """Draw the plan of a seed."""
     limits = chance.choice(LIMITS)
     chaos_s = chance.uniform(430, 650)
-    # Too much that is written and not confirmed counts as delivered, for who confirms nothing; and
-    # what was written in full makes room.
+    # A client without confirmations counts too many unconfirmed messages as delivered; and a full
+    # journal deletes messages that were written. Such limits are for clients with positions.
     may_be_plain = limits.undelivered_bytes_max > 10_000 and limits.streams_per_principal_max > 10
     return Plan(
         seed=seed,

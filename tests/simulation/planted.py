@@ -1,6 +1,6 @@
-"""Mistakes that can be put into the code, to see that the simulation finds them.
+"""Mistakes that a test puts into the code, to check that the simulation finds them.
 
-Each is what a slip in that place would do: nothing is raised by the mistake itself.
+Each does what a slip in that place would do, and raises nothing itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from streams.engine.lifecycle import StreamState
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
-from streams.journal import contract
+from streams.journal import records
 from streams.journal.memory import MemoryJournal
 from streams.journal.records import Ack, Append, Record
 from streams.journal.sqlite.batch import Batch
@@ -28,14 +28,14 @@ PLANTS: Final[dict[str, Plant]] = {}
 
 
 def plant(function: Plant) -> Plant:
-    """One of the mistakes, by the function's name."""
+    """Register one of the mistakes, by the function's name."""
     PLANTS[function.__name__] = function
     return function
 
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """With a mistake, where one is named, for the length of a block."""
+    """Apply a mistake, where one is named, for the length of a block."""
     with pytest.MonkeyPatch.context() as patch:
         if name is not None:
             PLANTS[name](patch)
@@ -47,8 +47,8 @@ def planted(name: str | None) -> Iterator[None]:
 
 @plant
 def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
-    """A batch that follows a long one begins a number too high, and no journal minds."""
-    take, appended = StreamState.take, contract._appended
+    """A batch after a long one begins a number too high, and the journals accept it."""
+    take, appended = StreamState.take, records._appended
 
     def take_wrongly(state: StreamState, fence: int) -> Append | None:
         is_long = len(state._batch) > 20
@@ -63,12 +63,12 @@ def a_number_is_skipped(patch: pytest.MonkeyPatch) -> None:
         return appended(record, change)
 
     patch.setattr(StreamState, "take", take_wrongly)
-    patch.setattr(contract, "_appended", appended_anywhere)
+    patch.setattr(records, "_appended", appended_anywhere)
 
 
 @plant
 def a_number_is_used_again(patch: pytest.MonkeyPatch) -> None:
-    """Whoever takes a stream over begins with the number that was the last one."""
+    """The server that takes a stream over begins with the number that was the last one."""
     init = StreamState.__init__
 
     def init_wrongly(state: StreamState, record: Record, *args: Any) -> None:
@@ -91,7 +91,7 @@ def one_more_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def what_was_written_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
-    """Whether the client has it or not."""
+    """A written message counts as delivered, whether the client has it or not."""
     hand = StreamState.hand
 
     def hand_wrongly(state: StreamState, run: Run) -> bool:
@@ -102,7 +102,7 @@ def what_was_written_counts_as_delivered(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
-    """What an older connection has read moves the mark, wherever the newest reader is."""
+    """A pong on an older connection moves the mark, whatever the newest reader has."""
 
     def prove_any(stream: Stream, delivery_number: int, seq: int) -> None:
         stream.state.position = None
@@ -116,7 +116,7 @@ def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
-    """What is deleted is one more than was confirmed; the record does not say so."""
+    """One run too many is deleted; the record does not say so."""
     store, drop, delete = MemoryJournal._store, Tail._drop, Batch._delete
 
     def store_too_little(journal: MemoryJournal, change: Any, record: Record) -> None:
@@ -142,7 +142,7 @@ def a_run_too_many_is_trimmed(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def the_mark_is_restored_too_high(patch: pytest.MonkeyPatch) -> None:
-    """As if the client had one message more than it has confirmed."""
+    """The mark is one too high, as if the client had confirmed one message more."""
     restore = Streams._take_over
 
     def restore_wrongly(streams: Streams, record: Record) -> None:
@@ -153,7 +153,7 @@ def the_mark_is_restored_too_high(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def the_last_of_the_log_is_not_restored(patch: pytest.MonkeyPatch) -> None:
-    """What the log says last is passed over."""
+    """The last record of the log is skipped."""
     recover = Tails.recover
 
     def recover_too_little(tails: Tails, rows: Iterable[tuple[int, bytes]], load: Any) -> None:
@@ -167,31 +167,31 @@ def the_last_of_the_log_is_not_restored(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def the_displaced_is_not_told(patch: pytest.MonkeyPatch) -> None:
-    """And keeps what it has under way."""
+    """The displaced reader is not told, and keeps the messages that are on their way."""
     patch.setattr(Delivery, "supersede", lambda delivery, by: None)
 
 
 @plant
 def the_displaced_is_left_waiting(patch: pytest.MonkeyPatch) -> None:
-    """Its delivery ends without a word."""
+    """The displaced delivery ends without a word."""
     patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.drop())
 
 
 @plant
 def the_displaced_is_told_to_come_back(patch: pytest.MonkeyPatch) -> None:
-    """As if the server had let go of the stream."""
+    """The displaced reader is told `released`, as if the server had let go of the stream."""
     patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("released"))
 
 
 @plant
 def the_displaced_is_told_that_it_has_all(patch: pytest.MonkeyPatch) -> None:
-    """As if the stream were over."""
+    """The displaced reader is told `completed`, as if the stream were over."""
     patch.setattr(Delivery, "supersede", lambda delivery, by: delivery.end("completed"))
 
 
 @plant
 def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
-    """The older connection is told of whatever comes, as the newer one is."""
+    """The older connection still gets new messages, as the newer one does."""
     older: dict[str, list[Delivery]] = {}
     committed = Stream.committed
 
@@ -209,7 +209,7 @@ def the_displaced_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 @plant
 def the_older_wins(patch: pytest.MonkeyPatch) -> None:
-    """Who comes while somebody is there is sent away."""
+    """A new reader is refused while another one is attached."""
 
     def displace_none(stream: Stream, *_: Any) -> None:
         if stream.delivery is not None:

@@ -1,6 +1,6 @@
-"""Journals that are slow, take nothing for a while, and lose with their server what is not durable.
+"""Journals that are slow, full for a while, and lose with their server all that is not durable.
 
-`Store` is what outlives servers: each gets a journal of its own from it, as a new process would.
+`Store` outlives servers: each server opens a journal of its own from it, as a new process would.
 """
 
 import copy
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 class Inline:
-    """In place of the journal's thread: a mock clock would not wait for one."""
+    """Replaces the journal's thread: a mock clock would not wait for one."""
 
     is_idle = True
 
@@ -36,7 +36,7 @@ class Inline:
 
 
 class MortalJournal:
-    """A journal as one server sees it, until it is killed: then nothing returns any more."""
+    """A journal as one server sees it. Once the server is killed no request returns any more."""
 
     def __init__(self, inner: Journal, world: World, weather: Weather, ledger: Ledger) -> None:
         self.inner = inner
@@ -44,13 +44,13 @@ class MortalJournal:
         self._weather = weather
         self._ledger = ledger
         self.is_dead = False
-        self.check: Callable[[], None] = lambda: None  # what must hold at each commit
-        self.in_flight: Sequence[Change] = ()  # nobody knows whether they are durable
+        self.check: Callable[[], None] = lambda: None  # the rules to check at each commit
+        self.in_flight: Sequence[Change] = ()  # they may or may not be durable
         self._trouble_at = trio.current_time() + weather.trouble_in_s()
         self._trouble_until = 0.0
 
     def kill(self) -> None:
-        """The process that uses it is dead."""
+        """Mark the process that uses it as dead."""
         self.is_dead = True
 
     @property
@@ -117,7 +117,7 @@ class MortalJournal:
     async def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         runs = await self._ask(lambda: self.inner.read(stream, after, bytes_max=bytes_max))
         if runs and self.in_flight and self._ledger.is_news(stream, runs[-1].last):
-            self._ledger.done(self.in_flight)  # it is durable before anybody is told so
+            self._ledger.done(self.in_flight)  # it is durable before the server is told so
         return runs
 
     async def find(self, stream: str) -> Record | None:
@@ -146,7 +146,7 @@ class MortalJournal:
 
 
 class Store:
-    """What is durable, from one server to the next."""
+    """The durable state, from one server to the next."""
 
     def __init__(self, world: World, weather: Weather, folder: Path) -> None:
         self._world = world
@@ -159,7 +159,7 @@ class Store:
         self._in_flight: Sequence[Change] = ()
 
     async def open(self) -> MortalJournal:
-        """What a new server finds; it is looked at first."""
+        """A journal for a new server; the ledger checks it first."""
         inner: Journal = self._memory
         store = None
         if self._world.plan.journal == "file":
@@ -177,7 +177,7 @@ class Store:
         return self._folder / f"journal-{self._generation}"
 
     def crash(self, journal: MortalJournal) -> None:
-        """What is there now is what there will be, whatever the dead server may yet do."""
+        """Freeze the durable state: a dead server's writes no longer count."""
         journal.kill()
         self._in_flight = journal.in_flight
         if self._world.plan.journal == "memory":
@@ -189,7 +189,7 @@ class Store:
             shutil.copy(f"{dead}{suffix}", f"{self._path}{suffix}")
 
     def close(self, journal: MortalJournal) -> None:
-        """A server that has stopped, or is dead, lets go of its file."""
+        """Let a server's file go, once it has stopped or is dead."""
         if not journal.is_dead:
             self._in_flight = journal.in_flight
         store = self._open.pop(journal, None)

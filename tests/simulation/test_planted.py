@@ -1,4 +1,4 @@
-"""What the simulation is worth: each mistake that is put into the code is found."""
+"""The simulation finds each mistake that is put into the code."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ import pytest
 from tests.simulation.planted import PLANTS, planted
 from tests.simulation.universe import simulate
 
-SEEDS: Final = 60  # in which each of them shows; a late pong that counts is the rarest
+SEEDS: Final = 60  # seeds in which each mistake shows; a late pong that counts is the rarest
 
 
 @pytest.mark.parametrize("name", PLANTS)

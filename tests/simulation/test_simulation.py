@@ -33,7 +33,7 @@ def test_nothing_happens_that_must_not(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [3, 2263])
 def test_a_seed_has_one_history(seed: int) -> None:
-    """Also in another process, with other hashes and addresses.
+    """The history is the same in another process, with other hashes and addresses.
 
     In 2263 a server with several connections shuts down, and waits for one after the other.
     """

@@ -59,7 +59,7 @@ class Scene:
         self.witness.said(channel, msgspec.json.encode({"jsonrpc": "2.0"} | said) + b"\n")
 
     def violations(self, clock: MockClock) -> list[str]:
-        """What the witness has found once everything should have been told."""
+        """The violations that the witness has found once the deadline for answers is over."""
         clock.jump(TOLD_S + 1)
         self.witness.check()
         return self.world.violations
@@ -84,21 +84,21 @@ async def test_a_displaced_request_is_answered(scene: Scene, mock_clock: MockClo
 async def test_a_displaced_request_must_be_answered(
     scene: Scene, mock_clock: MockClock, is_sent_some: bool
 ) -> None:
-    """Also where nothing was written for it yet."""
+    """This holds also where no message was written for it yet."""
     older, newer = scene.channel(), scene.channel()
     scene.resumes(older, "1")
     if is_sent_some:
         scene.is_sent_some(older)
     scene.resumes(newer, "2")
     scene.is_sent_some(newer)
-    assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
+    assert scene.violations(mock_clock) == [f"{JOB}: a displaced reader was never told"]
 
 
 @pytest.mark.parametrize("is_late", [True, False])
 async def test_a_displaced_request_is_not_released(
     scene: Scene, mock_clock: MockClock, is_late: bool
 ) -> None:
-    """Its client would come back, and displace the newer one."""
+    """A released client would resume, and displace the newer one."""
     older, newer = scene.channel(), scene.channel()
     scene.resumes(older, "1")
     scene.is_sent_some(older)
@@ -128,7 +128,7 @@ async def test_a_write_that_was_under_way_does_not_undo_a_cancel(
 async def test_each_request_of_a_connection_must_be_answered(
     scene: Scene, mock_clock: MockClock, ended: str
 ) -> None:
-    """Whatever has become of the one before."""
+    """Each one, independent of the one before."""
     older, newer = scene.channel(), scene.channel()
     scene.resumes(older, "1")
     scene.is_sent_some(older)
@@ -140,7 +140,7 @@ async def test_each_request_of_a_connection_must_be_answered(
     scene.is_sent_some(older)
     scene.resumes(newer, "3")
     scene.is_sent_some(newer)
-    assert scene.violations(mock_clock) == [f"{JOB}: nobody has told who was displaced of it"]
+    assert scene.violations(mock_clock) == [f"{JOB}: a displaced reader was never told"]
 
 
 async def test_an_answer_to_one_request_is_kept_when_its_connection_asks_again(
@@ -166,7 +166,9 @@ async def test_nothing_follows_the_answer(scene: Scene, ended: str) -> None:
     scene.resumes(newer, "2")
     scene.is_told(older, "1", ended)
     scene.is_sent_some(older)
-    assert scene.world.violations == [f"{JOB} is sent to who was displaced, or never asked"]
+    assert scene.world.violations == [
+        f"{JOB} is sent to a displaced reader, or one that never asked"
+    ]
 
 
 async def test_no_request_is_complete_that_lacks_some(scene: Scene) -> None:

@@ -1,6 +1,6 @@
-"""The tools of the simulated servers: they do what the plan says, and tell the world what they did.
+"""The tools of the simulated servers: they follow the plan, and tell the world each step.
 
-A tool of a server that is dead may still be on its way to its end: what it does counts no more.
+A tool of a dead server may still run for a moment: its steps then no longer count.
 """
 
 from functools import partial
@@ -20,22 +20,22 @@ class Life:
         self.scope = trio.CancelScope()
         self.is_dead = False
         self.is_over = trio.Event()  # it is dead, or has begun to stop
-        self.is_gone = trio.Event()  # nothing of it runs any more
+        self.is_gone = trio.Event()  # all its tasks have ended
 
     def over(self) -> None:
-        """What its tools do from now on counts no more."""
+        """End this life: steps of its tools no longer count."""
         self.is_over.set()
 
 
 def make_server(world: World, life: Life) -> Server:
-    """A server whose tools are those of `plan.TOOLS`."""
+    """A server with the tools of `plan.TOOLS`."""
     plan = world.plan
     server = Server("simulated", resume_min_s=plan.min_s, resume_max_s=LONG_S, limits=plan.limits)
     work = partial(_work, world, life)
     for name, settings in _SETTINGS.items():
 
         async def tool(call: Call, job: str) -> str:
-            """Do what the plan says."""
+            """Follow the plan."""
             return await work(call, world.jobs[job])
 
         server.tool(name=name, **settings)(tool)

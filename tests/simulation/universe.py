@@ -1,4 +1,6 @@
-"""One seed from its beginning to its end: servers and clients that die, and what must hold."""
+"""One seed from its beginning to its end: servers and clients that die, and the rules that must
+hold.
+"""
 
 import math
 import random
@@ -29,7 +31,7 @@ from tests.simulation.witness import Witness
 from tests.simulation.world import World
 
 KEYRING = Keyring([bytes(32)])
-CALM_S = 1_500.0  # in which everything is done, once nothing fails any more
+CALM_S = 1_500.0  # in which all jobs are done, once no fault occurs any more
 SETTLE_S = 15.0
 ROUNDS_MAX = 10_000  # of trio's loop, without any time passing
 SHM = Path("/dev/shm")
@@ -37,11 +39,11 @@ EPOCH = 1_700_000_000.0
 
 
 class Deadlock(Exception):
-    """Everybody waits, and nothing will ever happen."""
+    """All tasks wait, and no event will ever come."""
 
 
 class Watchdog(trio.abc.Instrument):
-    """Notices when everybody is busy, and no time passes."""
+    """Notices a busy loop: tasks run, and no time passes."""
 
     def __init__(self, world: World, clock: MockClock) -> None:
         self._world = world
@@ -54,11 +56,11 @@ class Watchdog(trio.abc.Instrument):
         self._rounds = self._rounds + 1 if now == self._now else 0
         self._now = now
         if self._rounds == ROUNDS_MAX:
-            self._world.violate("everybody is busy, and nothing comes of it")
+            self._world.violate("tasks run, and no time passes")
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of one seed."""
+    """The result of one seed."""
 
     seed: int
     virtual_s: float
@@ -69,7 +71,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def simulate(seed: int, *, is_traced: bool = False) -> Report:
-    """Live through one seed: the same history each time."""
+    """Run one seed: the same history each time."""
     chance = random.Random(seed)
     world = World(plan_of(chance, seed), chance, is_traced=is_traced)
     folder = str(SHM) if SHM.is_dir() else None
@@ -79,7 +81,7 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
     ):
         clock = MockClock(autojump_threshold=0)
         _decide_everything(patch, clock, seed)
-        # A client has at once all that its pongs say was read, instead of some lines at a time.
+        # A client handles all that its pongs confirm at once, instead of some lines at a time.
         patch.setattr("transports.lines.LINES_MAX", math.inf)
         for limit in ("RUNS_BYTES", "RUNS_BYTES_MAX", "STREAM_BYTES_MIN"):
             if world.plan.read_bytes:
@@ -95,7 +97,7 @@ def simulate(seed: int, *, is_traced: bool = False) -> Report:
 
 
 def _decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -> None:
-    """Let the seed decide what else nobody does: the order of tasks, ids, jitter, wall time."""
+    """Let the seed decide all other random choices: the order of tasks, ids, jitter, wall time."""
     dice = random.Random(f"ids of {seed}")
     patch.setattr(trio._core._run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     trio._core._run._r.seed(seed)
@@ -146,7 +148,7 @@ async def _live(world: World, folder: Path) -> None:
                     nursery.start_soon(Caller(job, world, weather, processes).run)
             await _see_it_through(world)
             nursery.cancel_scope.cancel()
-    except Exception as error:  # whatever it is, it is the seed that is to be told of it
+    except Exception as error:  # any error is reported with its seed
         world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
         world.error = first_of(error)
     world.lasted_s = trio.current_time()
@@ -167,11 +169,11 @@ async def _see_it_through(world: World) -> None:
         await trio.sleep(SETTLE_S)
         return
     waiting = [job.key for job in world.jobs.values() if not job.is_settled.is_set()]
-    world.violate(f"after {CALM_S} s of calm nothing has become of {', '.join(waiting)}")
+    world.violate(f"after {CALM_S} s of calm these are not done: {', '.join(waiting)}")
 
 
 class Servers:
-    """One server after the other, on what the one before has left."""
+    """One server after the other, on the state that the one before has left."""
 
     def __init__(self, world: World, weather: Weather, network: Network, store: Store) -> None:
         self._world = world
@@ -195,7 +197,7 @@ class Servers:
                 await trio.sleep(self._world.chance.choice((0.0, 1.0, 15.0)))
 
     async def watch(self) -> None:
-        """Look now and then whether who was displaced was told."""
+        """Check now and then that displaced readers were told."""
         while True:
             await trio.sleep(30)
             self._witness.check()
@@ -218,10 +220,10 @@ class Servers:
         await life.is_gone.wait()
 
     def _excuse(self) -> None:
-        """Whose end is not durable yet may end as interrupted."""
+        """Allow calls whose end is not durable yet to end as interrupted."""
         outcomes = {known.job.key: known.outcome for known in self._store.ledger.known.values()}
         for job in self._world.jobs.values():
-            # A call may have been made, and its tool wait for the journal.
+            # A call may have been made, and its tool may wait for the journal.
             is_called = job.runs or job.part.starts_at <= trio.current_time()
             if is_called and outcomes.get(job.key, Outcome.LIVE) is Outcome.LIVE:
                 job.was_interrupted = True
@@ -231,14 +233,14 @@ class Servers:
             with life.scope:
                 await self._work(journal, life)
         except Exception:
-            if not life.is_dead:  # what befalls the dead is of no consequence
+            if not life.is_dead:  # a dead server's errors do not matter
                 raise
         finally:
             self._store.close(journal)
             life.is_gone.set()
 
     def _check_marks(self, engine: Engine) -> None:
-        """What an attached reader has not had is kept."""
+        """Check that the mark is not beyond an attached reader's position."""
         for stream in engine._streams.index:
             if stream.delivery is not None:
                 delivered, position = stream.state.delivered, stream.delivery.position

@@ -1,4 +1,4 @@
-"""When things go wrong: how long messages take, when connections are cut, when who dies."""
+"""When faults occur: how long messages take, when connections are cut, when processes die."""
 
 import math
 
@@ -10,7 +10,7 @@ FOREVER = math.inf
 
 
 class Weather:
-    """Draws what happens next; where the world is calm, nothing bad does."""
+    """Draws the next fault; once the world is calm, no fault occurs."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -18,11 +18,11 @@ class Weather:
         self._plan = world.plan
 
     def is_so(self, probability: float) -> bool:
-        """Whether something bad happens that is so likely."""
+        """Whether a fault of this likelihood occurs."""
         return self._chance.random() < probability and not self._world.is_calm
 
     def latency_s(self) -> float:
-        """How long a piece of a message is under way."""
+        """The delay of a piece of a message."""
         if self._plan.latency_s == 0:
             return 0.0
         if self.is_so(0.01):
@@ -40,7 +40,7 @@ class Weather:
         return self._in_s(self._plan.crash_every_s)
 
     def trouble_in_s(self) -> float:
-        """In how many seconds the journal takes nothing for a while."""
+        """In how many seconds the journal is full for a while."""
         return self._in_s(self._plan.trouble_every_s)
 
     def _in_s(self, every_s: float) -> float:

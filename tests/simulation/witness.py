@@ -1,7 +1,7 @@
-"""Watches what goes over the server's end of every connection: the newest wins, and is told of.
+"""Watches the server's end of every connection: the newest reader wins, and the displaced one is
+told.
 
-Whoever asks for a stream has a claim on it, and the newest claim that was served is the only one
-that may be served from then on.
+A request for a stream is a claim on it. Once a claim was served, no older claim may be served.
 """
 
 import itertools
@@ -19,30 +19,30 @@ from tests.simulation.network import FarChannel
 from tests.simulation.world import World
 
 RESUMES: Final = ("stream/resume", "requests/resume")
-TOLD_S: Final = 60.0  # in which a displaced request has been answered with `superseded`
+TOLD_S: Final = 60.0  # a displaced request must be answered with `superseded` within this time
 
 
 class Claim:
     """One request for a stream.
 
-    A connection may make several, one after the other: each of them is displaced, answered and
-    cancelled by itself.
+    A connection may make several, one after the other: each is displaced, answered and cancelled by
+    itself.
     """
 
     def __init__(self, number: int, key: str, channel: FarChannel, after: int | None) -> None:
         self.number = number  # in the order of arrival
-        self.key = key  # of the job
+        self.key = key  # the job's
         self.channel = channel
-        self.position = after  # the last seq that was written; None where that is not known
+        self.position = after  # the last seq that was written; None where it is unknown
         self.is_answered = False
-        self.is_released = False  # by that answer: the client may come back
-        # The client has cancelled it, and expects no answer. What is being written goes out
-        # nevertheless, and a call that has ended goes on.
+        self.is_released = False  # by that answer: the client may resume
+        # The client has cancelled it, and expects no answer. Messages on their way still go out,
+        # and a call that has ended goes on.
         self.is_cancelled = False
 
 
 class Witness:
-    """Of all servers, one after the other."""
+    """The witness of all servers, one after the other."""
 
     def __init__(self, world: World, ledger: Ledger, keyring: Keyring) -> None:
         self._world = world
@@ -52,10 +52,10 @@ class Witness:
         self._claims: dict[str, list[Claim]] = {}  # on each job, in the order of their arrival
         self._served: dict[str, Claim] = {}
         self._asked: dict[tuple[FarChannel, Any], Claim] = {}  # by a request's id
-        self._displaced: dict[Claim, float] = {}  # since when, and not answered yet
+        self._displaced: dict[Claim, float] = {}  # displaced since when, and not answered yet
 
     def heard(self, channel: FarChannel, received: Sequence[Incoming]) -> None:
-        """A server is given these lines."""
+        """The server receives these lines."""
         for line in received:
             if isinstance(line, bytes) and (b'"tools/call"' in line or b'/resume"' in line):
                 self._claim(channel, msgspec.json.decode(line))
@@ -79,7 +79,7 @@ class Witness:
         return None
 
     def said(self, channel: FarChannel, written: bytes) -> None:
-        """A server writes this."""
+        """The server writes these lines."""
         for line in written.splitlines():
             if b"notifications/stream/position" in line:
                 params = msgspec.json.decode(line)["params"]
@@ -101,7 +101,9 @@ class Witness:
             self._world.expect(is_told, f"{key}: released, and not superseded")
         waiting = [claim for claim in self._claims.get(key, ()) if not claim.is_answered]
         newer = [each for each in waiting if each.channel is channel and each.number >= number]
-        is_asked = self._world.expect(newer, f"{key} is sent to who was displaced, or never asked")
+        is_asked = self._world.expect(
+            newer, f"{key} is sent to a displaced reader, or one that never asked"
+        )
         if is_asked:
             self._served[key] = newer[-1]
             for claim in waiting:
@@ -123,7 +125,7 @@ class Witness:
             self._world.counts["told superseded"] += 1
             number = math.inf if claim is None else claim.number
             is_newer = any(other.number > number for other in self._claims.get(key, ()))
-            self._world.expect(is_newer, f"{key}: told to be superseded, and nobody came later")
+            self._world.expect(is_newer, f"{key}: told `superseded` without a newer reader")
 
     def _check_complete(self, claim: Claim) -> None:
         known = self._ledger.known.get(self._world.jobs[claim.key].stream or "")
@@ -138,11 +140,11 @@ class Witness:
             self._displaced.pop(claim, None)
 
     def check(self) -> None:
-        """A claim that was displaced, and whose client can be told, was told."""
+        """Check that displaced claims were told, where their clients can be."""
         for claim, since in list(self._displaced.items()):
             if trio.current_time() - since > TOLD_S:
                 del self._displaced[claim]
                 self._world.expect(
                     not claim.channel.is_ready,
-                    f"{claim.key}: nobody has told who was displaced of it",
+                    f"{claim.key}: a displaced reader was never told",
                 )

@@ -1,7 +1,8 @@
-"""What is true in one simulated world, whoever believes what, and what has gone against it.
+"""The true state of one simulated world, apart from its participants' views, and the first
+violation.
 
-The journal, the clients and the tools tell what happens to them; every rule is checked where it is
-told. The first thing that should not be ends the simulation.
+The journal, the clients and the tools report events to it; each report is checked against the
+rules. The first violation ends the simulation.
 """
 
 import random
@@ -23,53 +24,53 @@ class Job:
         self.part = part
         self.key = part.key
         self.stream: str | None = None  # its id, once the journal has it
-        # What the tool has done, in the process that is alive.
+        # The tool's actions, in the process that is alive.
         self.runs = 0
         self.said = 0  # log messages that were accepted
-        self.flushed = 0  # that no crash may take
+        self.flushed = 0  # that no crash may take back
         self.reported = 0
         self.answers = 0
-        # What its callers were given.
+        # Received by its callers:
         self.handed = 0  # the highest seq
         self.heard = 0  # log messages
         self.asked = 0
         self.progress = 0
         self.outcome = ""  # how it ended for the caller
-        self.is_settled = trio.Event()  # its callers are done, those that were displaced too
-        # What excuses that it ends otherwise than with its result.
+        self.is_settled = trio.Event()  # its callers are done, the displaced ones too
+        # Reasons for an end other than its result.
         self.is_cancelled = False
         self.was_interrupted = False  # a server died, or stopped, before its end was durable
-        self.has_ticket = False  # its caller was told how to come back
+        self.has_ticket = False  # its caller was told how to resume
 
     @property
     def max_s(self) -> float:
-        """For how long nobody need come."""
+        """How long its caller may stay away."""
         return BRIEF_S if self.part.tool == "brief" else LONG_S
 
     @property
     def text(self) -> str:
-        """What its result says."""
+        """The text of its result."""
         return f"{self.key}: {self.part.said} said, {self.part.asked} asked"
 
     def state(self, step: int) -> dict[str, int]:
-        """What its tool keeps when it has come to this step."""
+        """The state that its tool keeps after this step."""
         counted = {"said": self.said, "reported": self.reported, "answers": self.answers}
         return {"step": step, **counted}
 
     def restore(self, state: dict[str, int] | None) -> int:
-        """Go back to where its tool begins again; the step."""
+        """Go back to the state from which its tool restarts; returns the step."""
         state = state or {"step": 0, "said": 0, "reported": 0, "answers": 0}
         self.said, self.reported = state["said"], state["reported"]
         self.answers = state["answers"]
         return state["step"]
 
     def begin_anew(self) -> None:
-        """It was forgotten, and a client that had heard nothing of it makes it again by its key."""
+        """Start from nothing: the journal forgot the call, and a client repeats it by its key."""
         self.stream = None
         self.runs = self.said = self.flushed = self.reported = self.answers = 0
 
     def saying(self, number: int) -> dict[str, Any]:
-        """What its log message of this number says."""
+        """The text of its log message of this number."""
         size = zlib.crc32(f"{self.key}/{number}".encode()) % 60
         return {"job": self.key, "number": number, "padding": "." * size}
 
@@ -87,16 +88,16 @@ class World:
         self.jobs = {part.key: Job(part) for part in plan.parts}
         self.violations: list[str] = []
         self.is_broken = trio.Event()
-        self.error: BaseException | None = None  # that nobody has expected
+        self.error: BaseException | None = None  # not expected by any rule
         self.counts: Counter[str] = Counter()
-        self.is_calm = False  # nothing fails any more
+        self.is_calm = False  # no fault occurs any more
         self.lasted_s = 0.0
-        self.digest = 0  # of all that has happened
+        self.digest = 0  # of all events
         self.trace: deque[str] = deque(maxlen=TRACE_LINES)
         self._is_traced = is_traced
 
     def note(self, who: str, what: str) -> None:
-        """Keep for the trace what has happened."""
+        """Keep an event for the trace."""
         line = f"{trio.current_time():10.3f}  {who:14} {what}"
         self.digest = zlib.crc32(line.encode(), self.digest)
         self.trace.append(line)
@@ -104,18 +105,18 @@ class World:
             print(line, flush=True)
 
     def violate(self, what: str) -> None:
-        """Something has happened that must not."""
+        """Record a violation."""
         self.note("VIOLATION", what)
         self.violations.append(what)
         self.is_broken.set()
 
     def expect(self, is_so: object, what: str) -> bool:
-        """Whether it is so; a violation where it is not."""
+        """Record a violation unless this holds."""
         if not is_so:
             self.violate(what)
         return bool(is_so)
 
-    # What the tools tell
+    # Reports of the tools
 
     def started(self, job: Job) -> None:
         """A tool has begun to work on a job."""
@@ -123,10 +124,10 @@ class World:
         is_fine = job.runs == 1 or job.part.is_lasting
         self.expect(is_fine, f"{job.key} is run {job.runs} times")
 
-    # What the callers tell
+    # Reports of the callers
 
     def handed(self, job: Job, seq: int) -> None:
-        """A caller has everything up to this number."""
+        """A caller has all messages up to this number."""
         self.counts["messages"] += seq > job.handed
         job.handed = max(job.handed, seq)
 
@@ -167,7 +168,7 @@ class World:
         job.end(ended)
 
     def refused(self, job: Job, reason: str) -> None:
-        """A caller was told that nothing more will come."""
+        """A caller was told that no more messages will come."""
         is_fine = {
             "interrupted": job.was_interrupted and not job.part.is_lasting,
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
@@ -175,9 +176,9 @@ class World:
             "cancelled": job.is_cancelled,
             "too_slow": job.part.tool == "strict",
             "too_many_streams": job.runs == 0 and self.plan.limits.streams_per_principal_max < 10,
-            "busy": job.runs == 0,  # the journal took nothing: no new calls
+            "busy": job.runs == 0,  # the journal was full: no new calls
             "The server is shutting down: try again later.": job.runs == 0,
-            "unavailable": job.runs == 0,  # nor could it be asked whether there was such a call
+            "unavailable": job.runs == 0,  # nor could it look such a call up
             "lost": not job.has_ticket,
         }
         self.expect(is_fine.get(reason), f"{job.key}: ends as {reason!r}, with no reason to")

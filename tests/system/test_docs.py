@@ -13,8 +13,9 @@ from streams import Client, Limits, Server
 from streams.cli import base
 from streams.errors import refusal
 from streams.server.tools import DEFAULTS
+from tests.rigs import ROOT
 from tests.rigs.diagram import state_diagram
-from tests.rigs.doc_pages import PAGES, ROOT, Stage, blocks
+from tests.rigs.doc_pages import PAGES, Stage, blocks
 
 REFERENCE = ROOT / "docs" / "use" / "reference.md"
 

@@ -17,8 +17,9 @@ import trio
 from trio.testing import MockClock
 
 from streams import Client, Ticket
+from tests.rigs import ROOT
 from tests.rigs.clients import at_home
-from tests.rigs.doc_pages import COMMAND_S, ROOT, Block, Stage
+from tests.rigs.doc_pages import COMMAND_S, Block, Stage
 from tests.rigs.proxy import Proxy
 from tests.wire.pages_verbs import PLAIN, ask_page, request_page, token_of
 from tests.wire.process import ServerProcess

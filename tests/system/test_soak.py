@@ -12,9 +12,8 @@ from benchmarks import soak
 from benchmarks.flat import BOUNDS, MIB, WARM_UP, Sample, Series, verdict
 from benchmarks.soak import Report
 from benchmarks.soak_day import HABITS
-from tests.rigs import HERE
+from tests.rigs import HERE, ROOT
 from tests.rigs.command import run
-from tests.rigs.transports import ROOT
 from tests.wire.process import wait_until
 from tests.wire.raw import DEADLINE_S
 

@@ -1,9 +1,9 @@
-"""Floods of what is small: the attacks of `test_attacks`, and what they do to another client.
+"""Floods of small messages: the attacks of `test_attacks`, and their effect on another client.
 
     python -m tests.wire.attacks [NAME …] [--seconds 5]
 
-measures: another client's ping in quiet, and while ten connections attack. The test looks at how an
-attack ends and measures nothing.
+measures another client's ping in quiet, and during the attack of ten connections. The test checks
+how an attack ends and measures nothing.
 """
 
 import argparse
@@ -39,18 +39,18 @@ POST: Final = (
 
 
 def frame(first: int, payload: bytes = b"") -> bytes:
-    """A short frame, as a client sends it; the mask is zeros, which change nothing."""
+    """A short frame of a client; the mask is zeros, which change nothing."""
     return bytes([first, 0x80 | len(payload)]) + MASK + payload
 
 
 class Attack(NamedTuple):
-    """What is sent over each connection: something first, then a flood that is repeated."""
+    """The bytes for each connection: first an opening, then a flood that is repeated."""
 
     is_websocket: bool
     first: bytes
     flood: bytes
     segment: int = 1 << 16  # bytes of one write
-    code: int | None = None  # what the server closes a WebSocket with
+    code: int | None = None  # the close code that the server must send
 
 
 ATTACKS: Final = {
@@ -79,7 +79,7 @@ ATTACKS: Final = {
 
 
 class Attacker:
-    """One connection of an attack, over and over."""
+    """One connection of an attack, opened again and again."""
 
     def __init__(self, attack: Attack, port: int) -> None:
         self.attack = attack
@@ -98,7 +98,7 @@ class Attacker:
         self.sent = 0
 
     def go_on(self, wait_s: float = 0.0) -> bool:
-        """Send and receive what can be; False once the server has hung up."""
+        """Send and receive without waiting; False once the server has hung up."""
         readable, writable, _ = select.select([self._socket], [self._socket], [], wait_s)
         try:
             if writable:
@@ -128,7 +128,7 @@ class Attacker:
 
 
 def attack_for(name: str, port: int, seconds: float) -> None:
-    """Ten connections, each opened again a little later when the server has closed it."""
+    """Run ten connections; each is opened again a little after the server has closed it."""
     until = time.monotonic() + seconds
     attackers: list[Attacker | None] = [None] * CONNECTIONS
     opens_at = [0.0] * CONNECTIONS
@@ -144,8 +144,9 @@ def attack_for(name: str, port: int, seconds: float) -> None:
 
 
 class Times(NamedTuple):
-    """How long a ping took, in milliseconds; and how much the server has worked meanwhile, which
-    does not depend on what else the machine is busy with.
+    """The duration of a ping in milliseconds, and the server's work meanwhile.
+
+    The work does not depend on the other load of the machine.
     """
 
     wall: float

@@ -1,10 +1,11 @@
-"""Cases of the Autobahn WebSocket test suite, by its numbers: what is sent, what must come back.
+"""Cases of the Autobahn WebSocket test suite, by its numbers: the frames to send, and the answers
+that must come.
 
-Autobahn's cases are for servers that echo. Ours speaks JSON-RPC, so what is to be echoed is the id
-of a `ping`, which comes back in its answer, in a message of the case's own length where that
-matters. Both subprotocols take text and binary frames alike, and answer in the kind that is
-theirs. Where the answer is not what Autobahn would call strict, `note` says why. Long messages are
-shorter here: the limits are tested elsewhere (`tests/unit/transports/test_websocket_frames.py`).
+Autobahn's cases are for servers that echo. Ours speaks JSON-RPC, so each case sends a `ping` whose
+id holds the text. The id comes back in the answer, in a message of the case's own length where that
+matters. Both subprotocols take text and binary frames alike, and answer in the kind that is theirs.
+Where Autobahn would not call the answer strict, `note` gives the reason. Long messages are shorter
+here: the limits are tested elsewhere (`tests/unit/transports/test_websocket_frames.py`).
 """
 
 import json
@@ -18,7 +19,7 @@ CONTINUED, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 
 class Frame(NamedTuple):
-    """A frame, whether or not the rules allow it."""
+    """A frame, valid or not."""
 
     opcode: int
     payload: bytes = b""
@@ -42,13 +43,13 @@ class Frame(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A whole message is received, or rather: the id of a ping is answered."""
+    """The answer to a ping with this id: the whole message was received."""
 
     id: str
 
 
 class Unreadable(NamedTuple):
-    """A whole message is received that is no JSON: -32700."""
+    """The error -32700: a whole message was received that is not JSON."""
 
 
 class Pong(NamedTuple):
@@ -56,7 +57,7 @@ class Pong(NamedTuple):
 
 
 class Close(NamedTuple):
-    """The connection is failed, or closed, with this code; 1005 stands for none."""
+    """The connection is failed, or closed, with this code; 1005 stands for no code."""
 
     code: int
 
@@ -77,19 +78,19 @@ class Case(NamedTuple):
 
 
 def asking(text: str) -> bytes:
-    """A ping whose answer says `text`."""
+    """A ping with the id `text`, which its answer repeats."""
     body = {"jsonrpc": "2.0", "id": text, "method": "ping"}
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def of_size(size: int) -> tuple[str, bytes]:
-    """What to say in a message of so many bytes, and the message."""
+    """The id for a message of so many bytes, and the message."""
     text = "*" * (size - len(asking("")))
     return text, asking(text)
 
 
 def holding(raw: bytes) -> bytes:
-    """A ping with these bytes in its id, whatever they are."""
+    """A ping with these raw bytes in its id."""
     return asking("|").replace(b"|", raw)
 
 
@@ -114,7 +115,7 @@ HALF: Final = len(SMALL) // 2
 WRONG: Final = Close(1002)
 NO_UTF8: Final = Close(1007)
 BYE: Final = Frame(CLOSE, b"\x03\xe8")
-EMPTY: Final = "an empty message is none, and is not answered"
+EMPTY: Final = "an empty message holds no line, and is not answered"
 SHORT: Final = "the answer to what came right before a violation or a Close need not come"
 LAST: Final = "of several pings only the last must be answered (RFC 6455, 5.5.3)"
 

@@ -1,4 +1,4 @@
-"""One server for each module of tests; a fresh one where a test kills it or counts its streams."""
+"""One server for each module of tests; a new one for a test that kills it or counts its streams."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,7 +32,7 @@ class Wire:
         return self.kind == "stdio"
 
     def connect(self) -> Peer:
-        """A connection on which nothing was said yet."""
+        """A connection without any message yet."""
         return self._stack.enter_context(self.server.connect(self.kind))
 
     def opened(self, capabilities: dict[str, Any]) -> Peer:
@@ -58,7 +58,7 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
 
 @pytest.fixture(scope="module")
 def faulty_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose tools do what tools should not; it ends in good order all the same."""
+    """A server with faulty tools, which must still end in good order."""
     with ServerProcess(tmp_path_factory.mktemp("faults"), app=FAULTY_APP) as server:
         yield server
         assert server.stop() == 0
@@ -79,6 +79,21 @@ def server(module_server: ServerProcess) -> Iterator[ServerProcess]:
     if not module_server.is_alive():
         module_server.restart()
         pytest.fail("the server died:\n" + "".join(module_server.log[-50:]))
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
+    """A connection that declares nothing, for all tests that need no other."""
+    with module_server.connect(request.param) as peer:
+        peer.initialize(PLAIN)
+        yield peer
+
+
+@pytest.fixture
+def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
+    """The module's shared connection; no message of this test is left for the next one."""
+    yield shared
+    shared.settle()
 
 
 @pytest.fixture
@@ -103,14 +118,14 @@ def anonymous(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator
 
 
 class Http:
-    """Sessions of one server, each as the test wants it; closed when the test is over."""
+    """Sessions of one server, with the test's own settings; closed when the test is over."""
 
     def __init__(self, server: ServerProcess, stack: ExitStack) -> None:
         self.server = server
         self._stack = stack
 
     def unopened(self, accept: str = BOTH) -> HttpClient:
-        """A client that has not said anything yet."""
+        """A client that has not sent any message yet."""
         return self._stack.enter_context(HttpClient(self.server.http_port, accept))
 
     def opened(

@@ -1,4 +1,4 @@
-"""A server whose tools raise what is no failure of one call, never end, or fork."""
+"""A server whose tools raise unusual exceptions, never end, or fork."""
 
 import asyncio
 import multiprocessing
@@ -42,7 +42,7 @@ class NamelessError(Exception, metaclass=NamelessKind):
 
 
 class OpaqueError(Exception):
-    """Fails when any attribute is read, `__class__` included: so does `isinstance`."""
+    """Fails when any attribute is read, `__class__` included, so `isinstance` fails too."""
 
     def __getattribute__(self, name: str) -> Any:
         raise ValueError(name)
@@ -80,7 +80,7 @@ def deep_group() -> BaseException:
     return error
 
 
-# A `trio.Cancelled` that belongs to no scope that is there any more.
+# A `trio.Cancelled` whose scope no longer exists.
 CANCELLED: list[BaseException] = []
 
 
@@ -176,7 +176,7 @@ async def raising_argument(argument: Faulty) -> str:
 
 
 class FaultyResult:
-    """What raises while it is made a result."""
+    """A result that raises while it is encoded."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -341,7 +341,7 @@ def forking_page() -> Iterator[str]:
 
 @server.tool
 def orphaning() -> str:
-    """Leave a child that lives until it is told to end, and say who it is."""
+    """Leave a child that lives until it is told to end, and report its process id."""
     child = os.fork()
     if child == 0:
         null = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""An MCP client over HTTP that keeps a session and nothing else: each request is the test's own."""
+"""An MCP client over HTTP that keeps a session only: each request is the test's own."""
 
 import json
 import select
@@ -16,7 +16,7 @@ Headers = Mapping[str, str | None]
 
 
 class HttpClient:
-    """What a client keeps between its requests: the address, a session, and what it accepts.
+    """The state between a client's requests: the address, a session, and the types that it accepts.
 
     A connection is used again where the server leaves it open. `close` cuts all that are left.
     """
@@ -46,7 +46,7 @@ class HttpClient:
         return self.head("POST", {**length, **(more or {})}) + body
 
     def start(self, *, is_head: bool = False) -> Exchange:
-        """A connection on which a request may be sent."""
+        """A connection that is ready for a request."""
         for exchange in [one for one in self._open if one.is_over]:
             self._open.remove(exchange)
             if exchange.can_go_on:
@@ -69,7 +69,7 @@ class HttpClient:
             raise PeerGone(str(gone)) from gone
 
     def send(self, data: bytes) -> Exchange:
-        """Send a request, or what is none."""
+        """Send a request, valid or not."""
         exchange = self.start(is_head=data.startswith(b"HEAD "))
         exchange.send(data)
         return exchange

@@ -1,7 +1,7 @@
-"""A peer that talks HTTP: each message is a POST, each response body one more place to listen to.
+"""A peer that talks HTTP: each message is a POST, and each response body is another place to read.
 
-It speaks either of the two framings, knows MCP's Streamable HTTP and nothing of this project's
-code. One connection at a time is read, and never while nobody waits: no threads.
+It speaks either of the two framings, knows MCP's Streamable HTTP and none of this project's code.
+It reads one connection at a time, and only while a test waits: it has no threads.
 """
 
 import json
@@ -19,7 +19,7 @@ _CREATE: Final = "notifications/stream/create"
 
 
 class _Post:
-    """A POST, and the messages of its response that nobody has taken yet."""
+    """A POST, and the messages of its response that were not taken yet."""
 
     def __init__(self, exchange: Exchange, sent: object) -> None:
         self.exchange = exchange
@@ -37,7 +37,7 @@ class _Post:
         return self.method == "stream/resume"
 
     def collect(self, *, with_positions: bool) -> None:
-        """Move what has come of the response to `messages`."""
+        """Move the received messages of the response to `messages`."""
         if self.exchange.media_type == EVENTS:
             while (event := self.exchange.take_event()) is not None:
                 if event.data:
@@ -59,7 +59,7 @@ class _Post:
         self.messages.append(raw)
 
     def _take_position(self, event_id: str) -> None:
-        """Say of an event's id what newline framing says ahead of the message.
+        """Turn an event's id into the position header that newline framing has before the message.
 
         WIRE §4: `<key>_<seq>` on the response of the originating request, `<key>_<seq>_<delivery>`
         on that of a resume POST.
@@ -73,7 +73,7 @@ class _Post:
 
 
 class HttpPeer(Peer):
-    """A session, and all its POSTs. What is read of one of them comes in its order."""
+    """A session, and all its POSTs. The messages of one response come in their order."""
 
     def __init__(self, port: int, kind: str) -> None:
         super().__init__()
@@ -85,10 +85,12 @@ class HttpPeer(Peer):
         self._left_of_run = 0
 
     def send_raw(self, data: bytes) -> None:
-        """POST a message; what is no request is waited for, as it has no other answer."""
+        """POST a message; for a message that is no request, wait for the status: no other answer
+        comes.
+        """
         try:
             sent = json.loads(data)
-        except (ValueError, RecursionError):  # it is meant to be none
+        except (ValueError, RecursionError):  # an invalid message, on purpose
             sent = None
         post = _Post(self.http.send(self.http.post_bytes(data)), sent)
         self._posts.append(post)
@@ -122,7 +124,7 @@ class HttpPeer(Peer):
             raise PeerGone(f"nothing is under way; what was refused: {self.refusals[-3:]}")
 
     def _read_some(self, within_s: float = DEADLINE_S) -> bool:
-        """Read wherever there is something, the oldest first; False if there is nothing."""
+        """Read from the connections that have data, the oldest first; False if none has."""
         waiting = {
             post.exchange.connection: post for post in self._posts if not post.exchange.is_over
         }

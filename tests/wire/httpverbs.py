@@ -111,7 +111,7 @@ def resumed(
 
 
 def text_of(response: Message) -> str:
-    """What the tool has returned."""
+    """The text that the tool has returned."""
     text: str = response.result["content"][0]["text"]
     return text
 

@@ -1,8 +1,8 @@
-"""A server of Streams written from the proposal's page alone, and of resume tokens from theirs.
+"""A server of Streams written from the proposal's page alone, and of page tokens from theirs.
 
 It knows nothing of this project: no numbers, no tokens of streams, no extension, and its
-announcements are the page's own example. It counts as delivered what it has written, and cuts its
-connections where a test says so. WebSocket, HTTP and, by a small relay process, stdio.
+announcements are the page's own example. It counts messages as delivered once they are written, and
+cuts its connections where a test tells it to. WebSocket, HTTP and, by a small relay process, stdio.
 """
 
 import contextlib
@@ -39,15 +39,15 @@ except OSError:
 
 
 class Cut(Exception):
-    """The connection goes now."""
+    """Cuts the connection now."""
 
 
 class Mute(Exception):
-    """The connection stays, and nothing is heard or said over it any more."""
+    """Keeps the connection, but reads and writes nothing on it any more."""
 
 
 class Stream:
-    """One call: what it sends, and how much of that was sent."""
+    """One call: its messages, and how many of them were sent."""
 
     def __init__(self, name: str, entries: list[Json]) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Stream:
 
 
 class PageServer:
-    """What one server knows, whichever way it is reached. `asked` is all that it was sent."""
+    """The state of one server, shared by its transports. `asked` has all received messages."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class PageServer:
         self.mutes = list(mutes)  # and after which it goes mute
         self.mute_calls = 0  # how many calls of `rows` are not answered any more, by their page
         self.is_over = threading.Event()
-        self.before = before  # is sent ahead of each announcement
+        self.before = before  # sent before each announcement
         self.token_place = token_place
-        self.is_waiting = is_waiting  # and says nothing of a call before `announce`
+        self.is_waiting = is_waiting  # no announcement and no message of a call before `announce`
         self.is_to_cut = False  # at the next message
         self.asked: list[Json] = []
         self.raw: list[bytes] = []
@@ -90,7 +90,7 @@ class PageServer:
         return [message.get("method", "") for message in self.asked]
 
     def take(self, raw: bytes, send: Callable[[Json], None]) -> None:
-        """Deal with one message; what there is to say goes to `send`. Raises `Cut`."""
+        """Handle one message; the answers go to `send`. Raises `Cut`."""
         if self.is_to_cut:
             self.is_to_cut = False
             raise Cut
@@ -175,7 +175,9 @@ class PageServer:
         send(result(asked, status | flags))
 
     def _page(self, params: Json) -> Json:
-        """Page after page, for who repeats all params of the first call but the token."""
+        """Page after page, for a client that repeats all params of the first call except the page
+        token.
+        """
         meta = dict(params["_meta"])
         in_meta = meta.pop("mcp-streams/resumeToken", None)
         in_params = params.get("resumeToken")

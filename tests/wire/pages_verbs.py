@@ -1,4 +1,4 @@
-"""The vocabulary of the tests of paged tools: asking for pages, and what leads to the next."""
+"""Helpers of the tests of paged tools: calls for pages, and page tokens."""
 
 import json
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ EXPECTED: Final = "mcp-streams/expectedSeconds"
 POLICY: Final = "notifications/requests/resumePolicy"
 
 RESUMABLE: Final[dict[str, Any]] = {**PLAIN, "resumableRequests": {}}
-# What a client may declare; pages come to all of them.
+# The capabilities of each kind of client; pages come to all of them.
 CLIENTS: Final = {
     "plain": PLAIN,
     "streams": STREAMS,
     "positions": POSITIONS,
     "resumable": RESUMABLE,
 }
-# How many requests are sent before the first answer is read: what fits into a pipe.
+# The number of requests that are sent before the first answer is read: they fit into a pipe.
 _BATCH: Final = 100
 
 
@@ -38,13 +38,13 @@ def declaring(kind: str, client: str) -> dict[str, Any]:
 
 
 def page_params(tool: str, token: object = None, /, **arguments: Any) -> dict[str, Any]:
-    """The params of a call for a page, with the token beside them."""
+    """The params of a call for a page, with the page token beside them."""
     params: dict[str, Any] = {"name": tool, "arguments": arguments}
     return params if token is None else {**params, "resumeToken": token}
 
 
 def meta_params(tool: str, token: object, /, **arguments: Any) -> dict[str, Any]:
-    """The same with the token in `_meta`."""
+    """The same with the page token in `_meta`."""
     return {"name": tool, "arguments": arguments, "_meta": {TOKEN: token}}
 
 
@@ -56,12 +56,12 @@ def request_page(
 
 
 def ask_page(peer: Peer, tool: str, token: object = None, /, **arguments: Any) -> Message:
-    """Call for a page and wait for it."""
+    """Call for a page; returns it."""
     return peer.response(request_page(peer, tool, token, **arguments))
 
 
 def token_of(page: Message) -> str | None:
-    """What leads to the next page; None on the last.
+    """The page token for the next page; None on the last.
 
     WIRE §3: "in `params` / `result`, **and** in `_meta[…]`", with `resumeTtl` beside it.
     """
@@ -73,21 +73,21 @@ def token_of(page: Message) -> str | None:
 
 
 def following(page: Message) -> str:
-    """The token of a page that is not the last."""
+    """The page token of a page that is not the last."""
     token = token_of(page)
     assert token is not None, f"no token: {page}"
     return token
 
 
 def text_of(page: Message) -> str:
-    """What the tool has yielded; empty for a page without content."""
+    """The text that the tool has yielded; empty for a page without content."""
     content = page.result["content"]
     text: str = content[0]["text"] if content else ""
     return text
 
 
 def rest_of(peer: Peer, tool: str, page: Message, /, **arguments: Any) -> list[Message]:
-    """This page and all that follow."""
+    """This page and all later ones."""
     taken = [page]
     while (token := token_of(taken[-1])) is not None:
         taken.append(ask_page(peer, tool, token, **arguments))
@@ -99,7 +99,7 @@ def texts_of(pages: Iterable[Message]) -> list[str]:
 
 
 def invalid(answer: Message) -> None:
-    """WIRE §9: "`invalid_token` | -32602"; nothing is said about why."""
+    """WIRE §9: "`invalid_token` | -32602"; the error gives no reason."""
     assert set(answer) == {"jsonrpc", "id", "error"}
     assert set(answer.error) == {"code", "message", "data"}
     assert refused(answer, "invalid_token") == {"reason": "invalid_token"}
@@ -114,9 +114,9 @@ def under_one_id(message: Message) -> bytes:
 
 
 def answers_to_all(peer: Peer, calls: Iterable[dict[str, Any]], batch: int = _BATCH) -> set[bytes]:
-    """Send all of these calls; what came for them, but for the ids.
+    """Send all of these calls; returns the answers, without their ids.
 
-    They are sent in batches, one answer is read for each; over HTTP each has its own response.
+    They are sent in batches, and one answer is read for each; over HTTP each has its own response.
     """
     left = iter(calls)
     size = 1 if isinstance(peer, HttpPeer) else batch
@@ -127,21 +127,21 @@ def answers_to_all(peer: Peer, calls: Iterable[dict[str, Any]], batch: int = _BA
 
 
 def all_invalid(answers: set[bytes]) -> None:
-    """One answer to all, and that one `invalid_token`."""
+    """Check that all answers are equal, and `invalid_token`."""
     assert len(answers) == 1, answers
     invalid(Message(next(iter(answers))))
 
 
 def held(gate: Gate, n: int = 3, free: int = 1) -> dict[str, Any]:
-    """Arguments of a run of `pages` that waits at the gate after the first, or the first few.
+    """Arguments of a run of `pages` that waits at the gate after the first page, or after `free`.
 
-    Several runs may wait at one gate, but whoever comes first is let through.
+    Several runs may wait at one gate; each release lets one of them through.
     """
     return {"n": n, "gate": gate.path, "free": free}
 
 
 def held_run(peer: Peer, gate: Gate, n: int = 3, free: int = 1) -> str:
-    """Have the first page of such a run; what leads to the second."""
+    """Call for the first page of such a run; returns the page token for the second."""
     first = ask_page(peer, "pages", **held(gate, n, free))
     gate.wait_for(f"at {free + 1}")
     assert text_of(first) == "page 1"
@@ -149,5 +149,5 @@ def held_run(peer: Peer, gate: Gate, n: int = 3, free: int = 1) -> str:
 
 
 def wire_of_each_kind(server: ServerProcess, stack: ExitStack) -> list[Wire]:
-    """All ways to reach a server, for what takes time and may be tried over all of them at once."""
+    """All ways to reach a server, for slow tests that can use all of them at once."""
     return [Wire(kind, server, stack) for kind in KINDS]

@@ -1,4 +1,4 @@
-"""The server under test as a real child process, and the gate by which a test leads its tools."""
+"""The tested server as a real child process, and the gate by which a test controls its tools."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ _HTTP_ADDRESS: Final = re.compile(r"https?://127\.0\.0\.1:(\d+)/mcp")
 
 
 def wait_until(what: str, is_so: Callable[[], object]) -> None:
-    """Look until it is so; `what` says what was waited for in vain."""
+    """Wait until the condition holds; `what` names it in the error of a timeout."""
     give_up_at = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < give_up_at, what
@@ -35,9 +35,9 @@ def wait_until(what: str, is_so: Callable[[], object]) -> None:
 
 
 class ServerProcess:
-    """`mcp-streams serve` on one journal; restarted, it is on the same journal and ports again.
+    """`mcp-streams serve` on one journal; a restart keeps the journal and the ports.
 
-    Standard error is read by a thread, so that the server never waits for us.
+    A thread reads standard error, so that the server never waits for us.
     """
 
     def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
@@ -65,7 +65,7 @@ class ServerProcess:
         return self._process
 
     def start(self) -> "ServerProcess":
-        """Start, and wait until it says where it listens."""
+        """Start, and wait until the log names the addresses."""
         assert self._process is None
         heard_before = len(self.log)
         where = ("--ws", f"127.0.0.1:{self.port}", "--http", f"127.0.0.1:{self.http_port}")
@@ -107,7 +107,7 @@ class ServerProcess:
         return int(match.group(1))
 
     def hear(self, what: str) -> None:
-        """Wait until the log says something, from now on or before."""
+        """Wait until the log has such a line, in its past or its future."""
         with self._heard:
             is_said = self._heard.wait_for(
                 lambda: any(what in line for line in self.log), timeout=DEADLINE_S
@@ -139,7 +139,7 @@ class ServerProcess:
             self._reap(process)
 
     def wait(self, *, within_s: float = DEADLINE_S) -> int:
-        """Wait until it ends by itself; the exit code. As for `stop`."""
+        """Wait until it ends by itself; returns the exit code. As for `stop`."""
         process = self._running
         try:
             return process.wait(within_s)
@@ -164,13 +164,13 @@ class ServerProcess:
         return WebSocketPeer(self.url, OFFERS[kind])
 
     def exchange(self, sent: bytes, then: bytes | None = None) -> bytes:
-        """Send bytes over a bare TCP connection, then nothing more; what came for it.
+        """Send bytes over a bare TCP connection, then the end; returns all bytes that came.
 
-        `then` is what to send once the head of an HTTP response is there.
+        `then` is sent once the head of an HTTP response is there.
         """
         with socket.create_connection(("127.0.0.1", self.port), DEADLINE_S) as connection:
             received = b""
-            with contextlib.suppress(ConnectionError):  # refused in the middle of what we send
+            with contextlib.suppress(ConnectionError):  # refused while we still send
                 connection.sendall(sent)
                 while then is not None and b"\r\n\r\n" not in received:
                     chunk = connection.recv(1 << 16)
@@ -184,7 +184,9 @@ class ServerProcess:
         return received
 
     def handshake(self, *, host: str = "", subprotocol: str = "mcp", then: bytes = b"") -> bytes:
-        """Shake hands as a WebSocket client by hand, send `then`, hang up; what came for it."""
+        """Shake hands as a WebSocket client by hand, send `then`, hang up; returns all bytes that
+        came.
+        """
         head = (
             "GET / HTTP/1.1",
             f"Host: {host or f'127.0.0.1:{self.port}'}",
@@ -205,10 +207,11 @@ class ServerProcess:
 
 
 class Gate:
-    """Two named pipes: a tool puts marks into one, and waits at the other until it may go on.
+    """Two named pipes: a tool writes marks into one, and reads its permission to go on from the
+    other.
 
-    We hold both ends of each, so a mark outlives the process that made it, and nobody waits for the
-    other to open.
+    We hold both ends of each, so a mark outlives the process that made it, and an open never
+    blocks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -225,13 +228,13 @@ class Gate:
         os.write(self._pipes[1], b"." * times)
 
     def marks(self) -> list[str]:
-        """What has been marked so far and was not yet taken by `wait_for`."""
+        """The marks so far that `wait_for` has not taken."""
         with contextlib.suppress(BlockingIOError):
             self._seen += os.read(self._pipes[0], 1 << 20)
         return self._seen.decode().splitlines()
 
     def wait_for(self, mark: str, *, within_s: float = DEADLINE_S) -> None:
-        """Wait until a tool has made this mark, and take it and those before it."""
+        """Wait until a tool has made this mark; takes it and the marks before it."""
         while mark not in (seen := self.marks()):
             if not select.select([self._pipes[0]], [], [], within_s)[0]:
                 raise TimeoutError(f"no mark {mark!r} but {seen}")

@@ -1,9 +1,9 @@
-"""Peers that are not ours: a WebSocket client made by others, and a pair of pipes.
+"""Peers from outside the project: a WebSocket client of another library, and a pair of pipes.
 
-They know JSON-RPC and the wire's framings and nothing of this project's code, so that what they
-find is what any other program would find. Reading is selective: `expect` takes the first message
-that fits and leaves the others in their order, `read_until` takes everything up to one that fits.
-Every wait ends after `DEADLINE_S` without a byte: a safety net, nothing is measured by it.
+They know JSON-RPC and the wire's framings and none of this project's code, so they see the server
+as any other program does. Reading is selective: `expect` takes the first message that fits and
+leaves the others in their order, `read_until` takes all messages up to one that fits. Every wait
+ends after `DEADLINE_S` without a byte: that is a bound for a test that hangs, and no measurement.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ FRAME_BYTES_MAX: Final = 256 * 1024  # WIRE §7: at most 256 KiB unless one mess
 
 Id = int | str
 
-# No two peers use the same id unless a test chooses it: a stream's original response comes to
-# whoever resumes it, under an id that must be free there. Tests choose small ones.
+# No two peers use the same id unless a test chooses it. A stream's original response comes to the
+# client that resumes it, under the call's id, which must be free there. Tests choose small ids.
 _ids = itertools.count(1000)
 
 
@@ -57,7 +57,7 @@ class Message(dict[str, Any]):
 
     @property
     def reason(self) -> str | None:
-        """`data.reason` of an error."""
+        """The `data.reason` of an error."""
         data: dict[str, str] = self.error.get("data", {})
         return data.get("reason")
 
@@ -87,22 +87,22 @@ def answers_to(id: Id | None) -> Fits:
 
 
 class Peer:
-    """What all peers have in common; a subclass adds the framing."""
+    """The common part of all peers; a subclass adds the framing."""
 
     def __init__(self) -> None:
         self._inbox: deque[Message] = deque()
 
     def send_raw(self, data: bytes) -> None:
-        """Send one message whose bytes are `data`, whatever they are."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        """Send one message with exactly these bytes."""
+        raise NotImplementedError  # a subclass adds the framing
 
     def receive_raw(self) -> bytes:
         """Wait for one message. Raises `PeerGone`, or `TimeoutError` after `DEADLINE_S`."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        raise NotImplementedError  # a subclass adds the framing
 
     def cut(self) -> None:
-        """End the connection without a farewell."""
-        raise NotImplementedError  # the framing is what a subclass is for
+        """End the connection without a close handshake."""
+        raise NotImplementedError  # a subclass adds the framing
 
     def send(self, message: object) -> None:
         self.send_raw(json.dumps(message).encode())
@@ -126,7 +126,7 @@ class Peer:
         return self._inbox.popleft() if self._inbox else Message(self.receive_raw())
 
     def expect(self, fits: Fits) -> Message:
-        """The first message that fits; those before it stay where they are."""
+        """The first message that fits; the messages before it stay where they are."""
         for index, message in enumerate(self._inbox):
             if fits(message):
                 del self._inbox[index]
@@ -138,14 +138,14 @@ class Peer:
             self._inbox.append(message)
 
     def read_until(self, fits: Fits) -> list[Message]:
-        """Everything up to the first message that fits, itself included, in order."""
+        """All messages up to the first that fits, that one included, in order."""
         taken = [self.receive()]
         while not fits(taken[-1]):
             taken.append(self.receive())
         return taken
 
     def response(self, id: Id | None) -> Message:
-        """The response to `id`, left out of its place among what else has come."""
+        """The response to `id`; the other messages stay in their order."""
         return self.expect(answers_to(id))
 
     def ask(self, method: str, params: object = None, *, id: Id | None = None) -> Message:
@@ -153,10 +153,10 @@ class Peer:
         return self.response(self.request(method, params, id=id))
 
     def settle(self) -> list[Message]:
-        """Everything that had come before the answer to a ping that is sent now.
+        """All messages that came before the answer to a ping that is sent now.
 
-        Whatever the server had to say to what we sent before, it has said when this returns: the
-        first ping shows that it has read it, the second that its sender went round once more.
+        When this returns, the server has answered all earlier requests of ours: the first ping
+        shows that it has read them, the second that its sender has run once more.
         """
         self.ask("ping")
         self.ask("ping")
@@ -182,7 +182,7 @@ class Peer:
         return response
 
     def negotiated(self, revision: str) -> None:
-        """What follows is said in this revision of MCP; most transports do not repeat it."""
+        """Use this revision of MCP from now on; most transports do not repeat it."""
 
     def arrived(self) -> None:
         """Wait until the server has begun with every request that was sent.
@@ -195,7 +195,7 @@ class Peer:
         return self.request("tools/call", {"name": tool, "arguments": arguments}, id=id)
 
     def close(self) -> None:
-        """End the connection and give back what it holds; twice is as good as once."""
+        """End the connection and free its resources; a second call does nothing."""
         self.cut()
 
     def __enter__(self) -> Self:
@@ -206,7 +206,7 @@ class Peer:
 
 
 class WebSocketPeer(Peer):
-    """The `websockets` library with one of our subprotocols, or with what `offered` says."""
+    """The `websockets` library with one of our subprotocols, or with those of `offered`."""
 
     def __init__(
         self,
@@ -266,14 +266,16 @@ class WebSocketPeer(Peer):
         return lines
 
     def wait_closed(self) -> int | None:
-        """Read until the server has closed; the close code, None or 1006 without a farewell."""
+        """Read until the server has closed; returns the close code, None or 1006 without a close
+        frame.
+        """
         with contextlib.suppress(PeerGone):
             while True:
                 self.receive_raw()
         return self.socket.close_code
 
     def cut(self) -> None:
-        with contextlib.suppress(OSError):  # it may be closed already, from either side
+        with contextlib.suppress(OSError):  # either side may have closed it already
             self.socket.socket.shutdown(socket.SHUT_RDWR)
         self._stack.close()
 
@@ -287,7 +289,7 @@ def _gone_when_closed() -> Any:
 
 
 class PipePeer(Peer):
-    """A child process that is talked to over its standard streams, one message a line."""
+    """A child process on the other end of two pipes, one message a line."""
 
     def __init__(self, command: Sequence[str]) -> None:
         super().__init__()
@@ -309,7 +311,7 @@ class PipePeer(Peer):
         self.send_bytes(data + b"\n")
 
     def send_bytes(self, data: bytes) -> None:
-        """Write `data` with nothing added."""
+        """Write exactly these bytes."""
         rest = memoryview(data)
         try:
             while rest:
@@ -331,15 +333,15 @@ class PipePeer(Peer):
         return line
 
     def half_close(self) -> None:
-        """End of input: no more requests."""
+        """Send the end of input: no more requests."""
         self._stdin.close()
 
     def close_output(self) -> None:
-        """Hang up: whatever the process still writes fails."""
+        """Hang up: later writes of the process fail."""
         self._stdout.close()
 
     def read_to_the_end(self) -> list[Message]:
-        """Everything that still comes, until the process closes its output."""
+        """All further messages, until the process closes its output."""
         taken = []
         with contextlib.suppress(PeerGone):
             while True:
@@ -347,7 +349,7 @@ class PipePeer(Peer):
         return taken
 
     def exit_code(self) -> int:
-        """Wait for the process to end by itself."""
+        """Wait for the process to end by itself; returns its exit code."""
         return self.process.wait(DEADLINE_S)
 
     def cut(self) -> None:

@@ -1,8 +1,8 @@
 """HTTP by hand: one request on a bare socket, and its response byte by byte as it comes.
 
-No library in between, so that a test sees what any client may be given: which bytes came first, how
-a body ended, what an event stream says between its events. Nothing is read before it is asked for.
-Every wait ends after `DEADLINE_S` without a byte.
+There is no library in between, so a test sees exactly the bytes that any client gets: the first
+write, the end of a body, the lines between events. Bytes are read only on request. Every wait ends
+after `DEADLINE_S` without a byte.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ class Event:
 
 
 class Exchange:
-    """A request that was sent, and what has come of its response so far.
+    """A request that was sent, and the part of its response that was read so far.
 
-    `first` is what the first reading brought: what the server wrote at once came at once.
+    `first` is the result of the first read: the server's first write.
     """
 
     def __init__(self, connection: socket.socket, *, is_head: bool = False) -> None:
@@ -44,10 +44,10 @@ class Exchange:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.first = b""
-        self.comments = 0  # and the empty lines of newline framing: what keeps a proxy awake
+        self.comments = 0  # and the empty lines of newline framing, which keep a proxy awake
         self.is_whole = False
         self.is_cut = False
-        self.rest = b""  # what came after the end of the response
+        self.rest = b""  # bytes after the end of the response
         self._is_head = is_head
         self._wire = bytearray()
         self._body = bytearray()
@@ -59,16 +59,18 @@ class Exchange:
     # Sending.
 
     def send(self, data: bytes) -> None:
-        """Send bytes; a peer that hangs up meanwhile may have said why, so that is no error."""
+        """Send bytes; an error is ignored, because a peer that hangs up may have sent its reason
+        before.
+        """
         with contextlib.suppress(ConnectionError):
             self.connection.sendall(data)
 
     def half_close(self) -> None:
-        """No more will be sent."""
+        """Send the end of the stream."""
         self.connection.shutdown(socket.SHUT_WR)
 
     def cut(self) -> None:
-        """Hang up, whatever is still under way."""
+        """Hang up at once."""
         self.is_cut = self.is_cut or not self.is_whole
         self.connection.close()
 
@@ -96,7 +98,7 @@ class Exchange:
         return self.is_whole and is_framed and not asked_to_close
 
     def pump(self, within_s: float = DEADLINE_S) -> None:
-        """Read once, whatever is there. Raises `TimeoutError` after `within_s` without a byte."""
+        """Read once. Raises `TimeoutError` after `within_s` without a byte."""
         if not select.select([self.connection], [], [], within_s)[0]:
             raise TimeoutError(f"nothing came after {bytes(self._wire[-200:])!r}")
         try:
@@ -118,7 +120,7 @@ class Exchange:
         return self
 
     def body(self) -> bytes:
-        """Wait for the end of the response; what nobody has taken of it. Raises `PeerGone`."""
+        """Wait for the end of the response; returns the rest of its body. Raises `PeerGone`."""
         while not self.is_whole:
             self._pump_or_gone()
         return bytes(self._body)
@@ -152,14 +154,14 @@ class Exchange:
         return line
 
     def signs_of_life(self) -> int:
-        """Take all that is there, and count what keeps a proxy awake."""
+        """Read all that is there, and count the lines that keep a proxy awake."""
         take = self.take_line if self.media_type == LINES else self.take_event
         while take() is not None:
             pass
         return self.comments
 
     def take_event(self) -> Event | None:
-        """An event that is there already (WHATWG HTML, 9.2.6)."""
+        """An event that was received already (WHATWG HTML, 9.2.6)."""
         while (line := self._take_raw_line()) is not None:
             if line.startswith(b":"):
                 self.comments += 1
@@ -171,7 +173,7 @@ class Exchange:
         return None
 
     def take_line(self) -> bytes | None:
-        """A message in newline framing that is there already."""
+        """A message in newline framing that was received already."""
         while (line := self._take_raw_line()) is not None:
             if line:
                 return line

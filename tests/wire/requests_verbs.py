@@ -1,4 +1,4 @@
-"""The vocabulary of the tests of resumable requests: a promise, coming back, asking how it is."""
+"""Helpers of the tests of resumable requests: the policy, resumes, statuses."""
 
 import contextlib
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Promised:
         return {"requestId": self.id, "resumeToken": self.token}
 
     def status(self, status: str, *flags: bool) -> dict[str, Any]:
-        """What `requests/getStatus` has to say, to the letter."""
+        """The result of `requests/getStatus`, field by field."""
         pending, asked = flags
         return {
             "requestId": self.id,
@@ -86,7 +86,7 @@ def held(peer: Peer, gate: Gate, id: Id | None = None, n: int = 5) -> Promised:
 
 
 def finished(peer: Peer, n: int = 5, id: Id | None = None) -> tuple[Promised, dict[int, Message]]:
-    """A positions client's call that is over, nothing of it confirmed; and its entries."""
+    """A positions client's call that is over, with no message confirmed; and its entries."""
     promised = promise(peer, "count", id, n=n)
     reader = Reader(peer)
     reader.response(promised.id)
@@ -114,7 +114,7 @@ def regained_by_seq(
 def sole(reader: Reader) -> dict[int, Message]:
     """The entries of the one stream that was read.
 
-    The dialect itself has no name for it, and an event stream's ids do not tell it.
+    The dialect itself has no name for the stream, and an event stream's ids do not give it.
     """
     assert len(reader.entries) <= 1
     return next(iter(reader.entries.values()), {})
@@ -132,7 +132,7 @@ def status_of(peer: Peer, promised: Promised, **more: object) -> dict[str, Any]:
 
 
 def text_of(response: Message) -> str:
-    """What the tool has returned."""
+    """The text that the tool has returned."""
     text: str = response.result["content"][0]["text"]
     return text
 
@@ -143,6 +143,8 @@ def cancel(peer: Peer, id: Id) -> None:
 
 @contextlib.contextmanager
 def wires_to(server: ServerProcess) -> Iterator[list[Wire]]:
-    """Every way to one server, for what would be dear to do once for each: a restart, say."""
+    """Every way to one server, for steps that are too slow to repeat for each: a restart, for
+    example.
+    """
     with ExitStack() as stack:
         yield [Wire(kind, server, stack) for kind in KINDS]

@@ -1,4 +1,4 @@
-"""Who is attached: the newest wins, ids that are taken, and whose acks count."""
+"""Attachment: the newest reader wins, ids that are taken, and the acks that count."""
 
 from typing import Any
 
@@ -256,7 +256,7 @@ def test_an_ack_reaches_no_further_than_what_was_written(wire: Wire, gate: Gate)
 
 
 def test_an_ack_of_another_connection_is_dropped(wire: Wire, gate: Gate) -> None:
-    """W§4: "Only the attached connection may": not one that was never attached, be it the owner's,
+    """W§4: "Only the attached connection may": not one that was never attached, even the owner's,
     and not one that was displaced."""
     maker = wire.positions()
     started = held(maker, gate)
@@ -285,8 +285,8 @@ def test_an_ack_needs_positions(wire: Wire, gate: Gate) -> None:
 
 
 def test_an_ack_counts_however_soon_it_comes(wire: Wire) -> None:
-    """W§4: "up to what was written to it": what the client has read was written, be it only a
-    moment ago and the server's own sending not yet returned."""
+    """W§4: "up to what was written to it": a message that the client has read was written, even if
+    the server's call to send has not returned yet."""
     peer = wire.positions()
     reader = Reader(peer)
     for _ in range(50):
@@ -325,7 +325,9 @@ def test_an_ack_of_no_number_is_dropped(wire: Wire, gate: Gate, seq: object) -> 
 
 
 def test_an_ack_over_a_resumed_connection_counts(wire: Wire, gate: Gate) -> None:
-    """W§4: "While attached, a positions client confirms": whoever is attached now."""
+    """W§4: "While attached, a positions client confirms": the attached connection, which is now the
+    resumed one.
+    """
     started = held(maker := wire.positions(), gate)
     maker.cut()
     peer = wire.positions()

@@ -1,4 +1,4 @@
-"""Floods of what is small: those that bring nothing end with 1008, the others hold up nobody."""
+"""Floods of small messages: useless ones end with 1008, and the others hold up no other client."""
 
 import time
 

@@ -1,6 +1,7 @@
-"""Two people with tokens on one server: what is whose, over either transport, after a restart too.
+"""Two people with tokens on one server: who owns which stream, over either transport, after a
+restart too.
 
-Nothing here knows this project's code; the tokens are made as an operator makes them.
+The tests use none of this project's code; the tokens are made as an operator makes them.
 """
 
 import json
@@ -58,7 +59,7 @@ class Bearer(HttpClient):
 
 
 class Town:
-    """A server that knows two people."""
+    """A server with tokens for two people."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.file = folder / "tokens.jsonl"
@@ -84,7 +85,7 @@ class Town:
         return client
 
     def stranger(self, token: str) -> Bearer:
-        """One that has no session."""
+        """A client without a session."""
         return self._stack.enter_context(Bearer(self.server.http_port, token))
 
     def ws(self, token: str | None, capabilities: dict[str, Any] = STREAMS) -> WebSocketPeer:
@@ -103,7 +104,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
 
 @pytest.fixture
 def town(shared: Town) -> Town:
-    """For tests that revoke nothing and kill nobody."""
+    """A server for tests that revoke nothing and kill nothing."""
     return shared
 
 
@@ -113,7 +114,7 @@ def own_town(tmp_path: Path) -> Iterator[Town]:
         yield Town(tmp_path, stack)
 
 
-# -- the door
+# -- authentication
 
 
 @pytest.mark.parametrize("given", [None, "Bearer mcps_" + UNKNOWN, "Basic YTpi", "mcps_x", ""])
@@ -157,7 +158,7 @@ def test_a_token_that_is_revoked_or_expired_is_a_strangers_at_once(own_town: Tow
     own_town.http(own_town.new_token("zoe"))  # made while the server runs
 
 
-# -- whose a session is
+# -- the owner of a session
 
 
 def test_a_session_is_its_bearers(town: Town) -> None:
@@ -205,7 +206,7 @@ def test_a_response_goes_on_for_its_bearer_alone(
         assert text_of(told[-1]) == "counted 3"
 
 
-# -- whose a stream is
+# -- the owner of a stream
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
@@ -235,7 +236,7 @@ def test_a_stream_is_its_bearers_over_every_transport(
     told = resume(ada, stream.by_id, after=0)
     assert counted(told) == up_to(3)
     assert refused_or_text(told) in ("interrupted", "counted 3")
-    # Who has the token may have the stream, whoever that is.
+    # The resume token gives access to the stream, whichever principal has it.
     refused(eve.ask("stream/resume", {**stream.by_id, "resumeToken": UNKNOWN}), "stream_not_found")
 
 
@@ -290,7 +291,7 @@ def test_a_call_outlives_its_token_for_the_next_one_of_the_same_bearer(
     assert counted(told) == up_to(3)
 
 
-# -- what is left of all that
+# -- logs and files
 
 
 SHAPES = re.compile(r"mcps_[A-Za-z0-9_-]{20,}|eyJ[A-Za-z0-9_-]{10,}\.")
@@ -307,7 +308,7 @@ def test_no_secret_is_in_the_log_nor_in_any_file(own_town: Town, gate: Gate) -> 
     resumed(client, stream.with_token, "r", after=0).events()
     ada = own_town.ws(own_town.ada)
     jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhZGEifQ.c2lnbmF0dXJl"
-    # What goes wrong, with secrets where they should not be.
+    # Requests that fail, with secrets in the wrong places.
     for secret in (own_town.ada, jwt, stream.token):
         if secret != own_town.ada:
             refusal(own_town.stranger(secret).post(HELLO), 401)

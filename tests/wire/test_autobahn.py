@@ -38,11 +38,11 @@ from tests.wire.process import ServerProcess
 from tests.wire.raw import DEADLINE_S
 from transports import websocket
 
-OCTETS_MAX = 2_000  # so many come one by one; more in pieces of 997 bytes, as Autobahn has them
+OCTETS_MAX = 2_000  # longer messages go in pieces of 997 bytes, as in Autobahn
 
 
 def pieces_of(case: Case, *, is_masked: bool) -> Iterator[bytes]:
-    """What is sent, cut as the case says."""
+    """The case's bytes, cut as the case says."""
     frames = [frame.encode(is_masked=is_masked) for frame in case.sent]
     if case.chop == "frames":
         yield from frames
@@ -54,7 +54,7 @@ def pieces_of(case: Case, *, is_masked: bool) -> Iterator[bytes]:
 
 
 def check(case: Case, found: Sequence[Answer]) -> None:
-    """All that must have come, in its order, and nothing else but what may."""
+    """Check that all required answers came, in order, and no others than those allowed."""
     left = list(case.answers)
     for each in found:
         if left and each == left[0]:
@@ -65,7 +65,7 @@ def check(case: Case, found: Sequence[Answer]) -> None:
 
 
 class Peer:
-    """A client that is no more than a socket, and wsproto to read what comes."""
+    """A client made of a socket, and wsproto to read."""
 
     def __init__(self, port: int, subprotocol: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
@@ -91,7 +91,7 @@ class Peer:
                 self.socket.sendall(piece)
 
     def receive(self) -> list[Answer] | None:
-        """What comes next; None at the end."""
+        """The next answer; None at the end."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionError:
@@ -131,7 +131,9 @@ def answer_in(line: bytes) -> Answer:
 def test_our_server_does_as_autobahn_says(
     server: ServerProcess, case: Case, subprotocol: str
 ) -> None:
-    """RFC 6455, as the Autobahn suite reads it; then the closing handshake, if that was not it."""
+    """RFC 6455, as the Autobahn suite reads it; then the closing handshake, where the case leaves
+    it open.
+    """
     with contextlib.closing(Peer(server.port, subprotocol)) as peer:
         peer.send(pieces_of(case, is_masked=True))
         found: list[Answer] = []
@@ -162,7 +164,7 @@ def test_compression_is_never_agreed_on(server: ServerProcess, subprotocol: str)
 
 
 async def client_of(case: Case, subprotocol: str) -> tuple[list[Incoming], list[Answer]]:
-    """What our client receives of a case, and what it says to that."""
+    """The messages that our client receives in a case, and its answers."""
     said: list[Answer] = []
 
     async def serve(stream: trio.SocketStream) -> None:

@@ -1,4 +1,4 @@
-"""A backup of a server at work, and what comes back when it is put in place."""
+"""A backup of a running server, and a restore from it."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def test_what_was_acknowledged_before_a_backup_is_in_it(tmp_path: Path) -> None:
             had = max(reader.seqs(at_work.stream))
             done = run("backup", str(server.journal), str(copy))
             assert (done.returncode, done.stdout) == (0, ""), done.stderr
-            reader.until_seq(at_work.stream, had + 200)  # it goes on
+            reader.until_seq(at_work.stream, had + 200)  # the server goes on
         assert run("verify", str(copy)).returncode == 0
         server.kill()
         restore(copy, server.journal)

@@ -1,5 +1,7 @@
-"""A server that finds no place for its files ends with one line and exit code 2, however little
-room there is: small file systems in memory, which root may make, and folders that may not be used.
+"""A server without room for its files ends with one line and exit code 2, however little room there
+is.
+
+The tests use small file systems in memory, which root may make, and folders that may not be used.
 """
 
 import os
@@ -49,7 +51,7 @@ def fill_up(folder: Path, *, but_bytes: int = 0) -> None:
 
 
 def refused(journal: Path, way: str) -> str:
-    """Why a server does not start there: the only line that it has to say."""
+    """The reason why a server does not start there: its only line."""
     code, said = failed_start([*CLI, "serve", FAULTY_APP, *WAYS[way], "--journal", str(journal)])
     lines = [line for line in said.splitlines() if "no --journal" not in line]
     assert (code, len(lines)) == (2, 1), said
@@ -58,7 +60,7 @@ def refused(journal: Path, way: str) -> str:
 
 
 def started_or_refused(journal: Path, way: str) -> bool:
-    """Start a server and end it, or be told in one line why there is none; whether there was."""
+    """Start a server and end it, or check that it refuses in one line; whether it started."""
     command = [*CLI, "serve", FAULTY_APP, *WAYS[way], "--journal", str(journal)]
     if way == "relay":
         command += ["--linger", "0"]
@@ -206,7 +208,7 @@ def test_a_disk_that_is_read_only_is_told_in_one_line(
 
 
 def test_a_relay_hears_from_its_owner_why_it_does_not_start(tmp_path: Path) -> None:
-    """Also where the owner cannot write it into its log."""
+    """This holds also where the owner cannot write the reason into its log."""
     with mounted(tmp_path / "disk") as disk:
         fill_up(disk)
         said = refused(disk / "journal.db", "relay")

@@ -37,7 +37,7 @@ def held(peer: Peer, gate: Gate) -> Started:
 
 
 def taken_by_id(caller: Peer, started: Started, gate: Gate) -> None:
-    """Poll and resume by the id alone, and be given everything."""
+    """Poll and resume by the id alone; all of the stream must come."""
     assert caller.ask("stream/poll", started.by_id).result["status"] == "live"
     resume = caller.request("stream/resume", {**started.by_id, "after": 0}, id="resume")
     gate.release()

@@ -1,4 +1,4 @@
-"""Stopping a call, and stopping to listen to one: two different things."""
+"""Cancelling a call stops its work; cancelling a resume only detaches."""
 
 import pytest
 
@@ -45,8 +45,8 @@ def test_cancelling_the_call_stops_the_work(wire: Wire, gate: Gate, id: Id) -> N
 
 
 def test_the_cancelled_are_told_to_nobody_else(wire: Wire, gate: Gate) -> None:
-    """W§9: for those whom it does not concern the answer is `stream_not_found`, byte-identical; it
-    concerns whoever has the token, or the id alone of an anonymous caller's stream (W§2)."""
+    """W§9: callers without a right to know get `stream_not_found`, byte-identical; the token, or
+    the id alone of an anonymous caller's stream (W§2), gives that right."""
     maker = wire.streams()
     started = held(maker, gate)
     cancel(maker, started.id)
@@ -77,14 +77,14 @@ def test_a_cancelled_call_stays_cancelled_after_a_restart(wire: Wire, gate: Gate
     gate.wait_for("cancelled")
     peer = wire.streams()
     refused(peer.ask("stream/resume", started.with_token), "cancelled")
-    start(peer, "count", n=1)  # announced when it is durable, and everything before it
+    start(peer, "count", n=1)  # announced once it is durable, as is everything before it
     wire.server.restart()
     refused(wire.streams().ask("stream/resume", started.with_token), "cancelled")
 
 
 def test_the_resumer_may_cancel_the_call(wire: Wire, gate: Gate) -> None:
-    """W§10: "`cancelled` reaches requests of this connection (session) and streams attached to
-    it": whoever has resumed the call may stop its work, under the original id."""
+    """W§10: "`cancelled` reaches requests of this connection (session) and streams attached to it":
+    a client that has resumed the call may stop its work, under the original id."""
     started = held(maker := wire.streams(), gate, 7)
     maker.cut()
     peer = wire.positions()
@@ -97,8 +97,8 @@ def test_the_resumer_may_cancel_the_call(wire: Wire, gate: Gate) -> None:
 
 @pytest.mark.parametrize("attached", [False, True])
 def test_nobody_else_may_cancel_it(wire: Wire, gate: Gate, attached: bool) -> None:
-    """W§10: `cancelled` does not reach what is neither this connection's request nor attached to
-    it, the owner's other connections included; nor what was attached and is no more."""
+    """W§10: `cancelled` reaches neither requests of other connections, the owner's own included,
+    nor a stream that was attached here and is no longer."""
     maker = wire.positions()
     started = held(maker, gate, 7)
     other = wire.positions()
@@ -165,7 +165,7 @@ def test_a_completed_call_cannot_be_cancelled(wire: Wire) -> None:
 
 
 def test_a_call_that_was_not_announced_can_be_cancelled_too(wire: Wire, gate: Gate) -> None:
-    """W§8: a plain client gets what a plain MCP server would do, cancellation included."""
+    """W§8: a plain client gets the behaviour of a plain MCP server, cancellation included."""
     peer = wire.plain()
     call_id = peer.call("count", n=1, gate=gate.path)
     gate.wait_for("sent")

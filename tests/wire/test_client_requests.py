@@ -1,4 +1,4 @@
-"""What a tool asks the client: asked again after a reconnect, answered once."""
+"""Requests of a tool to the client: sent again after a reconnect, answered once."""
 
 import json
 from typing import Any
@@ -89,8 +89,8 @@ def test_an_unanswered_request_is_asked_again_below_the_cursor(
 
 
 def test_an_acked_request_is_asked_again(wire: Wire) -> None:
-    """W§5: "Unanswered ones are kept whatever the cursor says", an ack's too (W§4: the mark is the
-    cursor of who gives none)."""
+    """W§5: "Unanswered ones are kept whatever the cursor says", an ack's too (W§4: a resume without
+    a cursor starts at the mark)."""
     maker = wire.positions()
     started, reader, request = asked(maker)
     maker.notify("notifications/stream/ack", {"streamId": started.stream, "seq": 2})
@@ -215,8 +215,8 @@ def test_without_positions_the_request_comes_once_more_at_most(wire: Wire) -> No
 
 
 def test_a_question_dies_with_the_server_that_asked_it(wire: Wire) -> None:
-    """W§9: `interrupted`: the handler is gone, and whatever is answered now, the stream has
-    ended."""
+    """W§9: `interrupted`: the handler is gone, and the stream has ended: an answer now has no
+    effect."""
     maker = wire.positions()
     started, _, request = asked(maker)
     wire.server.restart()

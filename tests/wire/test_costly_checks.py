@@ -1,4 +1,4 @@
-"""What is costly to check against a schema holds up nobody but its sender, and has an end."""
+"""A costly check against a schema holds up its sender only, and has a time limit."""
 
 import json
 from collections.abc import Iterator
@@ -112,7 +112,7 @@ STALLING = {"tree": nested(100)}
 def test_what_follows_a_check_on_the_same_connection_does_not_wait_for_it(
     server: ServerProcess, kind: str
 ) -> None:
-    """Pings and other calls are answered first; then the call is, with what does not fit."""
+    """Pings and other calls are answered first; then the call is, with its error."""
     with server.connect(kind) as peer:
         peer.initialize({})
         first = peer.call("tree", **STALLING)
@@ -168,7 +168,7 @@ def test_a_connection_that_ends_takes_its_checks_with_it(server: ServerProcess) 
             peer.initialize({})
             peer.call("tree", **STALLING)
             peer.settle()
-    with server.connect("ws-mcp") as peer:  # two can be checked at a time: this is behind them
+    with server.connect("ws-mcp") as peer:  # two checks run at a time: this call waits behind them
         peer.initialize({})
         answer = peer.response(peer.call("numbers", items=list(range(200_000))))
         assert told(answer) == (False, "numbers")

@@ -1,4 +1,4 @@
-"""A child that a tool forks harms nothing of the server's, and holds nothing of its clients'."""
+"""A child that a tool forks does not disturb the server, and keeps no client's connection open."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ ENDS = {"sys.exit": 3, "os._exit": 3, "raise": 1, "BaseException": 1, "return": 
 @pytest.fixture
 def peer(faulty_server: ServerProcess, faulty_peer: Peer) -> Iterator[Peer]:
     yield faulty_peer
-    # The event loop of the server still hears old connections and new ones.
+    # The event loop of the server still handles old connections and new ones.
     assert text(faulty_peer, "add", a=1, b=2) == "3"
     with faulty_server.connect("http-lines") as other:
         other.initialize(POSITIONS)
@@ -75,7 +75,7 @@ def test_multiprocessing_works_with_forks(peer: Peer, tool: str) -> None:
 
 
 def test_a_child_ends_for_a_signal(peer: Peer) -> None:
-    """Also for one that comes as soon as the child is there."""
+    """This holds also for a signal that comes as soon as the child exists."""
     for _ in range(20):
         assert text(peer, "terminated") == str(-signal.SIGTERM)
 
@@ -93,7 +93,7 @@ def test_a_child_that_lives_on_keeps_no_connection_open(
         assert text(peer, "forking", how="sys.exit") == "child: 3"
         child = int(text(peer, "orphaning"))
     try:
-        # What is left are the two pairs by which trio wakes itself.
+        # Only the two socket pairs by which trio wakes itself are left.
         assert len(sockets_of(faulty_server.pid) & sockets_of(child)) <= 4
     finally:
         os.kill(child, signal.SIGKILL)
@@ -105,7 +105,7 @@ def test_the_server_ends_and_comes_back_while_a_child_lives_on(tmp_path: Path) -
         child = int(text(peer, "orphaning"))
         try:
             assert server.stop() == 0
-            with contextlib.suppress(PeerGone):  # it hears the end
+            with contextlib.suppress(PeerGone):  # the client sees the end
                 while True:
                     peer.receive()
             with pytest.raises(ConnectionRefusedError):
@@ -131,7 +131,7 @@ def test_an_owner_and_its_socket_outlive_the_children_of_its_tools(tmp_path: Pat
             other.initialize(POSITIONS)
             assert owner_pid(journal) == owner
             assert text(other, "add", a=1, b=2) == "3"
-        # The client hears the end of its connection though the child has not ended.
+        # The client sees the end of its connection though the child has not ended.
         peer.half_close()
         peer.read_to_the_end()
     wait_for_end(owner)

@@ -109,7 +109,7 @@ def test_bad_utf8_in_a_line_is_a_parse_error(server: ServerProcess, kind: str, d
 def test_bad_utf8_in_a_text_frame_ends_the_connection(
     server: ServerProcess, gate: Gate, offered: str
 ) -> None:
-    """W§7: RFC 6455's 1007; what was announced can be resumed as after any other cut."""
+    """W§7: RFC 6455's 1007; announced streams can be resumed as after any other cut."""
     with WebSocketPeer(server.url, [offered]) as peer:
         peer.initialize(STREAMS)
         started = start(peer, "count", n=3, gate=gate.path)
@@ -195,7 +195,9 @@ def test_a_line_may_come_in_pieces(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("text", ["\u2028\u2029", "\x85", "\U0001f9ea", '\n\r\t"\\', "\x00\x7f"])
 def test_no_character_ends_a_line(wire: Wire, text: str) -> None:
-    """W§7: "UTF-8, no newline inside": what Python or a web page may take for one is none."""
+    """W§7: "UTF-8, no newline inside": characters that Python or a web page may take for a newline
+    are no line ends.
+    """
     peer = wire.streams()
     for text_id in (f"{text}ascii", f"ä{text}"):
         assert peer.ask("ping", id=text_id).result == {}

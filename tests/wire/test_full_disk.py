@@ -40,14 +40,14 @@ def small_disk(folder: Path, mib: int) -> Iterator[Path]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small disk, with a file of 24 MiB of somebody else's on it."""
+    """A small disk that holds another program's file of 24 MiB."""
     with small_disk(tmp_path / "disk", 64) as folder:
         (folder / "theirs").write_bytes(bytes(24 * MIB))
         yield folder
 
 
 class Load:
-    """Four clients over four transports, each with a call that has much to say."""
+    """Four clients over four transports, each with a call that sends much."""
 
     def __init__(self, server: ServerProcess, gate: Gate) -> None:
         self.calls: list[tuple[Peer, Started, Reader]] = []
@@ -59,7 +59,7 @@ class Load:
         gate.release(len(KINDS))
 
     def read_all(self) -> None:
-        """Read and confirm, all at the same time: all of it comes, once and in order."""
+        """Read and confirm on all of them at once: all messages come, once and in order."""
         with ThreadPoolExecutor(len(self.calls)) as threads:
             for done in [threads.submit(read, *call) for call in self.calls]:
                 done.result()
@@ -79,7 +79,7 @@ def read(peer: Peer, started: Started, reader: Reader) -> None:
 
 
 def fill_up(path: Path) -> None:
-    """Take what is left of the disk."""
+    """Fill the rest of the disk."""
     with path.open("wb", buffering=0) as file:
         for size in (MIB, 4096):
             with pytest.raises(OSError, match="No space left"):  # noqa: PT012
@@ -88,20 +88,20 @@ def fill_up(path: Path) -> None:
 
 
 def test_on_a_full_disk_calls_end_and_wait_and_go_on(disk: Path, gate: Gate, gate2: Gate) -> None:
-    """W§9: an error says what to do next; W§1: what was accepted comes, once and in order."""
+    """W§9: an error says what to do next; W§1: accepted messages come, once and in order."""
     with ServerProcess(disk) as server, server.connect("ws-streams") as other:
         other.initialize(POSITIONS)
         waiting = [start(other, "steps", n=3, gate=gate.path) for _ in range(5)]
         load = Load(server, gate2)
         server.hear(NO_ROOM)
-        # What the WAL takes is given back first, and there may be room for a moment.
+        # The journal first empties its WAL, and there may be room for a moment.
         while "result" in (refused := other.ask("tools/call", ADD)):
             continue
         assert refused.error["code"] == -32603
         assert "MiB are free on its disk" in refused.error["message"]
         assert refused.error["message"].endswith("try again later.")
 
-        gate.release(3 * len(waiting))  # there is room to end what runs
+        gate.release(3 * len(waiting))  # there is room to end the running calls
         for started in waiting:
             assert other.response(started.id).result["content"][0]["text"] == "stepped 3"
 
@@ -132,7 +132,7 @@ def test_on_a_disk_that_stays_full_acks_make_room(disk: Path, gate: Gate) -> Non
 def test_on_a_small_disk_acks_make_room_for_a_journal_alone(
     tmp_path: Path, gate: Gate, mib: int
 ) -> None:
-    """The WAL never takes what the file needs to take it over."""
+    """The WAL never takes the room that the file needs to take it over."""
     with small_disk(tmp_path / "disk", mib) as disk, ServerProcess(disk) as server:
         load = Load(server, gate)
         server.hear("no room for")

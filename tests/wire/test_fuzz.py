@@ -25,7 +25,7 @@ fixed_seed = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    phases=[Phase.explicit, Phase.generate],  # shrinking over a live server says nothing
+    phases=[Phase.explicit, Phase.generate],  # shrinking with a live server does not help
     suppress_health_check=list(HealthCheck),
 )
 
@@ -92,7 +92,7 @@ def is_well_formed_request(body: dict[str, Any]) -> bool:
 
 
 def is_json(body: object) -> bool:
-    """Whether it is JSON to others than Python, which writes NaN and Infinity."""
+    """Whether it is JSON by the standard, without the NaN and Infinity of Python."""
     try:
         json.dumps(body, allow_nan=False)
     except ValueError:
@@ -106,7 +106,7 @@ def peers(wire: Wire) -> "Reconnecting":
 
 
 class Reconnecting:
-    """A connection that is opened again when the last example has rightly ended it."""
+    """A connection that is opened again after an example has rightly ended it."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
@@ -147,7 +147,7 @@ def test_random_json_is_answered_where_it_asks(peers: Reconnecting) -> None:
 
 
 def test_random_values_are_answered_as_errors(peers: Reconnecting) -> None:
-    """W§9: -32700 for what is no JSON, -32600 for what is no message: an error for each."""
+    """W§9: -32700 for invalid JSON, -32600 for JSON that is no message: an error for each."""
 
     @fixed_seed
     @given(value=anything)
@@ -284,7 +284,7 @@ def test_random_frames_end_only_their_connection(server: ServerProcess) -> None:
 
 
 def test_random_handshakes_end_only_their_connection(server: ServerProcess) -> None:
-    """What is no HTTP, or no WebSocket handshake, is refused, and the server goes on."""
+    """Bytes that are no HTTP, or no WebSocket handshake, are refused, and the server goes on."""
     dice = random.Random(13)
     before = lines_of(server)
     for _ in range(EXAMPLES):

@@ -1,7 +1,7 @@
-"""Guessing at what is somebody else's: one answer, whatever is guessed and whatever is known.
+"""Guesses at another caller's secrets: every guess gets the same answer.
 
-The long form, with the times that it takes, is `python -m tests.guessing`; `GUESSES` says how many
-guesses are made here.
+The long form, with its times, is `python -m tests.guessing`; `GUESSES` sets the number of guesses
+made here.
 """
 
 import os
@@ -58,7 +58,7 @@ def test_all_guesses_over_http_get_the_one_answer(victims: Served) -> None:
 
 
 def test_a_stranger_does_not_have_a_stream_at_rest_back_into_memory(victims: Served) -> None:
-    """It would cost the server memory, and its own client the place in the order of use."""
+    """A load would cost the server memory, and its own client the place in the order of use."""
     server, theirs = victims
     before = stored(server.journal, "SELECT id, due_at FROM rests ORDER BY id")
     with server.connect("ws-streams") as stranger:
@@ -74,7 +74,7 @@ def stored(journal: Path, query: str) -> list[tuple[object, ...]]:
 
 
 class Secrets:
-    """What clients of a server are given that opens anything, and the server's leaked journal."""
+    """All secrets that clients of a server get, and a copy of the server's journal."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class Secrets:
         self.leaked = b""
 
     def collect(self, server: ServerProcess, gate_path: str) -> None:
-        """Calls over both transports, running and ended, with pages and without."""
+        """Make calls over both transports, running and ended, with pages and without."""
         with server.connect("ws-streams") as owner:
             owner.initialize(POSITIONS)
             for arguments in ({}, {"gate": gate_path}):
@@ -108,7 +108,7 @@ class Secrets:
                 self.leaked = self._leak(server.journal)
 
     def _leak(self, journal: Path) -> bytes:
-        """All that somebody has who copies the journal, and not its key."""
+        """Copy the journal without its key."""
         copies = self.folder / "leaked"
         copies.mkdir()
         for suffix in ("", "-wal", "-shm", ".lock"):
@@ -142,10 +142,10 @@ def test_a_leaked_journal_has_no_token_in_it(secrets: tuple[Secrets, ServerProce
 def test_all_words_of_a_leaked_journal_open_nothing(
     secrets: tuple[Secrets, ServerProcess],
 ) -> None:
-    """W§2: "An operator can switch the bare id off (`--require-resume-token`)": each word that is
-    in the file is tried as an id, as a token of each stream, as the token of a request and as a
-    session. The names that streams at rest are found by are in it too, as binary, and with them
-    what their event ids begin with: those are good in their session alone.
+    """W§2: "An operator can switch the bare id off (`--require-resume-token`)": each word in the
+    file is tried as an id, as a token of each stream, as the token of a request and as a session.
+    The file also holds, as binary, the names by which evicted streams are found, and the first part
+    of their event ids. Those are valid in their session alone.
     """
     found, server = secrets
     words = sorted({*words_of(found.leaked)})
@@ -175,7 +175,9 @@ def test_all_words_of_a_leaked_journal_open_nothing(
 
 
 def words_of(leaked: bytes) -> Iterator[str]:
-    """What looks like an id or a token: whole, or where binary stands in front of it or behind."""
+    """The words that look like an id or a token: whole, or without the binary bytes before or after
+    them.
+    """
     letters = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
     word = bytearray()
     for byte in leaked + b" ":
@@ -190,7 +192,9 @@ def words_of(leaked: bytes) -> Iterator[str]:
 
 
 def test_who_has_a_token_is_let_in(secrets: tuple[Secrets, ServerProcess]) -> None:
-    """The same asks with what the file does not have: so it is for that, that all were refused."""
+    """The same requests succeed with the secrets that the file lacks, so all refusals above were
+    for want of these.
+    """
     found, server = secrets
     with server.connect("ws-streams") as heir:
         heir.initialize(POSITIONS)

@@ -1,4 +1,4 @@
-"""What a POST is answered with: 202, JSON, an event stream, or newline framing."""
+"""The answers to a POST: 202, JSON, an event stream, or newline framing."""
 
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,8 @@ def test_a_call_is_answered_in_an_event_stream(http: Http) -> None:
 
 def test_a_response_that_comes_alone_is_json(http: Http) -> None:
     """W§6: "plain JSON for the rest, and where the first message is the final response already and
-    no announcement is due": a matter of how quick the tool is, which most of these are."""
+    no announcement is due": this depends on the speed of the tool, and most tools here are quick.
+    """
     client = http.opened()
     kinds = []
     for n in range(20):
@@ -104,7 +105,7 @@ def test_an_announcement_is_no_json_answer(http: Http) -> None:
 
 
 def test_an_error_to_a_call_comes_alone(http: Http) -> None:
-    """W§6: as above; an unknown tool's stream would be announced to nobody."""
+    """W§6: as above; an unknown tool's stream is not announced."""
     exchange = http.opened(STREAMS).call("no such tool", 7)
     assert exchange.message().error["code"] == -32602
     assert (exchange.status, exchange.media_type) == (200, JSON)

@@ -1,4 +1,6 @@
-"""Where a `Last-Event-ID` leads: to what is gone, to nobody, to the cursor of a POST."""
+"""Where a `Last-Event-ID` leads: refused and unknown ids, deleted messages, and the cursor of a
+POST.
+"""
 
 from typing import Any
 
@@ -52,7 +54,7 @@ def test_an_unknown_id_is_a_400(http: Http, event_id: str) -> None:
 
 
 def test_a_garbled_id_of_a_real_response_is_a_400(http: Http, gate: Gate) -> None:
-    """W§6: "Unknown […]: 400"; the response is none the worse for it."""
+    """W§6: "Unknown […]: 400"; the response itself goes on unharmed."""
     client = http.opened()
     last = cut_after(client, gate, 2)
     for event_id in (f"{last.key}_x", f"{last.key}_-1", f"{last.key}_{2**70}", f"{last.key}_9"):
@@ -64,7 +66,7 @@ def test_a_garbled_id_of_a_real_response_is_a_400(http: Http, gate: Gate) -> Non
 
 def test_another_sessions_id_is_a_400(http: Http, gate: Gate) -> None:
     """W§6: "another session's: 400"; "deliveries are journaled with the session that they were
-    granted to", so a stream's owner may not use what was granted to who resumed it."""
+    granted to", so a stream's owner may not use the grant of another session that resumed it."""
     maker, other = http.opened(STREAMS), http.opened(STREAMS)
     call = maker.call("steps", 7, n=4, gate=gate.path)
     stream = announced(read_until(call, CREATE))
@@ -130,7 +132,9 @@ def test_a_resume_is_told_under_its_own_id(http: Http, gate: Gate) -> None:
 
 
 def told(client: HttpClient, event_id: str, id: int | str, reason: str) -> object:
-    """GET and read the refusal that comes as a 200; its `earliestSeq`, if it has one."""
+    """Send a GET and read the refusal that comes as a 200; returns its `earliestSeq`, if it has
+    one.
+    """
     events = streamed(client.get(event_id)).events()
     (message,) = messages_of(events)
     assert message.answers(id)
@@ -193,7 +197,7 @@ def test_a_header_that_names_another_stream_is_ignored(http: Http) -> None:
 
 
 def flags(client: HttpClient, params: dict[str, Any], last_event_id: str | None) -> Any:
-    """`pendingMessages` by either proposal, which say the same; or the refusal."""
+    """`pendingMessages` by either proposal, which must agree; or the refusal."""
     more = {"Last-Event-ID": last_event_id}
     polled = client.request("stream/poll", params, id="p", more=more).message()
     asked = {name: value for name, value in params.items() if name != "streamId"}

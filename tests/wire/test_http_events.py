@@ -1,4 +1,4 @@
-"""Coming back by `Last-Event-ID`, which every MCP client does, and what a GET may not do."""
+"""Resumes by `Last-Event-ID`, which every MCP client uses, and the limits of a GET."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_the_older_revisions_continue_too(http: Http, gate: Gate, revision: str)
 
 
 def test_a_get_that_is_cut_is_continued_by_the_next(http: Http, gate: Gate) -> None:
-    """W§6: whatever was cut, the id says which response it was; three times in a row."""
+    """W§6: the id names the response, also of a GET that was cut; three times in a row."""
     client = http.opened()
     last = cut_after(client, gate, 1)
     for n in (2, 3, 4):
@@ -148,7 +148,7 @@ def test_a_response_that_is_not_known_to_be_cut_is_displaced_at_once(
     gate.release(3)
     read_to_n(call, 3)
     awaited = "another" if by == "another id" else 7
-    for _ in range(2):  # nothing is read of `call` from here on, and it stays open
+    for _ in range(2):  # `call` stays open from here on, and is not read
         if by == "a GET":
             resume = client.get(prime.at(3))
         else:
@@ -219,7 +219,7 @@ def test_a_get_asks_nothing_twice(http: Http, gate: Gate) -> None:
 
 
 def test_a_question_that_was_not_had_comes_with_a_get(http: Http) -> None:
-    """W§5: what is above the cursor is an entry like any other, and comes under its id."""
+    """W§5: a question above the cursor is an entry like any other, and comes under its id."""
     client = http.opened()
     exchange = client.call("ask", 7)
     asked = read_until(exchange, ELICIT)[-1]
@@ -259,8 +259,8 @@ def test_a_plain_client_is_not_cancelled_by_a_cut(http: Http, gate: Gate) -> Non
 
 
 def test_what_lasts_no_time_cannot_be_continued(http: Http, gate: Gate) -> None:
-    """W§2: "`max: 0` = not resumable, cancelled on disconnect"; W§6: for whoever comes back it is
-    an error under the waiting id, or no id was ever given."""
+    """W§2: "`max: 0` = not resumable, cancelled on disconnect"; W§6: a GET gets an error under the
+    waiting id, or no id was ever given."""
     client = http.opened()
     exchange = client.call("fleeting", 7, gate=gate.path)
     events = read_to_n(exchange, 1)
@@ -275,8 +275,8 @@ def test_what_lasts_no_time_cannot_be_continued(http: Http, gate: Gate) -> None:
 def test_a_get_takes_the_call_from_a_connection_that_only_seems_alive(
     http: Http, gate: Gate
 ) -> None:
-    """W§5: "One connection at a time is attached to a stream": the client that comes back knows
-    better than we do that its first connection is dead."""
+    """W§5: "One connection at a time is attached to a stream": the client that resumes knows better
+    than the server that its first connection is dead."""
     client = http.opened()
     call = client.call("steps", 7, n=4, gate=gate.path)
     gate.release(2)
@@ -292,8 +292,8 @@ def test_a_get_takes_the_call_from_a_connection_that_only_seems_alive(
 
 @pytest.mark.parametrize("is_back", [False, True])
 def test_a_call_that_was_cut_off_can_be_cancelled(http: Http, gate: Gate, is_back: bool) -> None:
-    """W§10: "`cancelled` reaches requests of this connection (session)", whatever became of the
-    connection that they came over."""
+    """W§10: "`cancelled` reaches requests of this connection (session)", also after the connection
+    that they came over was cut."""
     client = http.opened()
     exchange = client.call("count", 7, n=1, gate=gate.path)
     last = read_to_n(exchange, 1)[-1]

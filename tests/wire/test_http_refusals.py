@@ -1,4 +1,4 @@
-"""What HTTP may bring that is no MCP, and what each of it is answered with."""
+"""HTTP requests that are not MCP, and the answer to each."""
 
 import json
 
@@ -18,7 +18,7 @@ LENGTH = {"Content-Type": JSON, "Content-Length": str(len(PING_BYTES))}
 
 
 def over(exchange: Exchange) -> Exchange:
-    """Read to the end, however it ends."""
+    """Read to the end, whichever way the connection ends."""
     while not exchange.is_over:
         exchange.pump()
     return exchange
@@ -93,7 +93,7 @@ def test_a_body_that_is_no_json_is_a_400(http: Http, body: bytes, accept: str) -
 
 
 def refusal_of(exchange: Exchange, status: int) -> Message:
-    """As `refusal`, in whichever framing: the types that a refusal may have are not said."""
+    """As `refusal`, in either framing: no rule restricts the type of a refusal."""
     assert exchange.head().status == status, exchange.body()
     message = Message(exchange.body())
     assert message.get("id") is None
@@ -387,7 +387,7 @@ def test_a_slow_body_is_a_408(http: Http) -> None:
 
 
 def test_silence_ends_in_the_end(fresh: ServerProcess) -> None:
-    """A connection on which no request is begun costs nothing but itself: SIGTERM does not wait."""
+    """A connection without a request costs nothing else: SIGTERM does not wait for it."""
     with HttpClient(fresh.http_port) as client:
         client.initialize({})
         silent = [client.start() for _ in range(5)]

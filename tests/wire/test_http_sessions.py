@@ -1,4 +1,4 @@
-"""Sessions over HTTP: how they begin and end, what they own, and what a restart leaves of them."""
+"""Sessions over HTTP: their beginning and end, their streams, and their state after a restart."""
 
 import signal
 from pathlib import Path
@@ -113,7 +113,7 @@ def test_a_deleted_session_stays_deleted(fresh_http: Http) -> None:
 
 
 def test_a_deleted_sessions_streams_with_tokens_live_on(http: Http, gate: Gate) -> None:
-    """W§6: "streams that have tokens live on": whoever has the token has the stream."""
+    """W§6: "streams that have tokens live on": the token alone opens the stream."""
     client = http.opened(STREAMS)
     exchange = client.call("count", 7, n=3, gate=gate.path)
     stream = announced(read_until(exchange, CREATE))
@@ -126,7 +126,7 @@ def test_a_deleted_sessions_streams_with_tokens_live_on(http: Http, gate: Gate) 
 
 
 def test_a_deleted_sessions_other_streams_are_cancelled(http: Http, gate: Gate) -> None:
-    """W§6: "others are cancelled": nobody can ever come back to them."""
+    """W§6: "others are cancelled": no client could ever resume them."""
     client = http.opened()
     exchange = client.call("count", 7, n=3, gate=gate.path)
     read_to_n(exchange, 3)
@@ -187,8 +187,8 @@ def test_a_session_knows_its_streams(http: Http, gate: Gate) -> None:
 
 
 def test_a_session_outlives_the_server(fresh_http: Http) -> None:
-    """W§6: "a restarted server knows them": its revision and what it has opted into too, so that
-    its client notices nothing but cut connections."""
+    """W§6: "a restarted server knows them": its revision and its capabilities too, so that its
+    client notices only cut connections."""
     client = fresh_http.opened(STREAMS)
     old = fresh_http.opened({}, revision="2025-06-18")
     before = streamed(client.get())
@@ -203,7 +203,7 @@ def test_a_session_outlives_the_server(fresh_http: Http) -> None:
 
 def test_a_session_keeps_its_streams_across_a_restart(fresh_http: Http) -> None:
     """W§10: the principal is `session(hash)`, the same after the restart: no token is needed, and
-    what was not confirmed comes again."""
+    unconfirmed messages come again."""
     client = fresh_http.opened(POSITIONS)
     stream = announced(client.call("count", 7, n=4).events())
     fresh_http.server.restart()
@@ -284,7 +284,7 @@ def test_a_server_that_ends_in_good_order_closes_after_an_id(fresh_http: Http, g
 
 def test_a_server_that_ends_lets_go_of_a_resume(fresh_http: Http, gate: Gate) -> None:
     """W§5: it "ends `stream/resume` with `released`", unless the stream was over by then; the
-    standing stream just ends, be it cut off."""
+    standing stream just ends, possibly cut."""
     maker, client = fresh_http.opened(POSITIONS), fresh_http.opened(POSITIONS)
     call = maker.call("count", 7, n=3, gate=gate.path)
     stream = announced(read_until(call, CREATE))
@@ -310,8 +310,8 @@ def test_a_server_goes_on_while_clients_hang(http: Http, gate: Gate) -> None:
 
 
 def test_an_idle_session_is_ended(tmp_path: Path, gate: Gate) -> None:
-    """W§6: "idle limit 24 h", here a second; what is not used for longer is gone, and what was used
-    meanwhile is not. The waiting is for time to pass."""
+    """W§6: "idle limit 24 h", here a second; an unused session is deleted after that, a used one is
+    not. The test waits for time to pass."""
     options = ("--limit", "session_idle_s=1")
     with (
         ServerProcess(tmp_path, options=options) as server,

@@ -1,7 +1,8 @@
-"""More than any memory holds, over each transport: an error that says what to do, and no harm done.
+"""Inputs larger than any memory, over each transport: an error says what to do, and no other client
+is affected.
 
-`HUGE_MIB` says how much is sent at most, `HUGE_LINES` how many messages at once. What the server
-takes of memory in the meantime is bounded, and another client's stream goes on.
+`HUGE_MIB` sets the largest size, `HUGE_LINES` the number of messages at once. The server's use of
+memory meanwhile is bounded, and another client's stream goes on.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from tests.wire.verbs import MIB, POSITIONS, counted, refused
 
 HUGE = int(os.environ.get("HUGE_MIB", "32")) * MIB
 LINES = int(os.environ.get("HUGE_LINES", "5000"))
-GROWTH_MAX = 48 * MIB  # some messages of 4 MiB, whatever is sent
+GROWTH_MAX = 48 * MIB  # some messages of 4 MiB, whatever the total
 PIECE = b"x" * MIB
 PING = b'{"jsonrpc":"2.0","id":7,"method":"ping"}'
 HEAD = "POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
@@ -40,11 +41,11 @@ def peak_of(pid: int) -> int:
 
 @pytest.fixture(autouse=True)
 def unharmed(server: ServerProcess) -> Iterator[None]:
-    """Memory is bounded, and a stream of somebody else's goes on."""
+    """Check that memory is bounded, and that another client's stream goes on."""
     with server.connect("ws-streams") as peer:
         peer.initialize(POSITIONS)
         peer.ask("tools/call", {"name": "count", "arguments": {"n": 3}})
-        Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak is what there is now
+        Path(f"/proc/{server.pid}/clear_refs").write_text("5")  # the peak is now the current value
         before = peak_of(server.pid)
         yield
         assert peak_of(server.pid) - before < GROWTH_MAX
@@ -54,7 +55,7 @@ def unharmed(server: ServerProcess) -> Iterator[None]:
 
 
 class Pouring:
-    """A bare connection into which more is poured than anybody takes."""
+    """A bare connection into which more is poured than the server may hold."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
@@ -62,7 +63,7 @@ class Pouring:
         self.is_over = False
 
     def pour(self, first: bytes, *, piece: bytes = PIECE, size: int = HUGE) -> None:
-        """Send, until all is sent or the server says that it is enough."""
+        """Send until all is sent or the server refuses."""
         rest = memoryview(first)
         self.socket.setblocking(False)
         while (rest or size > 0) and not self.is_over:
@@ -85,14 +86,14 @@ class Pouring:
         self.is_over = not data
 
     def until(self, said: bytes) -> None:
-        """Wait until the server has said something."""
+        """Wait until these bytes have come."""
         while said not in self.received:
             assert not self.is_over, self.received
             assert select.select([self.socket], [], [], DEADLINE_S)[0], self.received
             self._take()
 
     def to_the_end(self) -> bytes:
-        """What the server has said when it has hung up."""
+        """The server's bytes up to its end of the connection."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
         while not self.is_over:

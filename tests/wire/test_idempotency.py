@@ -1,4 +1,4 @@
-"""Idempotency keys over every transport: one run, whoever asks how often, also across a kill."""
+"""Idempotency keys over every transport: one run for any number of calls, also across a kill."""
 
 from collections import Counter
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ AT_ONCE: Final = 100
 
 @pytest.fixture
 def key(tmp_path: Path) -> str:
-    """One for each test, though the server is the same."""
+    """A key for each test, though the server is the same."""
     return f"{tmp_path.name}-{'0123456789abcdef' * 2}"
 
 
@@ -41,7 +41,7 @@ def params(key: Any, tool: str = "count", **arguments: object) -> dict[str, Any]
 
 
 def outcomes(answers: list[Message]) -> Counter[str]:
-    """How often each was the answer: a tool's text, or the reason of an error."""
+    """How often each answer came: a tool's text, or the reason of an error."""
     return Counter(
         answer["result"]["content"][0]["text"] if "result" in answer else str(answer.reason)
         for answer in answers
@@ -49,7 +49,10 @@ def outcomes(answers: list[Message]) -> Counter[str]:
 
 
 def assert_one_run(answers: list[Message], gate: Gate) -> None:
-    """A second run would have marked that it has begun, and wait at the gate for ever."""
+    """Check for one run.
+
+    A second run would have set another mark, and would wait at the gate.
+    """
     found = outcomes(answers)
     assert found["superseded"] + found["counted 3"] == len(answers) == AT_ONCE
     assert found["counted 3"] >= 1  # and more where it was done before the last had asked
@@ -87,7 +90,7 @@ def test_a_hundred_at_once_over_one_connection_are_one_run(
 def test_a_hundred_at_once_over_as_many_connections_are_one_run(
     server: ServerProcess, gate: Gate, key: str
 ) -> None:
-    """Over every transport that anonymous clients use: a long key is one wherever it comes from."""
+    """Over every transport of anonymous clients: a long key is the same key on each of them."""
     with ExitStack() as stack:
         kinds = (ANONYMOUS * AT_ONCE)[:AT_ONCE]
         peers = [opened(server, stack, kind) for kind in kinds]
@@ -102,7 +105,7 @@ def test_a_hundred_at_once_over_as_many_connections_are_one_run(
 def test_at_once_over_several_processes_is_one_run(
     server: ServerProcess, gate: Gate, key: str
 ) -> None:
-    """Over stdio all are the user, so a short key will do."""
+    """Over stdio all clients are the same user, so a short key is enough."""
     with ExitStack() as stack:
         peers = [opened(server, stack, "stdio") for _ in range(4)]
         same = params("short", n=3, gate=gate.path)
@@ -137,7 +140,7 @@ def test_who_was_cut_off_before_anything_came_comes_back(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_changes_nothing(fresh: ServerProcess, gate: Gate, key: str, kind: str) -> None:
-    """A result is kept, and what had not ended is `interrupted`: neither is run again."""
+    """A result is kept, and a call that had not ended is `interrupted`: neither runs again."""
 
     def again(id: Id, **arguments: object) -> list[Message]:
         with fresh.connect(kind) as peer:

@@ -1,4 +1,4 @@
-"""The journal as a whole has a limit, and all anonymous callers together a share of it."""
+"""The limit of the whole journal, and the share of it for all anonymous callers together."""
 
 import re
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def size_of(journal: Path) -> int:
 def endless(
     server: ServerProcess, kinds: tuple[str, ...], gate: Gate, opened: ExitStack
 ) -> list[Started]:
-    """Calls that write without end, all at once, and that their clients do not read."""
+    """Calls that write without end, all at once, to clients that do not read."""
     started = []
     for kind in kinds:
         peer = opened.enter_context(server.connect(kind))
@@ -81,7 +81,7 @@ def test_anonymous_callers_together_have_their_share_and_others_go_on(
         assert refused.error["data"]["limit"] == SHARE
         assert "try again later" in refused.error["message"]
 
-        # Nothing that was sent is lost.
+        # No message that was sent is lost.
         again = opened.enter_context(server.connect("ws-streams"))
         again.initialize(POSITIONS)
         found = Reader(again)
@@ -159,7 +159,7 @@ def test_the_whole_has_a_limit_for_those_who_are_known_too(
 
 
 def test_a_journal_that_is_larger_than_its_limit_is_told_at_the_start(tmp_path: Path) -> None:
-    """With an upgrade a journal may get a limit that it is beyond already."""
+    """After an upgrade a journal may already be larger than its new limit."""
     origin = messages.request(1, "tools/call", ADD).rstrip(b"\n")
     with closing(SQLiteStore(tmp_path / "journal.db")) as store:
         lines = append(1, 20, line=b'"%s"' % (b"x" * MIB))

@@ -1,4 +1,4 @@
-"""What a client may have kept for the length of its session: bounded, whatever it sends."""
+"""The state that a server keeps for a client's session is bounded, for any input."""
 
 import sqlite3
 from typing import Any

@@ -1,8 +1,9 @@
-"""SIGKILL at any moment: what a client was given or `flush()` has confirmed is never taken back.
+"""SIGKILL at any moment: messages that a client has, or that `flush()` has confirmed, are never
+lost.
 
-`KILL_RUNS` says how many moments are tried, over each transport in turn. In every second run it is
-a moment of the call's, so that a failure can be had again from its seed; in the others it is one of
-the clock's, between 1 ms and 2 s.
+`KILL_RUNS` sets the number of moments, over each transport in turn. In every second run the moment
+is a step of the call, so that a failure can be repeated from its seed; in the others it is a time
+between 1 ms and 2 s.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ PER_SECOND = 500
 
 
 class Run:
-    """One server, one call, and what is known of it when the server is killed."""
+    """One server, one call, and the state that is known when the server is killed."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         (folder / "server").mkdir()
@@ -53,7 +54,7 @@ class Run:
         self.flushed = 0
 
     def work_until_killed(self, gate: Gate) -> tuple[Started, Reader]:
-        """Call, go on up to a moment chosen by the dice, kill; what the client had got by then."""
+        """Call, go on up to a random moment, kill; returns the client's state by then."""
         with self.server.connect(self.kind) as peer:
             peer.initialize(opting_in(self.kind, POSITIONS))
             if self.is_timed:
@@ -102,7 +103,7 @@ class Run:
         return seen
 
     def confirmed(self, gate: Gate) -> int:
-        """The highest number that `flush()` had returned for."""
+        """The highest number for which `flush()` had returned."""
         marks = [int(mark.split()[1]) for mark in gate.marks() if mark.startswith("flushed ")]
         return max([self.flushed, *marks])
 
@@ -153,8 +154,8 @@ def kill_again_while_resuming(run: Run, started: Started, cursor: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_finished_call_stays_finished(fresh: ServerProcess, gate: Gate, kind: str) -> None:
-    """W§1: stored "before they are sent": who has read the final response finds the same one again
-    after the kill, and no `interrupted`."""
+    """W§1: stored "before they are sent": a client that has read the final response finds the same
+    one after the kill, and no `interrupted`."""
     with fresh.connect(kind) as peer:
         peer.initialize(opting_in(kind, POSITIONS))
         gate.release()

@@ -142,8 +142,8 @@ def test_a_signal_ends_the_server_in_good_order(
     fresh: ServerProcess, gate: Gate, number: int, kind: str
 ) -> None:
     """W§7: "SIGTERM to the owner ends it in good order: running handlers end as `interrupted`";
-    W§5: "A server that lets go (drain, shutdown) ends `stream/resume` with `released`", unless what
-    is over by then has been delivered to its end. Exit code 0 within 5 s."""
+    W§5: "A server that lets go (drain, shutdown) ends `stream/resume` with `released`", unless the
+    stream is over by then and delivered to its end. Exit code 0 within 5 s."""
     with fresh.connect(kind) as maker, fresh.connect(kind) as peer:
         maker.initialize(opting_in(kind, POSITIONS))
         peer.initialize(opting_in(kind, POSITIONS))
@@ -181,7 +181,7 @@ def test_a_peer_that_does_not_read_holds_up_no_shutdown(
 
 
 def test_an_idle_server_ends_at_once(fresh: ServerProcess) -> None:
-    """SIGTERM with nobody there: exit 0."""
+    """SIGTERM without a client: exit 0."""
     assert fresh.stop(signal.SIGTERM, within_s=5) == 0
 
 

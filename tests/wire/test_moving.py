@@ -1,4 +1,4 @@
-"""A call that began on one transport goes on over another: the stream is the same thing."""
+"""A call that began on one transport goes on over another: it is the same stream."""
 
 import itertools
 from contextlib import ExitStack
@@ -42,8 +42,8 @@ def connected(
 
 
 def test_a_ticket_moves(server: ServerProcess, gate: Gate, pair: tuple[str, str]) -> None:
-    """W§2: "anyone else needs the token", over whatever: streamId, token and a number are all that
-    is carried; W§4: "stored bytes untouched"."""
+    """W§2: "anyone else needs the token", over any transport: the ticket has streamId, token and a
+    number; W§4: "stored bytes untouched"."""
     with ExitStack() as stack:
         maker = connected(stack, server, pair[0], POSITIONS)
         started = start(maker, "steps", n=6, gate=gate.path)

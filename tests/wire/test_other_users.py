@@ -1,5 +1,6 @@
-"""Files and sockets that another user of the machine has planted: each process refuses them in one
-line, and hands nothing over.
+"""Files and sockets that another user of the machine has planted.
+
+Each process refuses them in one line, and hands nothing over.
 """
 
 import os
@@ -29,7 +30,7 @@ RELAY = ("serve", APP, "--stdio", "--journal")
 
 
 def refused(*words: str | Path) -> str:
-    """Why a command ends: one line, and exit code 2."""
+    """The reason why a command ends: one line, and exit code 2."""
     done = run(*map(str, words))
     assert (done.returncode, done.stdout) == (2, ""), done
     assert len(done.shown) == 1, done.stderr
@@ -62,7 +63,7 @@ print(len(data), len(fds), flush=True)
 
 @contextmanager
 def listening_as_another(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process of another user, which takes what a relay hands over."""
+    """A process of another user, which accepts connections from relays."""
     another_user()
     command = [sys.executable, "-c", LISTEN, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -76,7 +77,7 @@ def listening_as_another(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A folder like /tmp: all users may make files there."""
+    """A folder like /tmp: all users may create files there."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o1777)
         yield Path(folder)
@@ -97,7 +98,7 @@ def test_a_relay_hands_nothing_to_another_users_process(shared: Path) -> None:
 
 
 def test_a_relay_asks_who_listens_before_it_hands_anything_over(shared: Path) -> None:
-    """Though the socket passes for ours: its file was given to us while the other one listens."""
+    """The socket file belongs to us, but the other user's process listens on it."""
     journal = shared / "journal.db"
     path = Path(f"{journal}.sock")
     with listening_as_another(path) as listener:

@@ -1,4 +1,4 @@
-"""Our client with servers that know the page of a proposal and nothing else (`page_server`)."""
+"""Our client with servers that know the page of a proposal and no more (`page_server`)."""
 
 import json
 from typing import Any
@@ -56,7 +56,9 @@ async def test_the_pages_own_announcement_is_enough_to_survive_three_cuts(
 
 
 async def test_a_half_open_connection_loses_nothing(kind: str) -> None:
-    """A server that is silent, answers no ping and serves new connections is come back to."""
+    """The client leaves a server that is silent and answers no ping, and resumes over a new
+    connection.
+    """
     server = PageServer(cuts=(1, 5), mutes=(3,))
     with server.serving():
         async with Client(dial(server.urls[kind]), silence_s=1) as client:
@@ -164,7 +166,7 @@ async def test_an_announcement_that_cannot_be_used_ends_nothing(kind: str) -> No
 @pytest.mark.parametrize("kind", ["ws", "stdio"])
 async def test_it_is_not_guessed_whose_an_announcement_is(kind: str) -> None:
     """W§2: "else it is logged and ignored": a call that was not announced is lost with its
-    connection, and no other call is taken for it."""
+    connection, and no other call takes its announcement."""
     server = PageServer(is_waiting=True)
     with server.serving():
         async with (

@@ -1,4 +1,4 @@
-"""Pages across connections: lost and asked for again, taken over, asked about, resumed."""
+"""Pages across connections: lost and requested again, taken over, polled, resumed."""
 
 import json
 from typing import Any
@@ -63,8 +63,8 @@ def test_a_page_that_was_lost_is_asked_for_again(wire: Wire, gate: Gate) -> None
 
 
 def test_messages_are_lost_with_no_page(wire: Wire) -> None:
-    """W§4: "a plain client may see a message twice, never miss one": what came ahead of a page that
-    was lost comes with it again."""
+    """W§4: "a plain client may see a message twice, never miss one": messages before a lost page
+    come with it again."""
     peer = wire.plain()
     token = following(ask_page(peer, "pages", n=3, notes=2))
     call_id = request_page(peer, "pages", token, n=3, notes=2)
@@ -162,7 +162,7 @@ def test_cancelling_a_requests_resume_only_detaches(wire: Wire, gate: Gate) -> N
 
 
 def test_a_streams_token_leads_to_no_page(wire: Wire) -> None:
-    """W§3: a resume token of the one kind is none of the other."""
+    """W§3: a resume token is not a page token."""
     peer = wire.streams()
     started = start(peer, "pages", n=3)
     page = peer.response(started.id)
@@ -203,11 +203,11 @@ def test_acks_delete_nothing_of_a_page(wire: Wire) -> None:
     assert texts_of(pages) == ["page 2", "page 3", "page 4"]
 
 
-# What a tool asks the client between two pages.
+# Requests of a tool to the client between two pages.
 
 
 def asking_run(peer: Peer, gate: Gate) -> str:
-    """A run that waits for the client's answer ahead of its second page."""
+    """A run that waits for the client's answer before its second page."""
     page = ask_page(peer, "asking_pages", gate=gate.path)
     gate.release()
     gate.wait_for("asking")
@@ -215,7 +215,7 @@ def asking_run(peer: Peer, gate: Gate) -> str:
 
 
 def second_page(peer: Peer, token: str, gate: Gate) -> tuple[int | str, Message]:
-    """Ask for the page that needs an answer; the call's id and the question."""
+    """Call for the page that needs an answer; returns the call's id and the question."""
     call_id = request_page(peer, "asking_pages", token, gate=gate.path)
     return call_id, peer.expect(method_is(ELICIT))
 
@@ -225,8 +225,8 @@ def answer_in(page: Message) -> Any:
 
 
 def test_a_question_comes_with_the_call_that_asks_for_its_page(wire: Wire, gate: Gate) -> None:
-    """W§5: requests to the client come over the connection that is attached, and nobody is between
-    two calls; only "Unanswered ones" come again with their page."""
+    """W§5: requests to the client go to the attached connection, and none is attached between two
+    calls; only "Unanswered ones" come again with their page."""
     peer = wire.plain()
     token = asking_run(peer, gate)
     assert not any(map(method_is(ELICIT), peer.settle()))
@@ -242,7 +242,7 @@ def test_a_question_comes_with_the_call_that_asks_for_its_page(wire: Wire, gate:
 
 def test_a_question_is_asked_again_where_its_page_is(wire: Wire, gate: Gate) -> None:
     """W§5: "Unanswered ones are kept whatever the cursor says", and come again "under the same id"
-    to who asks for the page again; the answer of who is attached counts."""
+    to the client that calls for the page again; the answer of the attached client counts."""
     peer = wire.plain()
     token = asking_run(peer, gate)
     displaced, question = second_page(peer, token, gate)

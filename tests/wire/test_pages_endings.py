@@ -1,4 +1,4 @@
-"""How a run of pages ends: by itself, by an error, stopped, forgotten, or with its server."""
+"""The ends of a run of pages: by itself, by an error, cancelled, forgotten, or with its server."""
 
 import base64
 import os
@@ -34,14 +34,14 @@ from tests.wire.verbs import refused, start
 
 @pytest.fixture
 def wires(server: ServerProcess) -> Iterator[list[Wire]]:
-    """Every way to the module's server, for what is awaited and may be awaited all at once."""
+    """Every way to the module's server, for waits that all of them can share."""
     with ExitStack() as stack:
         yield wire_of_each_kind(server, stack)
 
 
 @pytest.fixture
 def hasty(tmp_path: Path) -> Iterator[list[Wire]]:
-    """Every way to a server that forgets last pages after a second."""
+    """Every way to a server that deletes last pages after a second."""
     (tmp_path / "hasty").mkdir()
     options = ("--limit", "last_page_s=1")
     with ServerProcess(tmp_path / "hasty", options=options) as server, ExitStack() as stack:
@@ -79,7 +79,7 @@ def test_a_tool_may_raise_before_its_first_page(wire: Wire) -> None:
 
 def test_cancelling_a_page_call_stops_the_tool(wire: Wire, gate: Gate) -> None:
     """W§3: "resume tokens […] cancelled: `invalid_token`"; MCP, Cancellation: no response comes for
-    what was cancelled."""
+    a cancelled request."""
     peer = wire.plain()
     token = held_run(peer, gate)
     call_id = request_page(peer, "pages", token, **held(gate))
@@ -163,12 +163,12 @@ def test_what_nobody_comes_back_for_is_stopped(wires: list[Wire], gate: Gate) ->
 
 
 def brief(gate: Gate, name: str) -> dict[str, Any]:
-    """Arguments of a run with two pages that are there at once, and a third that is awaited."""
+    """Arguments of a run with two pages at once, and a third that waits."""
     return {**held(gate, free=2), "name": name}
 
 
 def all_marks(gate: Gate, cancelled: int) -> list[str]:
-    """What the tools have marked when so many of them were stopped."""
+    """The tools' marks, once so many of them were stopped."""
     deadline = time.monotonic() + DEADLINE_S
     while sum(mark.startswith("cancelled") for mark in gate.marks()) < cancelled:
         assert time.monotonic() < deadline, gate.marks()
@@ -218,9 +218,9 @@ def plain_over(wires: list[Wire]) -> list[Peer]:
 
 
 def whole_run(peer: Peer) -> str:
-    """A run that is over and in the journal, and of which the first page was had.
+    """A run that is over and in the journal, and whose first page was read.
 
-    What leads to the second.
+    Returns the page token for the second.
     """
     started = start(peer, "ahead_pages", n=4)
     first = peer.response(started.id)
@@ -231,8 +231,8 @@ def whole_run(peer: Peer) -> str:
 
 def test_a_dead_servers_pages_can_still_be_had(wires: list[Wire], gate: Gate) -> None:
     """W§1: "stored in the journal before they are sent"; W§3: "Stable: the same token gives the
-    same page", killed or shut down; W§9: `interrupted` for what the handler had not got to, without
-    a token, for it is an error."""
+    same page", killed or shut down; W§9: `interrupted` in place of later pages, without a token,
+    for it is an error."""
     arguments = held(gate, free=2)
     peers = [wire.streams() for wire in wires]
     tokens = [following(ask_page(peer, "pages", **arguments)) for peer in peers]

@@ -33,7 +33,7 @@ def the_page(events: list[Event], id: Id) -> Message:
 
 
 def had_first(client: HttpClient, gate: Gate, **more: object) -> str:
-    """The first page of a run that waits ahead of the second; what leads to that."""
+    """The first page of a run that waits before the second; returns the page token."""
     return following(page_of(called(client, id=1, **held(gate), **more), 1))
 
 
@@ -105,8 +105,8 @@ def test_the_first_call_is_continued_too(http: Http, gate: Gate) -> None:
 
 
 def test_a_response_is_continued_in_its_middle(http: Http, gate: Gate) -> None:
-    """W§6: "continues exactly the response that the id belongs to": what came is not sent again,
-    what did not is."""
+    """W§6: "continues exactly the response that the id belongs to": only the missing messages are
+    sent."""
     client = http.opened()
     token = had_first(client, gate, notes=3)
     exchange = called(client, token, id=2, **held(gate), notes=3)
@@ -120,8 +120,8 @@ def test_a_response_is_continued_in_its_middle(http: Http, gate: Gate) -> None:
 
 
 def test_nothing_left_to_say_of_a_page_is_a_405(http: Http) -> None:
-    """W§6: "Nothing left to say: 405": the client has its page, and is to stop asking, however far
-    the run has gone since."""
+    """W§6: "Nothing left to say: 405": the client has its page, and must stop asking, even if the
+    run has gone on since."""
     client = http.opened(STREAMS)
     events = streamed(called(client, id=1, n=4)).events()
     last, page = events[-1], events[-1].message
@@ -145,8 +145,8 @@ def test_what_a_later_token_has_let_go_is_gone(http: Http) -> None:
 
 
 def test_a_page_is_asked_for_again_instead(http: Http, gate: Gate) -> None:
-    """W§3: "the same token gives the same page": who was cut off may ask anew under a new id, in
-    this session or another; the first response is then told of the newest (W§5)."""
+    """W§3: "the same token gives the same page": a client that was cut off may call again under a
+    new id, in this session or another; the first response then gets `superseded` (W§5)."""
     client = http.opened()
     token = had_first(client, gate)
     exchange = called(client, token, id=2, **held(gate))

@@ -1,8 +1,7 @@
-"""Paged tools: what a page is, and that all pages together are what the tool has yielded."""
+"""Paged tools: the contents of a page, and that all pages hold all that the tool yielded."""
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,23 +24,9 @@ from tests.wire.pages_verbs import (
     texts_of,
     token_of,
 )
-from tests.wire.process import Gate, ServerProcess
+from tests.wire.process import Gate
 from tests.wire.raw import Peer, answers_to, method_is
-from tests.wire.verbs import CREATE, END, KINDS, PLAIN, counted
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
-    """A connection that declares nothing, for all tests that need no other."""
-    with module_server.connect(request.param) as peer:
-        peer.initialize(PLAIN)
-        yield peer
-
-
-@pytest.fixture
-def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
-    yield shared
-    shared.settle()
+from tests.wire.verbs import CREATE, END, counted
 
 
 def test_a_page_leads_to_the_next(peer: Peer) -> None:
@@ -65,14 +50,14 @@ def test_a_page_leads_to_the_next(peer: Peer) -> None:
 
 def test_a_tool_with_one_page_gives_no_token(peer: Peer) -> None:
     """Page, Resume Token Flow: "The operation is considered complete when the server provides a
-    response which does not contain a `nextResumeToken`", be it the first."""
+    response which does not contain a `nextResumeToken`", even the first."""
     page = ask_page(peer, "pages", n=1)
     assert text_of(page) == "page 1"
     assert token_of(page) is None
 
 
 def test_a_tool_without_pages_gives_an_empty_one(peer: Peer) -> None:
-    """W§3: "each call returns what is there": nothing, and no more will come."""
+    """W§3: "each call returns what is there": an empty page without a page token."""
     page = ask_page(peer, "pages", n=0)
     assert page.result["content"] == []
     assert token_of(page) is None
@@ -107,9 +92,9 @@ def test_all_pages_together_are_what_the_tool_has_yielded(wire: Wire, client: st
 def test_the_first_call_alone_is_announced(
     wire: Wire, client: str, announcement: str | None, ends: int
 ) -> None:
-    """W§8: what a client has declared is what it gets: "A client that says nothing of these gets
-    exactly what a plain MCP server would send (`nextResumeToken` of paged tools excepted)"; W§1:
-    the stream is of "one originating request", and ends with the last page."""
+    """W§8: a client gets what it has declared: "A client that says nothing of these gets exactly
+    what a plain MCP server would send (`nextResumeToken` of paged tools excepted)"; W§1: the stream
+    is of "one originating request", and ends with the last page."""
     peer = wire.opened(declaring(wire.kind, client))
     call_id = request_page(peer, "pages", n=3)
     before = peer.read_until(answers_to(call_id))
@@ -159,8 +144,8 @@ def test_the_tool_is_called_once(peer: Peer, gate: Gate) -> None:
 
 
 def test_a_tool_does_not_run_far_ahead(peer: Peer, gate: Gate) -> None:
-    """Page: resuming is "essential to load-balancing": what nobody asks for is not made, but for
-    a page ahead."""
+    """Page: resuming is "essential to load-balancing": the tool works one page ahead, and no
+    further."""
     gate.release(50)
     ask_page(peer, "pages", n=50, gate=gate.path)
     gate.wait_for("said 2")
@@ -170,8 +155,8 @@ def test_a_tool_does_not_run_far_ahead(peer: Peer, gate: Gate) -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_messages_come_ahead_of_their_page(wire: Wire, gate: Gate, client: str) -> None:
-    """W§1: what the handler sends is in one order; it goes to the connection that is attached, and
-    between two calls there is none (W§5)."""
+    """W§1: the handler's messages are in one order; they go to the attached connection, and between
+    two calls no connection is attached (W§5)."""
     peer = wire.opened(declaring(wire.kind, client))
     gate.release(3)
     arguments = {"n": 3, "notes": 2, "gate": gate.path}
@@ -234,16 +219,18 @@ def test_nothing_there_in_time_is_an_empty_page(peer: Peer, gate: Gate) -> None:
 
 
 def page_texts_without_empty(peer: Peer, token: str, arguments: dict[str, Any]) -> list[str]:
-    """The pages from this token on that have something in them.
+    """The pages from this page token on that are not empty.
 
-    How many empty ones come before a page that takes its time is nobody's promise.
+    No rule says how many empty ones come before a slow page.
     """
     page = ask_page(peer, "slow_pages", token, **arguments)
     return [text for text in texts_of(rest_of(peer, "slow_pages", page, **arguments)) if text]
 
 
 def test_an_end_that_comes_late_is_an_empty_page(peer: Peer, gate: Gate) -> None:
-    """W§3: "unless complete": while the tool runs on nobody knows that there is no other page."""
+    """W§3: "unless complete": while the tool runs, the server does not know whether another page
+    follows.
+    """
     gate.release()
     arguments = {"n": 1, "gate": gate.path, "tail": True}
     page = ask_page(peer, "pages", **arguments)

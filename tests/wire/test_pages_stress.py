@@ -1,4 +1,4 @@
-"""Very many tokens that are none: each gets the one answer, and nothing else comes of it.
+"""Very many invalid page tokens: each gets the same answer, and has no other effect.
 
 5,000 of them; `SCALE=full pytest tests/wire/test_pages_stress.py --timeout 3600` sends a million.
 """
@@ -23,12 +23,12 @@ from tests.wire.pages_verbs import (
 from tests.wire.process import ServerProcess
 
 FORGERIES = 1_000_000 if os.environ.get("SCALE") == "full" else 5_000
-BETWEEN_USES = 1_000  # a token that is not used for ten minutes is void
+BETWEEN_USES = 1_000  # a page token that is not used for ten minutes is void
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 
 
 def forged(token: str, dice: random.Random) -> str:
-    """As long as a token, and of the same letters."""
+    """A random token of the right length and alphabet."""
     return "".join(dice.choice(ALPHABET) for _ in token)
 
 
@@ -48,7 +48,9 @@ def crossed(token: str, other: str, dice: random.Random) -> str:
 
 
 def attempts(token: str, other: str, dice: random.Random) -> Iterator[dict[str, Any]]:
-    """Calls that no token fits; `token` is that of `anything` with the value 1, `other` with 2."""
+    """Calls whose token does not fit; `token` is that of `anything` with the value 1, `other` with
+    2.
+    """
     for number in range(FORGERIES):
         way = number % 5
         if way == 0:

@@ -1,13 +1,10 @@
-"""Resume tokens: the same one brings the same page, and nothing but the same call may use it."""
+"""Page tokens: the same one brings the same page, and only the same call may use it."""
 
 import json
 import secrets
-from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any
-
-import pytest
 
 from tests.wire.conftest import Wire
 from tests.wire.httppeer import HttpPeer
@@ -28,26 +25,12 @@ from tests.wire.pages_verbs import (
 )
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Message, Peer
-from tests.wire.verbs import KINDS, MIB, PLAIN, UNKNOWN
+from tests.wire.verbs import MIB, PLAIN, UNKNOWN
 
 ARGUMENTS: dict[str, Any] = {
     "value": {"a": 1, "b": [1, {"c": 2, "d": "é"}], "e": {}},
     "other": [100, 0],
 }
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def shared(request: pytest.FixtureRequest, module_server: ServerProcess) -> Iterator[Peer]:
-    """A connection that declares nothing, for all tests that need no other."""
-    with module_server.connect(request.param) as peer:
-        peer.initialize(PLAIN)
-        yield peer
-
-
-@pytest.fixture
-def peer(shared: Peer, server: ServerProcess) -> Iterator[Peer]:
-    yield shared
-    shared.settle()
 
 
 def test_the_same_token_brings_the_same_page(wire: Wire) -> None:
@@ -100,7 +83,7 @@ def test_each_use_voids_what_came_before(peer: Peer) -> None:
 
 
 def calling(token: str, arguments: str, more: str = "") -> bytes:
-    """A call of `anything`, its arguments spelled as they are, under the id 7."""
+    """A call of `anything` with exactly these bytes as arguments, under the id 7."""
     body = f'{{"name":"anything","arguments":{arguments},"resumeToken":{json.dumps(token)}{more}}}'
     return f'{{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{body}}}'.encode()
 
@@ -157,8 +140,8 @@ def test_a_call_is_the_same_however_it_is_spelled(peer: Peer) -> None:
 
 
 def test_changed_arguments_are_another_call(peer: Peer) -> None:
-    """W§3: "Changed params […]: -32602 `invalid_token`"; `true` is not 1, null is no absence, and
-    what comes after is as if nothing had been asked."""
+    """W§3: "Changed params […]: -32602 `invalid_token`"; `true` is not 1, null is not the same as
+    absent, and the refusals change nothing."""
     token = following(ask_page(peer, "anything", **ARGUMENTS))
     garbage = asked_raw(peer, calling("nonsense", SAME[0]))
     for arguments in CHANGED:
@@ -232,7 +215,7 @@ def test_the_tokens_of_others_open_nothing_here(wire: Wire) -> None:
 
 
 def garbled(token: str) -> list[str]:
-    """What is not this token, each in its own way."""
+    """Changes of this token, each of one kind."""
     half = len(token) // 2
     return [
         "",
@@ -264,7 +247,7 @@ def garbled(token: str) -> list[str]:
 
 
 def test_a_garbled_token_is_told_nothing(peer: Peer) -> None:
-    """W§3: "garbled: -32602 `invalid_token`", one answer whatever is wrong, in either place."""
+    """W§3: "garbled: -32602 `invalid_token`", one answer to every fault, in either place."""
     token = following(ask_page(peer, "pages", n=3))
     wrong = garbled(token)
     assert token not in wrong
@@ -279,7 +262,7 @@ def test_a_garbled_token_is_told_nothing(peer: Peer) -> None:
 
 def test_half_a_character_is_no_token(peer: Peer) -> None:
     """W§7: "Bad UTF-8 or JSON in a line: -32700, and on with the next": a lone surrogate has no
-    UTF-8; whichever of the two errors it is, it is one."""
+    UTF-8; either of the two errors is right."""
     token = following(ask_page(peer, "pages", n=3))
     for wrong in ("\ud800", "\udfff\ud800", f"{token}\udc00", f"{token[:9]}\ud800{token[9:]}"):
         for params in (page_params, meta_params):
@@ -291,7 +274,7 @@ def test_half_a_character_is_no_token(peer: Peer) -> None:
 
 
 def test_no_bit_of_a_token_may_be_another(peer: Peer) -> None:
-    """W§3: "bound by keyed hash": each bit counts, also those that base64 has no use for."""
+    """W§3: "bound by keyed hash": each bit counts, also those that base64 does not use."""
     token = following(ask_page(peer, "pages", n=3))
     flipped = [
         token[:at] + chr(ord(token[at]) ^ 1 << bit) + token[at + 1 :]
@@ -358,8 +341,8 @@ def test_a_users_token_is_void_for_others(server: ServerProcess) -> None:
 
 def test_a_token_may_stand_among_the_arguments(wire: Wire) -> None:
     """W§3: "Where a tool has no parameter of that name, `arguments.resumeToken` is read as well":
-    it is neither an argument of the tool nor a part of what the token is bound to. 1003: "it
-    specifies an optional string-typed `resumeToken` parameter": for the first page it may be null.
+    it is no argument of the tool, and the token is not bound to it. 1003: "it specifies an optional
+    string-typed `resumeToken` parameter": for the first page it may be null.
     """
     peer = wire.plain()
     first = peer.response(peer.call("pages", n=4, resumeToken=None))

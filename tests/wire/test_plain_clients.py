@@ -1,4 +1,4 @@
-"""Who has never heard of streams gets exactly what any MCP server would send."""
+"""A client without any of our extensions gets exactly what any MCP server would send."""
 
 from typing import Any
 

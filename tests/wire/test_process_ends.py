@@ -1,4 +1,4 @@
-"""The process is gone at its deadline, whatever a tool does, and the journal is in good order."""
+"""The process ends at its deadline, whatever its tools do, and leaves the journal in good order."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ from tests.wire.raw import DEADLINE_S as PATIENCE_S
 from tests.wire.raw import PipePeer, method_is
 from tests.wire.verbs import POSITIONS, Reader, start
 
-# Each has sent one message and never ends, or leaves what never ends.
+# Each has sent one message and never ends, or leaves a child that never ends.
 ENDLESS = ("shielded", "deaf", "spinning", "sleeping", "spinning_thread")
 ENDED_AT_ONCE = ("endless_thread",)
 LEAVING = ("leaving_a_thread", "leaving_a_process")

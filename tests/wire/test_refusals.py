@@ -1,4 +1,4 @@
-"""What is refused, and how: nothing is told to those whom it does not concern."""
+"""Refusals: the errors, and that they reveal nothing to callers without a right to know."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def held(peer: Peer, gate: Gate, tool: str = "count") -> Started:
 
 
 def answer(peer: Peer, message: dict[str, Any] | list[Any]) -> Message:
-    """Send what may be no request at all; the error that comes for it."""
+    """Send a line, valid or not; returns the error that answers it."""
     peer.send(message)
     return peer.expect(lambda reply: "error" in reply)
 
@@ -80,8 +80,8 @@ def test_the_refused_have_changed_nothing(wire: Wire, gate: Gate) -> None:
 def test_abandoned_after_its_time(wire: Wire, gate: Gate) -> None:
     """W§2: "when it runs out the stream is abandoned, its handler cancelled, its entries deleted";
     W§9: "`abandoned` | -32602 | past `max`; told to the owner or a right token" (or, where the
-    owner was anonymous, the bare id); to others it is as if it had never been; W§2: "Not sent
-    [`stream/end`] for an abandoned stream"."""
+    owner was anonymous, the bare id); to others it is unknown; W§2: "Not sent [`stream/end`] for an
+    abandoned stream"."""
     maker = wire.streams()
     started = held(maker, gate, "brief")
     maker.cut()
@@ -104,7 +104,7 @@ def test_the_abandoned_stay_abandoned_after_a_restart(wire: Wire, gate: Gate) ->
     gate.wait_for("cancelled")
     peer = wire.streams()
     refused(peer.ask("stream/poll", started.with_token), "abandoned")
-    start(peer, "count", n=1)  # is announced once it is in the journal, and all before it
+    start(peer, "count", n=1)  # announced once it is durable, as is everything before it
     wire.server.restart()
     refused(wire.streams().ask("stream/resume", started.with_token), "abandoned")
 

@@ -1,4 +1,4 @@
-"""SIGHUP makes a server read its certificate, tokens and keys again, and ends none."""
+"""SIGHUP makes a server read its certificate, tokens and keys again, and ends no connection."""
 
 import contextlib
 import http.client
@@ -33,7 +33,7 @@ STAYS = "the certificate in use stays"
 
 
 class Certificates:
-    """The files of a certificate and its key, which are issued anew."""
+    """The files of a certificate and its key, which can be renewed."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = trustme.CA()
@@ -42,7 +42,7 @@ class Certificates:
         self.renew()
 
     def renew(self) -> bytes:
-        """Write a new certificate and its key; what a handshake shows of it."""
+        """Write a new certificate and its key; returns what a handshake must show."""
         issued = self.authority.issue_cert("localhost", "127.0.0.1")
         self.certificate.write_bytes(issued.cert_chain_pems[0].bytes())
         self.key.write_bytes(issued.private_key_pem.bytes())
@@ -66,7 +66,7 @@ def shown(connection: http.client.HTTPSConnection) -> bytes | None:
 
 
 def status(connection: http.client.HTTPConnection, token: str = "") -> int:
-    """The status for a request without a session; 401 where the token is not taken."""
+    """The status for a request without a session; 401 where the token is refused."""
     fields = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     if token:
         fields["Authorization"] = f"Bearer {token}"
@@ -77,7 +77,7 @@ def status(connection: http.client.HTTPConnection, token: str = "") -> int:
 
 
 def hang_up(server: ServerProcess, said: str) -> None:
-    """Send SIGHUP, and wait for what the log says then."""
+    """Send SIGHUP, and wait for the line of log that answers it."""
     before = sum(said in line for line in server.log)
     os.kill(server.pid, signal.SIGHUP)
     wait_until(f"not {said!r}", lambda: sum(said in line for line in server.log) > before)
@@ -191,7 +191,7 @@ def test_tokens_are_read_again_and_what_is_wrong_with_them_is_told(tmp_path: Pat
         taken = status(connection, secret)
         assert taken != 401
         tokens.chmod(0o644)
-        for _ in range(2):  # told each time that it is asked to look
+        for _ in range(2):  # logged at each check
             hang_up(server, f"run chmod 600 {tokens}")
         tokens.chmod(0o600)
         hang_up(server, "reloading")
@@ -223,7 +223,7 @@ def test_a_key_set_is_read_again_at_once(tmp_path: Path) -> None:
 def test_nothing_waits_for_an_issuer_that_does_not_answer(
     tmp_path: Path, certificates: Certificates
 ) -> None:
-    """At each SIGHUP certificate and tokens are read at once, the keys beside."""
+    """A SIGHUP reads certificate and tokens at once, and fetches the keys in the background."""
     tokens = tmp_path / "tokens.jsonl"
     tokens.touch(0o600)
     with socket.create_server(("127.0.0.1", 0)) as issuer:
@@ -260,7 +260,7 @@ def test_nothing_waits_for_an_issuer_that_does_not_answer(
                 assert server.stop() == 0
 
 
-# Where there is nothing to read again
+# Servers without files to read again
 
 
 def test_a_server_without_anything_to_reload_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a call says of how to come back for it by `requests/resume`; to those who opted in."""
+"""The announcement of a call for `requests/resume`, sent to clients that opted in."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who is attached, by `requests/resume`: the newest wins, ids that are taken, and letting go."""
+"""Attachment by `requests/resume`: the newest reader wins, ids that are taken, and detaching."""
 
 import contextlib
 import signal
@@ -178,7 +178,7 @@ def test_the_calls_id_is_free_while_it_is_resumed_under_another(
     wire: Wire, gate: Gate, gate2: Gate
 ) -> None:
     """W§3: "the final entry is sent under the id of the `requests/resume` message": the call's own
-    is nobody's here, be it taken already or later."""
+    id is free here."""
     promised = held(maker := wire.opened(REQUESTS_POSITIONS), gate, 7)
     maker.cut()
     peer = wire.opened(REQUESTS)
@@ -255,7 +255,7 @@ def test_who_has_resumed_may_stop_the_work_by_the_calls_id(wire: Wire, gate: Gat
 
 
 def test_a_displaced_resume_cancels_nothing(wire: Wire, gate: Gate) -> None:
-    """W§10: what was attached here and is no more is not reached."""
+    """W§10: `cancelled` does not reach a stream that was attached here and is no longer."""
     promised = held(maker := wire.opened(REQUESTS_POSITIONS), gate, 7)
     maker.cut()
     displaced = wire.opened(REQUESTS)
@@ -290,7 +290,7 @@ async def let_go(call: Call, gate: str) -> str:
 
 @pytest.fixture
 def letting_go(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server with a tool that lets go when it is told to."""
+    """A server with a tool that detaches its client on the test's order."""
     (tmp_path / "app.py").write_text(LETTING_GO)
     with ServerProcess(tmp_path, app=f"{tmp_path / 'app.py'}:server") as server:
         yield server

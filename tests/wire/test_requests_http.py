@@ -1,4 +1,4 @@
-"""Resumable requests over HTTP: event ids, what continues them, and what may be deleted."""
+"""Resumable requests over HTTP: event ids, the requests that continue them, and deletions."""
 
 import sqlite3
 import tempfile
@@ -152,8 +152,8 @@ def test_a_get_continues_a_resume_and_its_response(http: Http, gate: Gate, resum
 
 
 def test_who_was_cut_off_comes_back_at_once_under_the_same_id(http: Http, gate: Gate) -> None:
-    """W§5: "An id is taken […] while in flight there", which it is not where nobody can read the
-    answer any more, whether or not the server has come round to it."""
+    """W§5: "An id is taken […] while in flight there", and it is free once its connection is
+    closed, even before the server has handled that."""
     client = http.opened(REQUESTS)
     promised, _ = cut_after(client, gate, 2)
     for _ in range(50):
@@ -308,15 +308,15 @@ def kept(journal: Path, stream: str) -> int:
 
 
 def wait_until_kept(journal: Path, stream: str, count: int) -> None:
-    """The journal may be tidied behind the response: look until it is."""
+    """Wait for the number of entries: the journal may delete them after the response."""
     give_up_at = time.monotonic() + DEADLINE_S
     while (now := kept(journal, stream)) != count:
         assert time.monotonic() < give_up_at, f"{now} are kept, not {count}"
 
 
 def test_who_reads_json_alone_gets_the_response_alone(http: Http, gate: Gate) -> None:
-    """W§6: a client that does not accept events is given the final response, and nothing of what
-    it has no room for."""
+    """W§6: a client that does not accept events gets the final response only: its answer has no
+    room for more."""
     maker = http.opened(REQUESTS)
     promised, _ = cut_after(maker, gate, 2)
     client = http.opened(REQUESTS, accept=JSON)
@@ -371,7 +371,7 @@ def test_a_resume_is_told_under_its_own_id_of_what_is_gone(http: Http, gate: Gat
 
 
 def told(client: HttpClient, event_id: str, reason: str) -> dict[str, Any]:
-    """GET and read the refusal that comes as a 200, under the id of the resume."""
+    """Send a GET and read the refusal that comes as a 200, under the id of the resume."""
     events = streamed(client.get(event_id)).events()
     (message,) = messages_of(events)
     assert message.answers("r")

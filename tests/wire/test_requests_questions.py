@@ -1,4 +1,4 @@
-"""What a tool asks the client, when the call is resumed by `requests/resume`."""
+"""Requests of a tool to the client, where `requests/resume` resumes the call."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ DECLINE = {"action": "decline"}
 
 
 def asked(wire: Wire) -> tuple[Promised, Message]:
-    """A call that waits for the client's answer, which is seq 2; its client has gone."""
+    """A call that waits for the client's answer, which is seq 2; its client has left."""
     maker = wire.opened(REQUESTS_POSITIONS)
     promised = promise(maker, "ask", 7)
     reader = Reader(maker)
@@ -109,7 +109,7 @@ def test_an_answered_question_is_not_asked_again(wire: Wire, gate: Gate) -> None
 
 def test_the_first_answer_counts(wire: Wire) -> None:
     """W§5: "An answer counts from the stream's owner or from the connection that it was delivered
-    to; the first counts, later ones are dropped": whoever was displaced had been asked as well."""
+    to; the first counts, later ones are dropped": the displaced client had been asked as well."""
     promised, question = asked(wire)
     first, second = wire.opened(REQUESTS), wire.opened(REQUESTS)
     return_for(first, promised, 7, after=2)
@@ -126,8 +126,8 @@ def test_the_first_answer_counts(wire: Wire) -> None:
 
 
 def test_a_question_can_be_answered_and_the_result_fetched_later(wire: Wire) -> None:
-    """W§5: an answer counts from a connection that was asked, attached or not: what comes of it is
-    kept for whoever comes back."""
+    """W§5: an answer counts from a connection that was asked, attached or not; the result is kept
+    for the client that resumes."""
     promised, question = asked(wire)
     peer = wire.opened(REQUESTS_POSITIONS)
     return_for(peer, promised, 7, after=2)

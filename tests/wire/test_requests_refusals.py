@@ -1,4 +1,4 @@
-"""What `requests/resume` is refused: by its token, its params, its time; nothing is given away."""
+"""Refusals of `requests/resume`: by token, params or time; they reveal nothing."""
 
 from pathlib import Path
 
@@ -31,8 +31,8 @@ def garbled(secret: str) -> str:
 
 def test_one_answer_for_all_who_may_not_know(wire: Wire) -> None:
     """W§9: "`stream_not_found` | -32602 | unknown, someone else's, wrong token: one answer,
-    byte-identical. All other checks come after it": in both dialects the same; and nothing has
-    changed by it."""
+    byte-identical. All other checks come after it": in both dialects the same; and the refusals
+    change nothing."""
     peer = wire.opened(REQUESTS_POSITIONS)
     promised, _ = finished(peer)
     token = promised.token
@@ -69,7 +69,7 @@ def test_a_token_is_its_own_requests(wire: Wire) -> None:
 
 def test_params_that_do_not_fit_are_refused(wire: Wire) -> None:
     """W§9: "bad params" -32602, or, for a number beyond every request, `cursor_ahead`; the request
-    is none the worse for it."""
+    itself goes on unharmed."""
     peer = wire.opened(REQUESTS_POSITIONS)
     promised, _ = finished(peer)
     assert peer.ask(RESUME).error["code"] == -32602
@@ -97,7 +97,7 @@ def test_a_resume_without_id_is_an_invalid_request(wire: Wire, gate: Gate) -> No
 
 
 def test_the_cancelled_are_told_so(wire: Wire, gate: Gate) -> None:
-    """W§2: "a later resume answers `cancelled`"; to whoever has the token, under any id."""
+    """W§2: "a later resume answers `cancelled`"; to any client with the token, under any id."""
     maker = wire.opened(REQUESTS)
     promised = held(maker, gate, 7)
     cancel(maker, 7)
@@ -111,8 +111,8 @@ def test_the_cancelled_are_told_so(wire: Wire, gate: Gate) -> None:
 
 
 def test_what_is_gone_stays_gone_after_a_restart(server: ServerProcess, gate: Gate) -> None:
-    """W§9: "a tombstone is kept for a day"; keys outlive the server (W§2), and so does what a
-    wrong token is told."""
+    """W§9: "a tombstone is kept for a day"; keys outlive the server (W§2), and a wrong token still
+    gets the same answer."""
     with wires_to(server) as wires:
         gone = []
         for wire in wires:
@@ -121,7 +121,7 @@ def test_what_is_gone_stays_gone_after_a_restart(server: ServerProcess, gate: Ga
             cancel(maker, 7)
             gate.wait_for("cancelled")
             refused(maker.ask(RESUME, gone[-1].by_token), "cancelled")
-            promise(maker, "count", n=0)  # announced once it is in the journal, and all before it
+            promise(maker, "count", n=0)  # announced once it is durable, as is everything before it
         server.restart()
         for wire, promised in zip(wires, gone, strict=True):
             peer = wire.opened(REQUESTS)
@@ -131,8 +131,8 @@ def test_what_is_gone_stays_gone_after_a_restart(server: ServerProcess, gate: Ga
 
 
 def test_what_lasts_no_time_cannot_be_resumed(wire: Wire, gate: Gate) -> None:
-    """W§2: "`max: 0` = not resumable, cancelled on disconnect": there is no token for it, or one
-    that leads nowhere."""
+    """W§2: "`max: 0` = not resumable, cancelled on disconnect": it has no token, or one that opens
+    nothing."""
     maker = wire.opened(REQUESTS)
     maker.call("fleeting", gate=gate.path)
     gate.wait_for("sent")
@@ -170,7 +170,7 @@ def test_who_is_too_early_is_told_when_to_come(strict: str, tmp_path: Path, gate
             promised = held(maker := wire.opened(REQUESTS), gate, 7)
             maker.cut()
             peer = wire.opened(REQUESTS)
-            # Before the server has seen the end of the other connection, nobody is early.
+            # The server counts a client as early only once it has seen the other connection end.
             while (told := peer.ask(STATUS, promised.named)).get("result") is not None:
                 pass
             early = [told, peer.ask(RESUME, promised.by_token, id=7)]

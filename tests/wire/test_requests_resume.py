@@ -1,4 +1,4 @@
-"""Coming back for a request: what was not had, in order, and the result under the newest id."""
+"""Resumes of a request: the missing messages, in order, and the result under the newest id."""
 
 import pytest
 
@@ -38,7 +38,8 @@ from tests.wire.verbs import (
     up_to,
 )
 
-IDS: tuple[Id, ...] = (7, 8, "7", 0, "")  # the call's own, another, another type, two that are odd
+# The call's own id, another, the own as a string, and two that are false in Python.
+IDS: tuple[Id, ...] = (7, 8, "7", 0, "")
 
 
 def test_the_result_comes_under_the_id_of_the_resume(wire: Wire) -> None:
@@ -68,8 +69,8 @@ def result_bytes(raw: bytes) -> bytes:
 
 def test_everything_comes_and_an_end_to_who_knows_of_streams(wire: Wire) -> None:
     """W§3: "→ pending entries, then the ORIGINAL result or error"; `stream/end` belongs to
-    `capabilities.streams` (W§8). Who declared nothing knows the words of the method that it
-    uses."""
+    `capabilities.streams` (W§8). A client that declared nothing knows the words of the method that
+    it uses."""
     maker = wire.opened(REQUESTS_POSITIONS)
     for capabilities, announcements in (
         (PLAIN, [POLICY]),
@@ -168,7 +169,7 @@ def test_a_cursor_confirms_what_lies_below(wire: Wire) -> None:
 
 
 def test_an_ack_over_a_resumed_connection_counts(wire: Wire, gate: Gate) -> None:
-    """W§4: "While attached, a positions client confirms": whoever is attached now, and by whichever
+    """W§4: "While attached, a positions client confirms": the attached connection, by either
     method."""
     maker = both(wire)
     started = start(maker, "count", n=5, gate=gate.path)
@@ -188,8 +189,8 @@ def test_an_ack_over_a_resumed_connection_counts(wire: Wire, gate: Gate) -> None
 
 @pytest.mark.parametrize("by_ack", [False, True], ids=["by cursor", "by ack"])
 def test_with_all_of_it_had_there_is_nothing_to_answer_with(wire: Wire, by_ack: bool) -> None:
-    """W§4: "`messages_gone` with `earliestSeq`": the response is among what the client has said to
-    have, so that the error is all that is left to tell it."""
+    """W§4: "`messages_gone` with `earliestSeq`": the client has confirmed the response too, so only
+    an error is left to send."""
     peer = both(wire)
     started = start(peer, "count", n=5)
     promised = Promised.of(started)

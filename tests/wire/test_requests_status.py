@@ -1,4 +1,4 @@
-"""Asking without taking: `requests/getStatus`."""
+"""Status without delivery: `requests/getStatus`."""
 
 import pytest
 
@@ -28,7 +28,7 @@ from tests.wire.verbs import UNKNOWN, Reader, ack, refused, start, up_to
 
 def test_a_status_has_its_four_fields_and_no_others(wire: Wire, gate: Gate) -> None:
     """W§3: "→ {requestId, status: "processing"|"completed"|"failed", hasPendingMessage,
-    hasInputRequest}"; for whoever has the token, whatever it has declared."""
+    hasInputRequest}"; for any client with the token, whatever it has declared."""
     maker = wire.opened(REQUESTS)
     promised = held(maker, gate, 7, n=0)
     expected = {
@@ -68,7 +68,8 @@ def test_pending_is_what_lies_above_the_mark_or_the_cursor(wire: Wire, gate: Gat
 
 def test_a_status_takes_nothing(wire: Wire, gate: Gate) -> None:
     """The proposal: "get the status of the original request without fetching pending messages";
-    W§5: "One connection at a time is attached": asking attaches nobody, deletes nothing."""
+    W§5: "One connection at a time is attached": a status attaches no connection and deletes
+    nothing."""
     maker = wire.opened(REQUESTS_POSITIONS)
     promised = promise(maker, "steps", n=5, gate=gate.path)
     other = wire.opened(REQUESTS)
@@ -133,7 +134,7 @@ def test_an_interrupted_call_has_failed(server: ServerProcess, gate: Gate) -> No
 
 def test_the_id_must_be_the_calls(wire: Wire, gate: Gate) -> None:
     """W§3: "A `requestId` that is not that stream's (type included) is `stream_not_found`"; W§9:
-    "one answer, byte-identical", whatever of the two is wrong."""
+    "one answer, byte-identical", whichever of the two is wrong."""
     maker = wire.opened(REQUESTS)
     promised = held(maker, gate, 7)
     other = promise(maker, "count", 8, n=0)
@@ -157,7 +158,7 @@ def test_the_id_must_be_the_calls(wire: Wire, gate: Gate) -> None:
 
 @pytest.mark.parametrize("id", [0, "", "1"])
 def test_an_odd_id_is_the_calls_too(stdio: Wire, id: int | str) -> None:
-    """W§2: "keeps its JSON type"; what is false in some languages is an id in JSON."""
+    """W§2: "keeps its JSON type"; 0 and "" are false in some languages, but are ids in JSON."""
     maker = stdio.opened(REQUESTS_POSITIONS)
     promised = promise(maker, "count", id, n=0)
     Reader(maker).response(id)

@@ -1,4 +1,4 @@
-"""SIGKILL while streams leave memory and come back: what the journal has is all that is needed."""
+"""SIGKILL while streams are evicted and loaded: the journal has all that a server needs."""
 
 import random
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ MESSAGES = 5
 
 @pytest.fixture(params=[0, 4])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ServerProcess]:
-    """One that keeps so many idle streams in memory."""
+    """A server that keeps so many idle streams in memory."""
     options = (f"--limit=resident_max={request.param}",)
     with ServerProcess(tmp_path, options=options) as server:
         yield server
 
 
 def called(server: ServerProcess, kind: str) -> list[Started]:
-    """Calls that have ended, and that nobody has read to the end."""
+    """Calls that have ended, and whose client has left before the end."""
     begun = []
     with server.connect(kind) as peer:
         peer.initialize(opting_in(kind, POSITIONS))
@@ -54,7 +54,7 @@ def test_whenever_the_server_is_killed_every_stream_is_there(
             peer.initialize(opting_in(kind, POSITIONS))
             for call in dice.sample(begun, dice.randint(1, STREAMS)):
                 assert counted(resume(peer, call.with_token)) == up_to(MESSAGES)
-            server.kill()  # some are on their way to rest, and some on their way back
+            server.kill()  # some are being evicted, and some loaded
         server.start()
     with server.connect(kind) as peer:
         peer.initialize(opting_in(kind, POSITIONS))

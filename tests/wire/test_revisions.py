@@ -1,4 +1,4 @@
-"""Which revisions are spoken, what a request of another one is told, and errors' own ids."""
+"""The supported revisions, the answer to a request of another one, and the ids of errors."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,9 @@ ADD: Final[dict[str, Any]] = {"name": "add", "arguments": {"a": 1, "b": 2}}
 
 
 def told_what_is_spoken(message: Message, requested: str = MODERN) -> None:
-    """Whatever says why must not stop a client that would initialize next: see `check_revision`."""
+    """The text of the refusal must leave every SDK's fallback to `initialize` working: see
+    `check_revision`.
+    """
     data = refused(message, "unsupported_revision", -32602)
     assert data["supported"] == SPOKEN
     assert data["requested"] == requested
@@ -104,7 +106,7 @@ def test_the_probe_of_a_newer_client_is_a_400_under_its_id(http: Http) -> None:
 
 
 def test_a_body_that_comes_later_is_read_for_its_id(http: Http) -> None:
-    """Some HTTP clients write the head and the body apart; this one waits in between."""
+    """Some HTTP clients write head and body apart; this one waits between them."""
     client = http.opened()
     client.revision = MODERN
     body = json.dumps(DISCOVER).encode()
@@ -135,7 +137,7 @@ def test_what_is_no_request_of_another_revision_is_a_400_too(http: Http) -> None
 
 
 def test_who_initializes_is_answered_whatever_the_header_says(http: Http) -> None:
-    """A client may send the header of its probe once more; the handshake is what settles it."""
+    """A client may send the header of its probe once more; the handshake decides."""
     client = http.unopened()
     client.revision = MODERN
     assert client.initialize(PLAIN).result["protocolVersion"] == "2025-11-25"
@@ -221,7 +223,7 @@ def test_an_error_carries_the_id_of_what_can_be_read(
     wire: Wire, data: bytes, code: int, request_id: int | str | None
 ) -> None:
     """JSON-RPC 2.0, 5: "If there was an error in detecting the id in the Request object […], it
-    MUST be Null"; in what is JSON there was none."""
+    MUST be Null"; the id of valid JSON can be read."""
     peer = wire.plain()
     peer.send_raw(data)
     told = peer.expect(lambda message: "error" in message)

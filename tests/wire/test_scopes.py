@@ -1,4 +1,4 @@
-"""Tools that need scopes: for whom they run, and what everybody else is told, on every way in.
+"""Tools that need scopes: who may run them, and the answer to all others, over every transport.
 
 MCP, Authorization, "Runtime Insufficient Scope Errors", and the same error where there is no HTTP.
 """
@@ -71,7 +71,9 @@ CHALLENGE: Final = re.compile(
 
 
 class Office:
-    """A server whose tools need scopes, and the tokens of one person, given more or fewer."""
+    """A server whose tools need scopes, and several tokens of one person, with more or fewer
+    scopes.
+    """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._file = folder / "tokens.jsonl"
@@ -129,7 +131,7 @@ def call(name: str, folder: Path, **more: Any) -> dict[str, Any]:
 
 
 def lacks(message: Message, needed: str, missing: list[str]) -> None:
-    """The error says what is needed, and which of it is missing."""
+    """Check that the error names the needed scopes, and the missing ones."""
     data = refused(message, "insufficient_scope", -32600)
     assert (data["scope"], data["missing"]) == (needed, missing)
     assert all(scope in message.error["message"] for scope in missing)
@@ -195,14 +197,14 @@ def test_a_tool_without_scopes_needs_none(office: Office) -> None:
 
 
 def test_every_tool_is_listed_for_everybody(office: Office) -> None:
-    """What is not listed is never called, and then no client learns which scope to ask for."""
+    """A tool that is not listed is never called, so no client would learn its scope."""
     listed = {"write", "rewrite", "rows", "free"}
     for asking in (office.http(office.none), office.ws(office.none), office.http(office.writer)):
         assert {tool["name"] for tool in asking.ask("tools/list").result["tools"]} == listed
 
 
 def test_the_step_up_goes_on_in_the_same_session(office: Office, tmp_path: Path) -> None:
-    """The same subject with a better token: its session, and the same request again."""
+    """The same subject with a better token: its session goes on, and the same request succeeds."""
     client = office.http(office.none)
     challenged(client, call("write", tmp_path), "reports.write", ["reports.write"])
     client.token = office.writer  # type: ignore[attr-defined]
@@ -243,7 +245,7 @@ def test_over_websocket_it_is_the_same_error(office: Office, tmp_path: Path, kin
 
 
 def test_the_user_of_the_machine_may_call_every_tool(office: Office, tmp_path: Path) -> None:
-    """Over stdio the operating system has let the client in: it is who could make any token."""
+    """Over stdio the operating system does the authentication: that user could make any token."""
     peer = office.stdio()
     assert text_of(peer.ask("tools/call", call("rewrite", tmp_path))) == "rewritten"
 
@@ -272,7 +274,7 @@ def test_where_nobody_is_asked_only_the_user_of_the_machine_has_scopes(
                 lacks(told, "reports.write", ["reports.write"])
 
 
-# -- what was begun with the scope
+# -- calls that began with the scope
 
 
 def test_a_repeat_without_the_scope_is_refused_and_disturbs_nothing(
@@ -300,8 +302,8 @@ def test_a_page_needs_the_scope_that_its_call_needs(office: Office, tmp_path: Pa
 
 
 def test_to_read_a_stream_takes_the_scope_or_its_token(office: Office, tmp_path: Path) -> None:
-    """W§10: "A stream belongs to the principal that made it": a bearer may have tokens that were
-    given less, and those read nothing of it by its id; the resume token is the authority itself."""
+    """W§10: "A stream belongs to the principal that made it": a bearer may have tokens with fewer
+    scopes, and those cannot read the stream by its id; the resume token is the authority itself."""
     maker = office.ws(office.writer)
     params = {"name": "write", "arguments": {"folder": str(tmp_path), "wait": True}}
     maker.request("tools/call", params, id=1)
@@ -327,7 +329,7 @@ def test_to_read_a_stream_takes_the_scope_or_its_token(office: Office, tmp_path:
 def test_a_cut_response_goes_on_in_its_session_whatever_the_token(
     office: Office, tmp_path: Path
 ) -> None:
-    """An event id is what the session was given with the response: nothing is begun by it."""
+    """The session got the event id with the response: a GET begins nothing."""
     client = office.http(office.writer)
     params = {"name": "write", "arguments": {"folder": str(tmp_path), "wait": True}}
     exchange = client.request("tools/call", params, id=7)

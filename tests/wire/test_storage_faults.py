@@ -1,4 +1,4 @@
-"""Storage that fails under a real server: it ends with a sentence, and takes nothing back."""
+"""Storage that fails under a real server: it ends with one line, and loses no durable message."""
 
 import contextlib
 import os
@@ -27,8 +27,8 @@ def begun(server: ServerProcess, kind: str, gate: Gate) -> tuple[Peer, Started, 
 
 
 def until_it_ends(server: ServerProcess, peer: Peer, gate: Gate, reader: Reader) -> str:
-    """Let the tool go on, a commit for each message, until the server is gone; what it said in the
-    end.
+    """Let the tool go on, a commit for each message, until the server has ended; returns its last
+    line.
     """
     with contextlib.suppress(PeerGone):
         while True:
@@ -44,7 +44,7 @@ def until_it_ends(server: ServerProcess, peer: Peer, gate: Gate, reader: Reader)
 
 
 def is_there_again(server: ServerProcess, kind: str, started: Started, had: int) -> None:
-    """After a restart all is there that was had, and the call is over."""
+    """Check that after a restart no message is missing, and that the call is over."""
     server.start()
     with server.connect(kind) as peer:
         peer.initialize(opting_in(kind, POSITIONS))
@@ -91,7 +91,7 @@ def test_a_journal_that_is_removed_or_replaced_is_noticed(
     with peer:
         do(Path(f"{fresh.journal}{suffix}"))
         said = until_it_ends(fresh, peer, gate, reader)
-    if suffix:  # what was in a WAL that is gone is in the file now
+    if suffix:  # the contents of a lost WAL were in the file already
         is_there_again(fresh, "ws-streams", started, 5)
     assert said.startswith(f"{fresh.journal}{suffix} was removed or replaced while this server")
     assert max(reader.entries.popitem()[1]) == 5, "what follows was not acknowledged"
@@ -100,7 +100,7 @@ def test_a_journal_that_is_removed_or_replaced_is_noticed(
 def test_what_is_put_in_the_place_of_a_journal_is_left_alone(
     fresh: ServerProcess, gate: Gate, tmp_path: Path
 ) -> None:
-    """A backup that is put in place too early, with what belongs to it, is as good as before."""
+    """A backup that is restored too early, with its side files, is as good as before."""
     peer, _, reader = begun(fresh, "ws-streams", gate)
     with peer:
         names = [fresh.journal, Path(f"{fresh.journal}-wal")]

@@ -1,4 +1,4 @@
-"""What a call says of its stream: the announcement, its entries, its end; to those who opted in."""
+"""The announcement of a call's stream, its entries, and its end, sent to clients that opted in."""
 
 import re
 from typing import Any
@@ -36,9 +36,9 @@ def whole_call(wire: Wire, capabilities: dict[str, Any]) -> list[Message]:
 
 
 def test_the_announcement_has_its_fields_to_the_letter(wire: Wire) -> None:
-    """W§2: `params.stream {streamId, requestId, resumeInterval {min, max}, resumeToken}`; nested
-    `params.stream` is what we send; "`streamId` and `resumeToken` are 256 random bits each,
-    url-safe"."""
+    """W§2: `params.stream {streamId, requestId, resumeInterval {min, max}, resumeToken}`; we send
+    the nested `params.stream`; "`streamId` and `resumeToken` are 256 random bits each, url-safe".
+    """
     peer = wire.streams()
     call_id = peer.call("count", n=1)
     create = peer.receive()
@@ -170,7 +170,7 @@ def test_positions_keep_interleaved_streams_apart(wire: Wire, gate: Gate) -> Non
 
 @pytest.mark.parametrize("settings", [{"dialects": []}, {"dialects": ["resumableRequests"]}])
 def test_another_dialect_is_not_this_one(wire: Wire, settings: dict[str, Any]) -> None:
-    """W§8: what the settings' `dialects` do not name is not opted into."""
+    """W§8: a dialect that the settings do not name is not used."""
     messages = whole_call(wire, ours("experimental", settings))
     assert not any(map(method_is(CREATE, END), messages))
 
@@ -184,8 +184,8 @@ def test_only_what_can_be_resumed_is_announced(wire: Wire) -> None:
 
 
 def test_what_counts_is_the_receiving_connection(wire: Wire) -> None:
-    """W§8: "What counts is the receiving connection"; W§5: what it resumes comes to it as it has
-    opted in, here without positions."""
+    """W§8: "What counts is the receiving connection"; W§5: a resumed stream comes in the form that
+    this connection has opted into, here without positions."""
     started = start(maker := wire.positions(), "count", n=3)
     maker.expect(method_is(END))
     other = wire.streams()

@@ -1,4 +1,4 @@
-"""Asking without taking: `stream/poll` and `stream/poll/all`."""
+"""Status without delivery: `stream/poll` and `stream/poll/all`."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_pending_is_what_lies_above_the_mark_or_the_cursor(wire: Wire, gate: Gat
 
 def test_a_poll_takes_nothing(wire: Wire, gate: Gate) -> None:
     """Page, Polling: "Clients can check a stream's status without receiving all unsent messages";
-    W§5: "One connection at a time is attached": a poll attaches nobody."""
+    W§5: "One connection at a time is attached": a poll attaches no connection."""
     maker = wire.positions()
     started = start(maker, "steps", n=5, gate=gate.path)
     other = wire.streams()

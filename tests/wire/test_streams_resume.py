@@ -1,4 +1,4 @@
-"""Coming back: everything that was not had, in order, as it was first sent."""
+"""Resumes of a stream: the missing messages, in order, with the same bytes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ from tests.wire.verbs import (
 
 
 def finished(wire: Wire, n: int = 5) -> Started:
-    """A positions client's call that is over; nothing of it was confirmed, its client has gone."""
+    """A positions client's call that is over; no message was confirmed, and its client has left."""
     peer = wire.positions()
     started = start(peer, "count", n=n)
     peer.expect(method_is(END))
@@ -138,8 +138,8 @@ def test_what_is_confirmed_does_not_come_again(wire: Wire, gate: Gate) -> None:
 
 
 def test_nothing_is_delivered_by_being_sent(wire: Wire) -> None:
-    """W§4: for a positions client "its cursor or ack, nothing else": who resumes without a cursor
-    and has confirmed nothing gets all of it, as often as it likes."""
+    """W§4: for a positions client "its cursor or ack, nothing else": a client that resumes without
+    a cursor and has confirmed nothing gets all of it, every time."""
     started = finished(wire)
     for _ in range(3):
         reader, _ = read_stream(wire.positions(), started.with_token)
@@ -189,8 +189,8 @@ def test_a_cursor_ahead_deletes_nothing(wire: Wire, gate: Gate) -> None:
 
 @pytest.mark.parametrize("after", [-1, "1", 1.5, True, [], {}, 2**70])
 def test_a_cursor_that_is_no_position_is_refused(wire: Wire, after: Any) -> None:
-    """W§9: "bad params" -32602, or, for a number beyond every stream, `cursor_ahead`; the stream is
-    none the worse for it."""
+    """W§9: "bad params" -32602, or, for a number beyond every stream, `cursor_ahead`; the stream
+    itself goes on unharmed."""
     started = finished(wire)
     peer = wire.positions()
     for method in ("stream/resume", "stream/poll"):

@@ -1,4 +1,4 @@
-"""Whatever a tool raises is the end of one call: the server goes on, and the log says why."""
+"""Any exception of a tool ends one call only: the server goes on, and the log gives the reason."""
 
 import signal
 import subprocess
@@ -23,7 +23,7 @@ RAISED = (
     "group",
     "nested",
 )
-# Python's `traceback`, and whatever reads an attribute, fails for these.
+# Python's `traceback`, and any code that reads an attribute, fails for these.
 UNREADABLE = (
     "SyntaxError",
     "NamelessError",
@@ -56,7 +56,7 @@ def test_what_a_tool_raises_is_the_result_of_its_call(
     faulty_server: ServerProcess, faulty_peer: Peer, tool: str, kind: str
 ) -> None:
     if tool == "raising_in_child_task" and kind == "Cancelled":
-        # A nursery that a child has failed takes every cancellation for its own.
+        # A nursery with a failed child takes every cancellation for its own.
         assert called(faulty_peer, tool, kind=kind).result == {"content": []}
         return
     seen = len(faulty_server.log)
@@ -163,7 +163,7 @@ def test_a_signal_ends_a_server_whose_tools_raise_then(
 
 
 def test_ctrl_c_of_a_program_that_minds_it_itself_goes_through_a_tool(tmp_path: Path) -> None:
-    """trio raises KeyboardInterrupt wherever a real one finds the program."""
+    """trio raises KeyboardInterrupt at the point that the signal interrupts."""
     program = tmp_path / "own_program.py"
     program.write_text(OWN_PROGRAM)
     done = subprocess.run(

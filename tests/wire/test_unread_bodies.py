@@ -1,7 +1,7 @@
-"""A request that its head refuses: the answer comes before a body does, and ends the connection.
+"""A request whose head is refused: the answer comes before the body, and ends the connection.
 
-The clients here announce 4 MiB and send none of them, so a server that wanted to read a body before
-it refuses would say nothing.
+The clients here announce 4 MiB and send none of them, so a server that read the body before the
+refusal would never answer.
 """
 
 import json
@@ -33,7 +33,7 @@ def anonymous(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
 
 @pytest.fixture(scope="module")
 def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server that asks for tokens, and knows none."""
+    """A server that requires a token, and accepts none."""
     folder = tmp_path_factory.mktemp("asking")
     tokens = folder / "tokens.jsonl"
     tokens.touch(mode=0o600)
@@ -42,12 +42,12 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def answer_to(port: int, start: str, *fields: str, then: bytes = b"") -> tuple[int, bytes]:
-    """The status and the body of what comes for a head; the connection has ended."""
+    """The status and the body of the answer to a head; the connection has ended."""
     lines = [f"{start} HTTP/1.1", *fields]
     if not any(field.startswith("Host:") for field in fields):
         lines.append(f"Host: 127.0.0.1:{port}")
     with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as connection:
-        connection.settimeout(20)  # a body is waited for for longer
+        connection.settimeout(20)  # a read of the body would take longer
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + then)
         received = b""
         while chunk := connection.recv(1 << 16):
@@ -124,7 +124,7 @@ def test_an_upgrade_that_is_refused_reads_no_body(asking: ServerProcess) -> None
 
 @pytest.mark.parametrize("start", ["POST /elsewhere", f"GET {KNOWN}"])
 def test_a_flood_that_follows_a_refused_head_is_not_held(asking: ServerProcess, start: str) -> None:
-    """However much is sent: the server reads for a second, and keeps nothing of it."""
+    """The server reads for a second, and keeps none of it."""
     peak = Path(f"/proc/{asking.pid}/status")
     Path(f"/proc/{asking.pid}/clear_refs").write_text("5")
 

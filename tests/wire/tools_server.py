@@ -1,7 +1,7 @@
-"""The server file that the wire tests serve: tools that do exactly what a test tells them.
+"""The server file of the wire tests: tools that do exactly what a test orders.
 
-A tool's `gate` is a folder with two named pipes (`process.Gate`): it puts marks into one and waits
-at the other, so that a test decides when a tool goes on and never has to guess how far it is.
+A tool's `gate` is a folder with two named pipes (`process.Gate`): it writes marks into one and
+waits at the other, so that a test decides when a tool goes on and never has to guess its progress.
 """
 
 import itertools
@@ -26,12 +26,12 @@ ELICITATION = {
 
 
 def mark(gate: str, text: str) -> None:
-    """Tell the test how far we are."""
+    """Report the tool's progress to the test."""
     if not gate:
         return
     try:
         pipe = os.open(os.path.join(gate, "marks"), os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # nobody reads any more: the test is over
+    except OSError:  # no reader: the test is over
         return
     try:
         os.write(pipe, f"{text}\n".encode())
@@ -40,7 +40,7 @@ def mark(gate: str, text: str) -> None:
 
 
 async def passage(gate: str) -> None:
-    """Wait until the test lets one of us through."""
+    """Wait until the test lets one tool through."""
     if not gate:
         return
     pipe = os.open(os.path.join(gate, "go"), os.O_RDONLY | os.O_NONBLOCK)
@@ -58,7 +58,7 @@ async def passage(gate: str) -> None:
 
 @asynccontextmanager
 async def observed(gate: str) -> AsyncIterator[None]:
-    """Mark how the tool's work ended, where it did not end by itself."""
+    """Mark how the tool's work ended, where it was stopped."""
     try:
         yield
     except trio.Cancelled:
@@ -157,7 +157,7 @@ async def fail(call: Call, gate: str = "") -> str:
 
 @server.tool(resume_max_s=1)
 async def brief(call: Call, gate: str = "", hold: bool = True) -> str:
-    """Be abandoned a second after the client has gone."""
+    """Be abandoned a second after the client has left."""
     async with observed(gate):
         await say(call, 1)
         await call.flush()
@@ -187,7 +187,7 @@ async def forever(call: Call) -> str:
 
 @server.tool
 async def hang_up(call: Call, gate: str = "") -> str:
-    """Send a message, let go of the connection, send another."""
+    """Send a message, release the connection, send another."""
     async with observed(gate):
         await say(call, 1)
         await call.disconnect()
@@ -238,7 +238,7 @@ async def table(call: Call) -> dict[str, Any]:
 
 @contextmanager
 def stopping(gate: str, name: str = "") -> Iterator[None]:
-    """Mark that a generator was stopped, be it at work or where it had yielded."""
+    """Mark that a generator was stopped, at work or at a `yield`."""
     try:
         yield
     except (trio.Cancelled, GeneratorExit):
@@ -255,7 +255,8 @@ async def numbered(
     tail: bool = False,
     name: str = "",
 ) -> AsyncIterator[str]:
-    """Yield n pages, and send messages ahead of each; wait at the gate, but for the first free.
+    """Yield n pages, and send messages before each; wait at the gate, except for the first `free`
+    pages.
 
     With `tail` it waits once more before it ends. `name` is added to the mark of being stopped.
     """
@@ -320,7 +321,7 @@ async def asking_pages(call: Call, gate: str = "") -> AsyncIterator[str]:
 
 @server.tool(pages=True)
 async def mixed_pages(call: Call) -> AsyncIterator[Any]:
-    """Yield whatever a tool may return."""
+    """Yield every kind of value that a tool may return."""
     yield "a text"
     yield {"rows": 3}
     yield [Text(text="a picture:"), Image(data=b"hello", mime_type="image/png")]

@@ -1,4 +1,4 @@
-"""The vocabulary of the wire tests: opting in, starting, resuming, and reading by numbers."""
+"""Helpers of the wire tests: opt in, start, resume, and read by numbers."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ POSITIONS: Final[dict[str, Any]] = {
     **PLAIN,
     "experimental": {"mcp-streams/v1": {"positions": True}},
 }
-# Every transport that a journal is served over, and what each of a run of tests goes over.
+# Every transport over a journal, and the transports that consecutive tests use in turn.
 KINDS: Final = ("ws-mcp", "ws-streams", "stdio", "http-sse", "http-lines")
 
 MIB: Final = 1024 * 1024
@@ -28,7 +28,8 @@ SUPERSEDED: Final = {"_meta": {"mcp-streams/ended": "superseded"}}
 
 
 def opting_in(kind: str, capabilities: dict[str, Any]) -> dict[str, Any]:
-    """These capabilities, and over HTTP the wish to be sent an original response as it was.
+    """These capabilities; over HTTP with `replayResponse`, so that an original response comes as it
+    was.
 
     WIRE §2: "over HTTP it travels inside the reply […] unless the client set `replayResponse`";
     with it set, the Streams proposal reads the same over every transport.
@@ -91,7 +92,7 @@ def up_to(last: int) -> list[int]:
 
 
 class Reader:
-    """A positions client: takes whole runs, and checks the rule of the header while it reads.
+    """A positions client: reads whole runs, and checks the rule of the header.
 
     WIRE §4: "one header ahead of each run of entries of one stream […]; the K messages that follow
     it on this connection are that stream's N … N+K-1 […]. Nothing comes in between."
@@ -117,7 +118,7 @@ class Reader:
         known = self.entries.setdefault(stream, {})
         assert count >= 1
         assert first == max(known, default=first - 1) + 1, f"{first} does not follow {max(known)}"
-        for seq in range(first, first + count):  # one by one: a cut leaves what had come
+        for seq in range(first, first + count):  # one by one: a cut keeps the messages before it
             message = self.peer.receive()
             assert message.method not in (POSITION, CREATE, END), "something in between"
             known[seq] = message
@@ -140,13 +141,13 @@ class Reader:
             self._take()
 
     def drain(self) -> None:
-        """Read what had come before the connection was lost."""
+        """Read the messages that came before the connection was lost."""
         with contextlib.suppress(PeerGone):
             while True:
                 self._take()
 
     def settle(self) -> None:
-        """Read what the server had to say to what was sent before (see `Peer.settle`)."""
+        """Read the server's answers to all earlier messages (see `Peer.settle`)."""
         for _ in range(2):
             self.response(self.peer.request("ping"))
 
@@ -158,20 +159,20 @@ class Reader:
 
 
 def resume(peer: Peer, params: dict[str, Any], **more: object) -> list[Message]:
-    """Resume and read until the reply, which comes last; all of it, the reply at the end."""
+    """Resume and read until the reply, which comes last; returns all messages."""
     resume_id = peer.request("stream/resume", {**params, **more})
     return peer.read_until(answers_to(resume_id))
 
 
 def read_stream(peer: Peer, params: dict[str, Any], **more: object) -> tuple[Reader, Message]:
-    """Resume as a positions client; what was read, and the reply."""
+    """Resume as a positions client; returns the messages and the reply."""
     reader = Reader(peer)
     reply = reader.response(peer.request("stream/resume", {**params, **more}))
     return reader, reply
 
 
 def refused(message: Message, reason: str, code: int = -32602) -> dict[str, Any]:
-    """Check a refusal as WIRE §9 has it, and return its `data`."""
+    """Check a refusal by WIRE §9, and return its `data`."""
     assert message.error["code"] == code, message
     assert message.reason == reason, message
     assert isinstance(message.error["message"], str)

@@ -164,9 +164,8 @@ class SlowBrowser(Browser):
 class Rig:
     """One call of a tool that does what it is told, and all the clients that come for it."""
 
-    def __init__(self, house: House, steps: Steps, nursery: trio.Nursery) -> None:
+    def __init__(self, house: House, steps: Steps) -> None:
         self.house = house
-        self.nursery = nursery
         self.lines: list[Line] = []  # of all clients, the newest last
         self.browsed: list[Line] = []  # those over HTTP
         self.said = 0  # messages of the stream so far
@@ -177,7 +176,7 @@ class Rig:
     def dial(self, capabilities: Json) -> SlowChannel:
         """A WebSocket that is initialized."""
         channel = SlowChannel("alice")
-        self.nursery.start_soon(self.house.running.serve, channel)
+        self.house.serve(channel)
         params = {"protocolVersion": "2025-11-25", "capabilities": capabilities}
         channel.say({"id": "hello", "method": "initialize", "params": params})
         self.lines.append(channel.line)
@@ -185,7 +184,7 @@ class Rig:
 
     async def browse(self, capabilities: Json) -> SlowBrowser:
         """A session over HTTP."""
-        self._browser = browser = SlowBrowser(self.house, self.nursery)
+        self._browser = browser = SlowBrowser(self.house, self.house.nursery)
         await browser.greet(capabilities)
         return browser
 
@@ -197,6 +196,16 @@ class Rig:
         self.lines.append(answer.line)
         self.browsed.append(answer.line)
         return answer.line
+
+    async def call(self, capabilities: Json, count: int = 0) -> SlowChannel:
+        """A WebSocket that has made the call and has read `count` messages of it."""
+        channel = self.dial(capabilities)
+        channel.line.open()
+        channel.say(calling())
+        await self.began()
+        self.say(count)
+        await wait_all_tasks_blocked()
+        return channel
 
     async def began(self) -> None:
         """Wait until the call is there."""
@@ -270,12 +279,11 @@ class Rig:
 async def open_rig() -> AsyncIterator[Rig]:
     server = Server("marked", resume_min_s=0, resume_max_s=RESUME_MAX_S)
     steps = Steps(server)
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        rig = Rig(house, steps, nursery)
+    async with open_house(server) as house:
+        rig = Rig(house, steps)
         yield rig
         for line in rig.lines:
             line.cut()
-        nursery.cancel_scope.cancel()
 
 
 def calling(request_id: int = 1) -> Json:
@@ -365,10 +373,7 @@ async def test_the_first_ping_follows_a_write_by_a_second(
     autojump_clock: MockClock, quiet_s: float
 ) -> None:
     async with open_rig() as rig:
-        channel = rig.dial(STREAMS)
-        channel.line.open()
-        channel.say(calling())
-        await rig.began()
+        await rig.call(STREAMS)
         await trio.sleep(quiet_s)
         rig.say()
         await trio.sleep(1.1)
@@ -379,12 +384,7 @@ async def test_the_first_ping_follows_a_write_by_a_second(
 async def test_an_ack_of_an_earlier_delivery_moves_nothing(autojump_clock: MockClock) -> None:
     """A resume from 0 and an ack of where the former delivery ended, in one piece."""
     async with open_rig() as rig:
-        channel = rig.dial(POSITIONS)
-        channel.line.open()
-        channel.say(calling())
-        await rig.began()
-        rig.say(24)
-        await wait_all_tasks_blocked()
+        channel = await rig.call(POSITIONS, 24)
         assert channel.line.had == 24
         channel.line.is_open = False
         resume = rig.named | {"after": 0}
@@ -410,12 +410,7 @@ async def test_a_newer_cursor_does_not_take_from_a_read_that_is_under_way(
 ) -> None:
     """The old connection is about to read what the new one's cursor lets go of."""
     async with open_rig() as rig:
-        old = rig.dial(POSITIONS)
-        old.line.open()
-        old.say(calling())
-        await rig.began()
-        rig.say(24)
-        await wait_all_tasks_blocked()
+        old = await rig.call(POSITIONS, 24)
         read, is_reading = rig.house.journal.read, trio.Event()
 
         async def read_late(stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
@@ -440,12 +435,7 @@ async def test_a_reader_behind_what_is_kept_is_told_and_nobody_else(
 ) -> None:
     """Nothing lets this happen: the mark is moved by hand, past the rule."""
     async with open_rig() as rig:
-        channel = rig.dial(STREAMS)
-        channel.line.open()
-        channel.say(calling())
-        await rig.began()
-        rig.say(24)
-        await wait_all_tasks_blocked()
+        channel = await rig.call(STREAMS, 24)
         channel.line.is_open = False
         channel.say({"id": 2, "method": "stream/resume", "params": rig.named})
         await wait_all_tasks_blocked()
@@ -478,10 +468,7 @@ async def test_a_gap_for_the_attached_reader_still_means_a_lost_journal(
                 return []
 
             monkeypatch.setattr(rig.house.journal, "read", nothing)
-            channel = rig.dial(STREAMS)
-            channel.line.open()
-            channel.say(calling())
-            await rig.began()
+            await rig.call(STREAMS)
             rig.say()
             await trio.sleep(10)
 

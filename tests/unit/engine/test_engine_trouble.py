@@ -17,7 +17,6 @@ from tests.rigs.server import (
     Json,
     Steps,
     Talker,
-    greeted,
     methods,
     named,
     open_house,
@@ -151,18 +150,17 @@ class Pinged(LineChannel):
         return True
 
 
-async def pinged(house: House, nursery: trio.Nursery) -> tuple[Talker, Pinged]:
+async def pinged(house: House) -> tuple[Talker, Pinged]:
     cable = Cable(capacity=1 << 20)
     channel = Pinged(cable)
-    nursery.start_soon(house.running.serve, channel)
-    return await greeted(Talker(cable.near, cable)), channel
+    return await house.connect(cable, channel), channel
 
 
 async def test_a_pong_shows_that_what_was_written_before_it_has_arrived(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, channel = await pinged(house, nursery)
+    async with open_house(server) as house:
+        talker, channel = await pinged(house)
         stream = await talker.begin(1, "step")
         steps.log("before the ping")
         await talker.find(said_something)
@@ -178,7 +176,6 @@ async def test_a_pong_shows_that_what_was_written_before_it_has_arrived(
         assert gone["data"]["earliestSeq"] == 2  # the first, and only that
         await trio.sleep(20)
         assert not (await talker.poll(5, stream))["pendingMessages"]
-        nursery.cancel_scope.cancel()
 
 
 def said_something(message: Json) -> bool:
@@ -188,8 +185,8 @@ def said_something(message: Json) -> bool:
 async def test_a_peer_that_is_silent_for_a_minute_counts_as_detached(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, _ = await pinged(house, nursery)
+    async with open_house(server) as house:
+        talker, _ = await pinged(house)
         other = await house.dial()
         stream = await talker.begin(1, "step")
         await trio.sleep(15 + 60 + 590)
@@ -198,14 +195,13 @@ async def test_a_peer_that_is_silent_for_a_minute_counts_as_detached(
         assert steps.was_cancelled
         assert reason(await other.poll(2, stream)) == "abandoned"
         assert reason((await talker.answer(1))["error"]) == "abandoned"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_that_shows_life_again_is_attached_again(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, _ = await pinged(house, nursery)
+    async with open_house(server) as house:
+        talker, _ = await pinged(house)
         await talker.begin(1, "step")
         await trio.sleep(15 + 60 + 300)
         assert await talker.request(2, "ping") == {}
@@ -213,7 +209,6 @@ async def test_a_peer_that_shows_life_again_is_attached_again(
         assert not steps.was_cancelled
         steps.finish("still there")
         assert text_of(await talker.answer(1)) == "still there"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_that_takes_no_write_for_a_minute_counts_as_detached(

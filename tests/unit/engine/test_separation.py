@@ -18,7 +18,6 @@ from tests.rigs.server import (
     Json,
     Steps,
     Talker,
-    greeted,
     methods,
     named,
     next_of,
@@ -68,12 +67,11 @@ class Peer(LineChannel):
 
 
 async def met(
-    house: House, nursery: trio.Nursery, pong_s: float | None, capabilities: Json = PLAIN
+    house: House, pong_s: float | None, capabilities: Json = PLAIN
 ) -> tuple[Talker, Peer]:
     cable = Cable(capacity=1 << 20)
     peer = Peer(cable, pong_s)
-    nursery.start_soon(house.running.serve, peer)
-    talker = await greeted(Talker(cable.near, cable), capabilities)
+    talker = await house.connect(cable, peer, capabilities)
     peer.writes.clear()
     return talker, peer
 
@@ -121,23 +119,22 @@ def server() -> Server:
 async def test_a_response_follows_the_pong_to_a_ping_behind_the_progress(
     server: Server, pause_s: float, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         start = trio.current_time()
         await talker.call(1, "work", token=1, pause_s=pause_s)
         assert text_of(await talker.answer(1)) == "worked"
         assert methods(talker.seen) == [PROGRESS] * 3 + ["result"]
         assert peer.written("worked") == pytest.approx(start + pause_s + LATER_S)
         assert peer.pings == 1
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("pause_s", [0, 1])
 async def test_where_nothing_can_be_asked_a_response_follows_the_read_of_the_progress(
     server: Server, pause_s: float, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, None)
+    async with open_house(server) as house:
+        talker, peer = await met(house, None)
         start = trio.current_time()
         await talker.call(1, "work", token=1, pause_s=pause_s)
         await trio.sleep(LATER_S)
@@ -146,15 +143,14 @@ async def test_where_nothing_can_be_asked_a_response_follows_the_read_of_the_pro
         assert methods(talker.seen) == [PROGRESS] * 3 + ["result"]
         assert peer.written("worked") - start >= LATER_S + PAUSE_S
         assert peer.written("worked") - start < LATER_S + 0.1
-        nursery.cancel_scope.cancel()
 
 
 async def test_what_other_streams_write_meanwhile_is_not_waited_for(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
     """The queue is never seen empty, and the response goes as soon as the progress is read."""
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, None)
+    async with open_house(server) as house:
+        talker, peer = await met(house, None)
         await talker.call("loud", "step")
         await talker.call(1, "work", token=1)
         for count in range(200):
@@ -164,14 +160,13 @@ async def test_what_other_streams_write_meanwhile_is_not_waited_for(
                 await talker.read()  # it is always some messages behind
         assert b"worked" in b"".join(write for _, write in peer.writes)
         assert peer.writes[-1][0] - peer.written("worked") > 10 * PAUSE_S
-        nursery.cancel_scope.cancel()
 
 
 async def test_only_that_response_waits(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         await talker.call(1, "work", token=1)
         await trio.sleep(LATER_S / 2)
         asked_at = trio.current_time()
@@ -183,7 +178,6 @@ async def test_only_that_response_waits(
         assert peer.written("talked") == peer.written("on it goes") == asked_at
         assert peer.written('"id":4') == asked_at
         assert peer.written("worked") - asked_at == pytest.approx(LATER_S / 2)
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(
@@ -200,21 +194,20 @@ async def test_only_that_response_waits(
 async def test_other_calls_wait_for_nothing(
     server: Server, capabilities: Json, call: Json, pong_s: float, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, pong_s, capabilities)
+    async with open_house(server) as house:
+        talker, peer = await met(house, pong_s, capabilities)
         start = trio.current_time()
         await talker.call(1, **call)
         assert "result" in await talker.answer(1)
         assert peer.writes[-1][0] == start
         assert peer.pings == 0
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_peer_that_answers_no_ping_waits_once(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, 8.0)
+    async with open_house(server) as house:
+        talker, peer = await met(house, 8.0)
         start = trio.current_time()
         for call_id in (1, 2, 3):
             await talker.call(call_id, "work", token=call_id)
@@ -226,14 +219,13 @@ async def test_a_peer_that_answers_no_ping_waits_once(
         await talker.call(4, "work", token=4)
         await talker.answer(4)
         assert trio.current_time() - start == pytest.approx(8.0 + LATER_S)
-        nursery.cancel_scope.cancel()
 
 
 async def test_calls_that_end_together_share_a_ping(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         start, count = trio.current_time(), 100
         for call_id in range(count):
             await talker.call(call_id, "work", token=call_id)
@@ -241,26 +233,24 @@ async def test_calls_that_end_together_share_a_ping(
             await talker.find(lambda m: "result" in m)
         assert trio.current_time() - start <= 2 * LATER_S + 0.01
         assert peer.pings <= 2
-        nursery.cancel_scope.cancel()
 
 
 async def test_an_error_at_the_end_waits_as_a_result_does(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         start = trio.current_time()
         await talker.call(1, "fail", token=1)
         assert "the tool says no" in text_of(await talker.answer(1))
         assert peer.written("the tool says no") - start == pytest.approx(LATER_S)
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_result_with_the_content_of_a_notification_waits_once(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         start = trio.current_time()
         await talker.call(1, "forward", token=1)
         with trio.fail_after(10 * LATER_S):
@@ -268,19 +258,17 @@ async def test_a_result_with_the_content_of_a_notification_waits_once(
         assert answer["result"]["structuredContent"] == {"method": PROGRESS}
         assert trio.current_time() - start == pytest.approx(LATER_S)
         assert peer.pings == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_each_page_follows_its_progress(server: Server, autojump_clock: MockClock) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S)
+    async with open_house(server) as house:
+        talker, peer = await met(house, LATER_S)
         start = trio.current_time()
         await talker.call(1, "pages", token=1)
         first = await talker.answer(1)
         assert methods(talker.seen) == [PROGRESS, "result"]
         assert peer.written("one") - start == pytest.approx(LATER_S)
         assert "two" in str(await talker.page(2, "pages", next_of(first["result"])))
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("capabilities", [STREAMS, REQUESTS], ids=["streams", "requests"])
@@ -307,21 +295,19 @@ async def test_a_backlog_with_the_response_at_its_end_is_divided(
 
 
 async def see_divided(house: House, capabilities: Json, ask: Json) -> None:
-    async with trio.open_nursery() as nursery:
-        talker, peer = await met(house, nursery, LATER_S, capabilities)
-        start = trio.current_time()
-        await talker.ask(2, **ask)
-        assert "result" in await talker.answer(2)
-        assert methods(talker.seen).count(PROGRESS) == 3
-        assert peer.written("worked") - start == pytest.approx(LATER_S)
-        nursery.cancel_scope.cancel()
+    talker, peer = await met(house, LATER_S, capabilities)
+    start = trio.current_time()
+    await talker.ask(2, **ask)
+    assert "result" in await talker.answer(2)
+    assert methods(talker.seen).count(PROGRESS) == 3
+    assert peer.written("worked") - start == pytest.approx(LATER_S)
 
 
 async def test_a_stream_that_is_displaced_while_its_response_waits_is_told_so(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, _ = await met(house, nursery, LATER_S, STREAMS)
+    async with open_house(server) as house:
+        talker, _ = await met(house, LATER_S, STREAMS)
         other = await house.dial(POSITIONS | STREAMS)
         await talker.call(1, "work", token=1)
         stream = await talker.announced()
@@ -333,35 +319,32 @@ async def test_a_stream_that_is_displaced_while_its_response_waits_is_told_so(
         await trio.sleep(2 * LATER_S)
         assert await talker.request(3, "ping") == {}
         assert methods(talker.seen).count("result") == 1
-        nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("pong_s", [0.1, 1_000.0])
 async def test_a_shutdown_does_not_keep_a_response_back(
     server: Server, pong_s: float, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, _ = await met(house, nursery, pong_s)
+    async with open_house(server) as house:
+        talker, _ = await met(house, pong_s)
         await talker.call(1, "work", token=1)
         await talker.call(2, "work", token=2, pause_s=60)
         await trio.sleep(0.05)
-        nursery.start_soon(house.running.engine.shut_down)
+        house.nursery.start_soon(house.running.engine.shut_down)
         heard = await talker.end()
         assert methods(heard).count(PROGRESS) == 6
         worked, interrupted = sorted(heard[-2:], key=lambda message: int(message["id"]))
         assert text_of(worked) == "worked"
         assert reason(interrupted["error"]) == "interrupted"
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_connection_that_ends_while_a_response_waits_is_over(
     server: Server, autojump_clock: MockClock
 ) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
-        talker, _ = await met(house, nursery, 1_000.0)
+    async with open_house(server) as house:
+        talker, _ = await met(house, 1_000.0)
         await talker.call(1, "work", token=1)
         await talker.find(lambda m: m["params"]["progress"] == 3)
         await talker.leave()
         with trio.fail_after(PATIENCE_S):
             await house.running.engine.shut_down()
-        nursery.cancel_scope.cancel()

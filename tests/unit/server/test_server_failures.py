@@ -144,14 +144,13 @@ async def test_a_message_that_is_too_large_is_the_tools_error() -> None:
 
 
 async def test_a_message_of_the_client_that_is_too_large_is_refused(server: Server) -> None:
-    async with open_house(server) as house, trio.open_nursery() as nursery:
+    async with open_house(server) as house:
         cable = Cable(message_bytes_max=1_000)
-        nursery.start_soon(house.running.serve, cable.far)
+        house.serve(cable.far)
         talker = Talker(cable.near, cable)
         await talker.ask(1, "x" * 1_000)
         refused = (await talker.read())["error"]
         assert (reason(refused), refused["data"]["limit"]) == ("too_large", 1_000)
-        nursery.cancel_scope.cancel()
 
 
 async def test_cancelled_stops_an_async_tool(server: Server) -> None:

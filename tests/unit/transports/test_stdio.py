@@ -11,8 +11,8 @@ import pytest
 import trio
 
 from streams.exchange import Channel
+from tests.rigs import ROOT
 from tests.rigs.echo import echo
-from tests.rigs.transports import ROOT
 from transports import dial, stdio
 
 # Run before anything else in a child process, whose standard streams the test has arranged.

@@ -19,7 +19,7 @@ ENDLESS = msgspec.json.encode(BRANCHING)
 
 
 def nested(depth: int) -> bytes:
-    """What fits no branch, at any of its levels, but for the innermost one."""
+    """Arguments that fit no branch of the schema, except at the innermost level."""
     return b'{"tree":' + b'{"of":' * depth + b'"x"' + b"}" * depth + b"}"
 
 
