@@ -258,7 +258,7 @@ class Delivery:
 
     @property
     def stop(self) -> int | None:
-        """The seq of the response that this delivery ends with; None while there is none."""
+        """The seq of the response that this delivery ends with; None before it was sent."""
         return self.stream.state.answer_after(self.start)
 
     @property

@@ -342,8 +342,8 @@ class StreamState:
         return self.is_ended and position >= self.last
 
     def answer_after(self, position: int) -> int | None:
-        """The seq of the first response behind `position`, a page or the final one; None while
-        there is none.
+        """The seq of the first response behind `position`, a page or the final one. None before
+        that was sent.
         """
         if self.is_paged and position < self.delivered:
             return self.delivered  # a page: nothing else moves the mark of such a stream

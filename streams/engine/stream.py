@@ -394,7 +394,7 @@ class Stream:
                 self.state.questions[request_id] = question
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
-        """What the rerun answers. A difference from the first run, a `Refusal`, ends the stream."""
+        """The answer of the rerun. A difference from the first run, a `Refusal`, ends the call."""
         try:
             return await ask
         except Refusal as difference:

@@ -228,7 +228,7 @@ def test_what_is_not_installed_says_what_brings_it():
         node_module("such-module")
 
 
-# What is said of the results
+# The report
 
 
 def row_of(name, size, median, **more):

@@ -55,7 +55,7 @@ def owned_url(server: ServerProcess) -> str:
     return stdio_url(APP, "--stdio", "--journal", str(server.journal))
 
 
-# What goes where
+# Output and errors
 
 
 def test_messages_go_to_stderr_and_the_result_to_stdout(url: str) -> None:

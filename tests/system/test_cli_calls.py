@@ -59,7 +59,7 @@ def listed() -> list[dict[str, Any]]:
     return rows
 
 
-# What is kept
+# Notes
 
 
 @pytest.mark.parametrize("url_of", [lambda server: server.url, http_url], ids=["ws", "http"])

@@ -34,7 +34,7 @@ AGAIN_S = 0.01  # between attempts to reach a server that is being started
 
 
 class Account:
-    """What one call's client was told, and what of it must be so."""
+    """The messages that one call's client had, and the promises in them."""
 
     def __init__(self, folder: Path, name: str, *, count: int, pad: int, ask_at: int) -> None:
         self.marks = folder / name
@@ -168,7 +168,7 @@ class Scenario:
                     self._check_stored(store, account)
 
     def _check_stored(self, store: SQLiteStore, account: Account) -> None:
-        """What a client was told of is there, as far as it has not said that it has it."""
+        """All that a client was told of, and has not confirmed, is there."""
         assert account.ticket is not None
         record = store.lookups.find(account.ticket.stream)
         assert record is not None

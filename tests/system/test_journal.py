@@ -78,7 +78,7 @@ def copy(journal: Path, tmp_path: Path) -> Path:
 
 
 def exported(path: Path) -> dict[int, list[Any]]:
-    """What can be saved of each stream, as lines of JSON, header and all."""
+    """The part of each stream that can be saved, as lines of JSON, header and all."""
     found: dict[int, bytearray] = {}
 
     def on_stream(number: int) -> Any:
@@ -92,7 +92,7 @@ def exported(path: Path) -> dict[int, list[Any]]:
 
 
 class Said(msgspec.Struct):
-    """What came of the command in this process."""
+    """The outcome of the command in this process."""
 
     returncode: int
     stdout: str

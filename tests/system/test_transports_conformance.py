@@ -1,4 +1,4 @@
-"""What every transport promises (`transports`), tried on each of them."""
+"""The promises of every transport (`transports`), tried on each of them."""
 
 import contextlib
 import json

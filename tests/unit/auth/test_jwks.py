@@ -13,7 +13,7 @@ from streams.auth.jwks import fetcher
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
-# What comes first, and what is then repeated, a piece at a time and without an end.
+# A beginning, and an end that is repeated, a piece at a time and without an end.
 DRIPS = {
     "nothing": (b"", b""),
     "a status line": (b"HTTP/1.1 2", b"0"),

@@ -192,8 +192,8 @@ async def test_all_others_get_the_one_answer(nursery: trio.Nursery) -> None:
 async def test_scopes_are_in_either_claim(
     nursery: trio.Nursery, claimed: dict[str, Any], scopes: set[str]
 ) -> None:
-    """RFC 9068, 2.2.3: `scope` is a string of words; issuers have `scp`, and lists, as well. What
-    is none of that grants nothing."""
+    """RFC 9068, 2.2.3: `scope` is a string of words; issuers have `scp`, and lists, as well. Any
+    other value grants nothing."""
     caller = await answer(Authenticator([await taker(nursery)]), f"Bearer {signed(**claimed)}")
     assert isinstance(caller, Caller)
     assert caller.scopes == scopes

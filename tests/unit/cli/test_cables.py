@@ -22,7 +22,7 @@ class Laid:
         self.server: trio.SocketStream
 
     async def welcome(self, stream: trio.SocketStream) -> None:
-        """What the server does with a connection: it leaves it to the test."""
+        """The server's handling of a connection: it leaves it to the test."""
         await self._arrived.send(stream)
         await trio.sleep_forever()
 
@@ -51,7 +51,7 @@ async def laid() -> AsyncIterator[Laid]:
 
 
 async def rest(stream: trio.SocketStream) -> bytes:
-    """What comes until the other end hangs up."""
+    """Everything that comes until the other end hangs up."""
     came = b""
     while data := await stream.receive_some():
         came += data

@@ -1,4 +1,4 @@
-"""What becomes of a call's note, whichever way the call ends."""
+"""The note of a call, for each way in which the call ends."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -50,7 +50,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 
 
-# What is kept
+# Stored notes
 
 
 def test_what_was_noted_is_there_for_every_other_process(book: Callbook, path: Path) -> None:

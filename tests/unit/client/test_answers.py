@@ -1,4 +1,4 @@
-"""What the server asks of the client."""
+"""Requests of the server to the client."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What is confirmed of a call and when, and how much of it waits."""
+"""The acks of a call, when they go out, and how many messages wait."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a client's user can rely on while the connection holds."""
+"""The client's promises while the connection holds."""
 
 from typing import Any
 

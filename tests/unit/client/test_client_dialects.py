@@ -23,7 +23,7 @@ def with_requests(**options: Any) -> Scripted:
     return Scripted(is_numbering=False, announces=(POLICY,), **options)
 
 
-# What the client says, and what it makes of what it is told
+# Words of the client, and its reading of the server's words
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What every journal promises: one suite for all of them."""
+"""The promises of every journal: one suite for all of them."""
 
 from collections.abc import Sequence
 

@@ -182,7 +182,7 @@ class SQLiteAgainstMemory(RuleBasedStateMachine):
 
     @rule(budget=st.sampled_from(BUDGETS))
     def crash(self, budget: Budget) -> None:
-        """What a killed process leaves: the file and its WAL, as they are."""
+        """A killed process leaves the file and its WAL as they are."""
         old, self.generation = self.generation, self.generation + 1
         for suffix in ("", "-wal"):
             there = self.directory / f"journal-{old}{suffix}"

@@ -1,4 +1,4 @@
-"""What every journal promises of streams that give pages, and of deliveries that may go on."""
+"""The promises of every journal about streams that give pages, and of deliveries that may go on."""
 
 import pytest
 from msgspec.structs import replace

@@ -1,4 +1,4 @@
-"""What `serve` refuses before it listens, and whom it lets in then."""
+"""`serve` refuses some options before it listens, and some callers then."""
 
 import http.server
 import json

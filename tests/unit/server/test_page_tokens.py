@@ -184,7 +184,7 @@ async def test_a_stream_of_one_call_is_not_led_on_by_another_calls_token(
         assert page_text(await talker.page(3, "count", tokens[-1])) == "4"
 
 
-# What is kept
+# Stored pages
 
 
 async def test_only_a_later_token_lets_go_of_a_page(

@@ -115,7 +115,7 @@ async def test_tokens_under_an_older_key_stay_valid_after_a_restart(
             assert reason(await talker.page(2, "count", token)) == "interrupted"
 
 
-# Who comes back by other means than a page's token
+# Clients that come back without a page token
 
 
 async def test_a_resume_behind_the_page_that_was_sent_last_brings_the_next_one(

@@ -1,4 +1,4 @@
-"""What a tool yields, as pages: in order, no earlier than wanted, and the last one is the last."""
+"""The results that a tool yields, as pages: in order, and no earlier than wanted."""
 
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -289,7 +289,7 @@ async def test_while_nobody_asks_no_empty_pages_are_made(
         assert (passed, page_text(page), is_last(page)) == (0, "b", True)
 
 
-# What is said between pages
+# Messages between pages
 
 
 async def test_messages_come_ahead_of_the_page_on_the_call_that_asks_for_it(

@@ -43,7 +43,7 @@ def giving(server: Server, *pages: Any) -> None:
 
 
 async def given(server: Server) -> list[Json]:
-    """What is answered to one call after the other, up to where nothing leads on."""
+    """The answers to one call after the other, up to where nothing leads on."""
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         pages = [await talker.page("p1", "give")]

@@ -188,7 +188,7 @@ async def test_with_numbers_the_answer_has_one_too(
         assert (status["status"], status["hasPendingMessage"]) == ("completed", False)
 
 
-# Who is attached
+# The attached client
 
 
 async def test_the_newest_resume_wins_and_the_others_are_told_under_their_ids(

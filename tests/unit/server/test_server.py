@@ -1,4 +1,4 @@
-"""What a tool author sees, end to end."""
+"""The server as a tool author sees it, end to end."""
 
 import threading
 from functools import partial

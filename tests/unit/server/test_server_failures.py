@@ -1,4 +1,4 @@
-"""What a tool author sees when something goes wrong, end to end."""
+"""Failures as a tool author sees them, end to end."""
 
 import threading
 
