@@ -53,7 +53,7 @@ class Turns:
     __slots__ = ("_counted_at", "_free", "_used")
 
     def __init__(self) -> None:
-        self._free = FREE_UNITS
+        self._free = 0.0  # to be earned: otherwise a client that reconnects gets them each time
         self._counted_at = trio.current_time()
         self._used = 0
 

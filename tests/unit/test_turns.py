@@ -68,10 +68,33 @@ async def test_a_connection_that_is_not_busy_waits_for_no_busy_one(
         while len(order) < 500:
             await trio.lowlevel.checkpoint()
         turns = Turns()
+        mock_clock.jump(TURN_UNITS / FREE_PER_S)
         assert turns.spend(TURN_UNITS)
         before = len(order)
         await turns.wait()
         assert len(order) - before <= 2
+
+
+async def test_new_connections_wait_for_each_other(mock_clock: MockClock) -> None:
+    """A client that reconnects all the time gets no more by that."""
+    order: list[int] = []
+    async with trio.open_nursery() as nursery:
+
+        async def connect_again_and_again() -> None:
+            while True:
+                turns = Turns()
+                turns.spend(TURN_UNITS)
+                await turns.wait()
+                order.append(len(order))
+
+        for _ in range(10):
+            nursery.start_soon(connect_again_and_again)
+        for _ in range(100):
+            before = len(order)
+            await trio.lowlevel.checkpoint()
+            assert len(order) - before <= 2
+        assert len(order) > 10
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_is_free_comes_back_with_time(mock_clock: MockClock) -> None:

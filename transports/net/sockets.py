@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from streams.turns import FREE_UNITS, Turns
+from streams.turns import TURN_UNITS, Turns
 
 # The size of one read. With it, a client that catches up is limited by memory, not by system calls:
 # reads of 4 KiB cost three quarters of the throughput.
@@ -37,8 +37,6 @@ USER_TIMEOUT_MS: Final = 180_000
 # connection after its end is read at 25 MB/s at most.
 DISCARDED_BYTES: Final = 256 * 1024
 DISCARD_PAUSE_S: Final = 0.01
-# The units that such a read has in `Turns`: the second one joins the queue of busy connections.
-DISCARD_UNITS: Final = int(FREE_UNITS)
 
 _discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections, since it is never read
 
@@ -228,7 +226,7 @@ async def linger(stream: trio.abc.Stream) -> None:
             stream.socket.shutdown(socket.SHUT_WR)
             while await _discard_some(stream):
                 await trio.sleep(DISCARD_PAUSE_S)
-                turns.spend(DISCARD_UNITS)
+                turns.spend(TURN_UNITS)
                 await turns.wait()
             return
         if isinstance(stream, trio.abc.HalfCloseableStream):
