@@ -1,4 +1,4 @@
-"""A handler that keeps everybody waiting is named; one that lets others have their turn is not."""
+"""The log names a handler that blocks all others, and no handler that lets others run."""
 
 import json
 import threading
@@ -39,9 +39,9 @@ def said(server: ServerProcess, what: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in server.log if what in line]
 
 
-def line_to_blame() -> int:
+def blocking_line() -> int:
     lines = APP.read_text().splitlines()
-    return next(n for n, line in enumerate(lines, 1) if "the line that is to blame" in line)
+    return next(n for n, line in enumerate(lines, 1) if "the line that the warning" in line)
 
 
 def test_a_handler_that_holds_up_everybody_is_named_once_and_when_it_is_over(
@@ -53,7 +53,7 @@ def test_a_handler_that_holds_up_everybody_is_named_once_and_when_it_is_over(
         assert server.stop() == 0
         [blocked], [over] = said(server, BLOCKED), said(server, OVER)
     assert blocked["tool"] == over["tool"] == "block"
-    assert blocked["at"] == over["at"] == f"{APP}:{line_to_blame()} in stand"
+    assert blocked["at"] == over["at"] == f"{APP}:{blocking_line()} in stand"
     assert blocked["for_s"] == PATIENCE_S
     assert over["took_s"] >= PATIENCE_S
     assert blocked["level"] == "warning"
