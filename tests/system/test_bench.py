@@ -1,4 +1,4 @@
-"""`mcp-streams bench`, as its user has it: a child process, and a server in another."""
+"""`mcp-streams bench` as a user runs it: a child process, and a server in another one."""
 
 import json
 from collections.abc import Iterator

@@ -219,7 +219,7 @@ def test_it_tells_its_version_and_its_usage() -> None:
     assert "demo" in shown.stdout
 
 
-# Leaving and coming back
+# Detaching and resuming
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True])
@@ -233,7 +233,7 @@ def test_ctrl_c_detaches_and_what_it_prints_leads_back(
         assert call.end() == (130, "")
     assert "Detached" in call.said
     gate.release()
-    if is_elsewhere:  # the ticket is good over any transport
+    if is_elsewhere:  # the ticket works over any transport
         done = run("resume", owned_url(server), way_back.split()[-1])
     else:
         done = run_as_printed(way_back)

@@ -1,4 +1,4 @@
-"""The command and the calls that it keeps: each a child process, to a server in another."""
+"""The list of calls that the command keeps: each command is a child process, its server another."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def count(url: str, gate: Gate) -> list[str]:
 
 
 def leave(url: str, gate: Gate, *options: str, cwd: Path | None = None) -> str:
-    """Begin a call and leave it once it has said all; what was said."""
+    """Begin a call and detach once it has sent all messages; the output."""
     with Following(*count(url, gate), *options, cwd=cwd) as call:
         call.wait_for('"n":3')
         call.interrupt()
@@ -180,7 +180,7 @@ def test_forgetting_leaves_the_call_alone(server: ServerProcess, gate: Gate) -> 
     assert run_as_printed(way_back.strip()).stdout == "counted 3\n"
 
 
-# How it is named
+# Names
 
 
 def test_a_name_is_good_at_another_url(server: ServerProcess, gate: Gate) -> None:
@@ -245,7 +245,7 @@ def test_a_command_is_started_where_it_was(tmp_path: Path, gate: Gate) -> None:
     here.mkdir()
     elsewhere.mkdir()
     url = stdio_url(APP, "--stdio", "--journal", "journal.db", *LINGER)
-    # The command is one of a clone's: it finds its package from everywhere.
+    # The command belongs to this clone, and finds its package from any folder.
     url = url.replace("stdio:", f"stdio:env PYTHONPATH={shlex.quote(os.getcwd())} ")
     try:
         said = leave(url, gate, cwd=here)

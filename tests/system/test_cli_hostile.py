@@ -1,4 +1,4 @@
-"""The command against servers that say what no server should: it ends, in a line of error."""
+"""The command against servers that break the protocol: it ends, with an error of one line."""
 
 import json
 import os
@@ -22,7 +22,7 @@ WITHIN_S = 60.0
 
 
 def server(answer: Callable[[Asked], Awaitable[object]], *, at: str = "tools/call") -> Script:
-    """A plain MCP server, but for its answer to one method."""
+    """A plain MCP server, except for its answer to one method."""
 
     async def script(asked: Asked) -> None:
         message = json.loads(asked.body or b"{}")
@@ -39,7 +39,7 @@ def server(answer: Callable[[Asked], Awaitable[object]], *, at: str = "tools/cal
 
 
 def saying(*lines: bytes) -> Callable[[Asked], Awaitable[object]]:
-    """Answer with these events; `ID` in them is that of the request."""
+    """Answer with these events, in which `ID` is replaced by the id of the request."""
 
     async def answer(asked: Asked) -> None:
         request_id = json.dumps(json.loads(asked.body)["id"]).encode()

@@ -1,4 +1,4 @@
-"""`mcp-streams pages`, as its user has it: child processes, and a server in another."""
+"""`mcp-streams pages` as a user runs it: child processes, and a server in another one."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The demo: its verdict is earned, and it leaves nothing behind."""
+"""The demo: it finds planted faults, and leaves nothing behind."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.rigs.command import Done, run
 FAULTY = f"{HERE / 'faulty_demo_server.py'}:server"
 FILES = 12
 
-# The demo itself, with another server.
+# `mcp-streams demo`, with another server.
 ELSEWHERE = (
     sys.executable,
     "-c",
@@ -39,7 +39,7 @@ def figures(done: Done) -> list[dict[str, Any]]:
 
 
 def servers_of(app: str) -> list[int]:
-    """Processes that were started to serve `app`."""
+    """The processes that serve `app`."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Torture, as its user runs it: nothing is lost, and the verdict is earned."""
+"""`mcp-streams torture` as a user runs it: nothing is lost, and planted faults are found."""
 
 import json
 import os
@@ -9,10 +9,10 @@ from streams.cli.selftest import torture
 from tests.rigs import HERE
 from tests.rigs.command import Following, run
 
-PATIENCE_S = 100.0  # the last calls have a minute for themselves
+PATIENCE_S = 100.0  # the last calls have a minute of their own
 FAULTY = f"{HERE / 'faulty_torture_server.py'}:server"
 
-# The torture itself, with another server.
+# `mcp-streams torture`, with another server.
 ELSEWHERE = (
     sys.executable,
     "-c",
@@ -23,7 +23,7 @@ ELSEWHERE = (
 
 
 def processes_at(folder: Path) -> list[int]:
-    """Processes that have to do with a folder."""
+    """The processes whose command line names a folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Cables carry every byte, until they are cut, reset or hushed."""
+"""Cables pass every byte on, until they are cut, reset or silenced."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ PATIENCE_S = 20
 
 
 class Laid:
-    """Cables, one of them in use: what is at its two ends."""
+    """Cables, and the two ends of one that is in use."""
 
     def __init__(self) -> None:
         self.cables = Cables()
@@ -22,16 +22,16 @@ class Laid:
         self.server: trio.SocketStream
 
     async def welcome(self, stream: trio.SocketStream) -> None:
-        """The server's handling of a connection: it leaves it to the test."""
+        """The server's handler: it leaves the connection to the test."""
         await self._arrived.send(stream)
         await trio.sleep_forever()
 
     async def connect(self) -> None:
-        """Have a connection."""
+        """Make a connection."""
         self.client = await trio.open_tcp_stream("127.0.0.1", self.cables.port)
         self.clients.append(self.client)
         self.server = await self._arrivals.receive()
-        await self.client.send_all(b".")  # what has passed has a cable
+        await self.client.send_all(b".")  # a byte that has passed shows that there is a cable
         assert await self.server.receive_some() == b"."
 
 
@@ -51,7 +51,7 @@ async def laid() -> AsyncIterator[Laid]:
 
 
 async def rest(stream: trio.SocketStream) -> bytes:
-    """Everything that comes until the other end hangs up."""
+    """All bytes until the other end hangs up."""
     came = b""
     while data := await stream.receive_some():
         came += data
@@ -104,7 +104,7 @@ async def test_a_reset_is_an_error_at_both_ends() -> None:
 
 
 class Resetting(trio.abc.Instrument):
-    """Resets the cables at every turn; keeps what went wrong, for what it raised would be lost."""
+    """Resets the cables at every turn; keeps an error, because a raised one would be lost."""
 
     def __init__(self, cables: Cables) -> None:
         self._cables = cables
@@ -135,7 +135,7 @@ async def test_nothing_comes_through_a_hushed_connection_nor_later() -> None:
         assert ends.cables.silence() == 1
         await hushed_client.send_all(b"up")
         await hushed_server.send_all(b"down")
-        await ends.connect()  # which is another one
+        await ends.connect()  # this is another connection
         await ends.client.send_all(b"up")
         assert await ends.server.receive_some() == b"up"
         await hushed_client.send_eof()

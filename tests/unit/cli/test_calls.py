@@ -1,4 +1,4 @@
-"""Where a call stands, in words."""
+"""The status of a call, in words."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -60,7 +60,7 @@ def test_an_age_is_in_the_largest_unit_that_it_fills(seconds: float, age: str) -
 
 
 class Refusing(Scripted):
-    """Refuses polls, or those that have a position."""
+    """A server that refuses all polls, or only those with a position."""
 
     def __init__(self, answer: Refusal, *, only_positions: bool = False) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Refusing(Scripted):
 
 
 async def status_of(server: Scripted, client: Client) -> Finding:
-    """Where a call stands of which one message was read."""
+    """The status of a call of which one message was read."""
     step = Stepping(server)
     step.say("one")
     async with client.call("step") as call:
@@ -118,7 +118,7 @@ async def test_a_cursor_that_does_not_fit_does_not_make_a_call_unknown(reason: s
 
 @asynccontextmanager
 async def silence() -> AsyncIterator[ClientChannel]:
-    """A server that takes for ever to say anything."""
+    """A server that never answers."""
     await trio.sleep_forever()
     yield cast(Channel, None)
 

@@ -1,4 +1,4 @@
-"""The books of a torture run: what was promised is compared with what has come."""
+"""The books of a torture run: promised messages are compared with those that came."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ async def figures_of(
     result: dict[str, Any] | None = None,
     is_interrupted: bool = False,
 ) -> Figures:
-    """A call of `count` messages, of which these come, in this order."""
+    """The figures of a call of `count` messages, of which these come, in this order."""
     story = Story(NAME, count)
     ledger.begin(story)
     if acknowledged:

@@ -1,4 +1,4 @@
-"""The note of a call, for each way in which the call ends."""
+"""The entry of a call in the list, for each way in which the call can end."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,7 +49,7 @@ def taken(call: RunningCall) -> Note:
 
 
 def positions(book: Callbook) -> list[int | None]:
-    """How far each noted call was left."""
+    """The position of each call in the list."""
     return [entry.ticket.after for entry in book.entries()]
 
 

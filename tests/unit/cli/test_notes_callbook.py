@@ -1,4 +1,4 @@
-"""The file that the command keeps its calls in."""
+"""The file of the calls that the command has begun."""
 
 import os
 import re
@@ -103,7 +103,7 @@ def test_calls_without_a_stream_are_told_apart(book: Callbook) -> None:
 
 
 def test_a_call_that_was_not_left_is_noted_at_its_beginning(book: Callbook) -> None:
-    """A message may be handed out and never shown."""
+    """A message may be handed out and never printed."""
     entry = book.add(ticket(after=3), url=URL, tool="t", arguments={}, cwd=None, now=NOW)
     assert entry.ticket == ticket()
 
@@ -247,7 +247,7 @@ def test_a_place_where_nothing_can_be_written_is_told(tmp_path: Path) -> None:
         note(book)
 
 
-# Several at once
+# Several processes at once
 
 HOLD = """
 import fcntl, os, sys

@@ -1,4 +1,4 @@
-"""The output of the command for any message and result of a server, and what a terminal gets."""
+"""The output of the command for any message and result of a server, and on a terminal."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests of the server to the client."""
+"""The client's answers to requests of the server."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The acks of a call, when they go out, and how many messages wait."""
+"""Acks of a call, and the limits of what waits to be read."""
 
 import itertools
 from typing import Any
@@ -42,7 +42,7 @@ async def test_at_least_every_thousand_messages_are_confirmed() -> None:
         (stream,) = server.streams.values()
         await server.until(lambda: stream.acked == 20_001)
     acks = [0, *(params["seq"] for params in server.got("notifications/stream/ack"))]
-    # A pipe of 64 KiB hands over fewer than a thousand at a time.
+    # A pipe of 64 KiB hands over fewer than a thousand messages at a time.
     assert max(later - earlier for earlier, later in itertools.pairwise(acks)) <= 1_000
 
 

@@ -1,4 +1,4 @@
-"""The client's promises while the connection holds."""
+"""The promises of `Client` while the connection holds."""
 
 from typing import Any
 

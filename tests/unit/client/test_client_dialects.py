@@ -1,4 +1,4 @@
-"""Which proposal a client uses, and servers that know resumable requests and no numbers."""
+"""The dialect that a client uses, and servers that know resumable requests and no numbers."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ REQUESTS = "resumableRequests"
 
 
 def with_requests(**options: Any) -> Scripted:
-    """A server that knows resumable requests and nothing of ours."""
+    """A server that knows resumable requests and not our extension."""
     return Scripted(is_numbering=False, announces=(POLICY,), **options)
 
 
@@ -49,7 +49,7 @@ async def test_the_client_declares_what_it_was_told_to_speak(
 
 
 def test_a_dialect_that_nobody_knows_is_a_mistake() -> None:
-    for unknown in ("esperanto", "resumeTokens"):  # which nobody has to declare
+    for unknown in ("esperanto", "resumeTokens"):  # which needs no capability
         with pytest.raises(
             ValueError, match=f"unknown {unknown}; known are streams, resumableRequests"
         ):
@@ -96,7 +96,7 @@ async def test_an_announcement_of_another_stream_for_the_same_request_is_ignored
 
 
 async def test_numbers_that_were_not_asked_for_are_not_waited_for() -> None:
-    """The server can number, and does not do so for a client that did not ask."""
+    """The server can number messages, and does so only for a client that asks."""
     server = Scripted(announces=(POLICY,))
     step = Stepping(server)
     async with (
@@ -144,7 +144,7 @@ async def test_an_announcement_that_comes_again_without_its_token_takes_none_awa
         assert await rest_of(call) == []
 
 
-# Calls that are resumed by their token
+# Calls that are resumed by their resume token
 
 
 async def test_a_request_is_resumed_under_its_own_id(autojump_clock: MockClock) -> None:
@@ -157,7 +157,7 @@ async def test_a_request_is_resumed_under_its_own_id(autojump_clock: MockClock) 
         ticket = Ticket("", stream.token, stream.request_id, None, 4, 3600, REQUESTS)
         assert call.ticket == ticket
         for n in range(1, 4):
-            stream.acked = len(stream.entries)  # a server knows somehow
+            stream.acked = len(stream.entries)  # the server knows it in some other way
             before = trio.current_time()
             server.cut()
             step.say(f"b{n}")

@@ -1,4 +1,4 @@
-"""The result of a call, from wherever it was begun: `Client.join`."""
+"""The result of a call, wherever it was begun: `Client.join`."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,13 +36,13 @@ def made_with(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 @pytest.fixture(params=[BOTH, REQUESTS], ids=["both", "requests"])
 def dialects(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Of the client that joins."""
+    """The dialects of the client that joins."""
     dialects: tuple[str, ...] = request.param
     return dialects
 
 
 async def begun(memory: MemoryServer, dialects: tuple[str, ...] = BOTH) -> Ticket:
-    """A call to `step` whose client is gone."""
+    """A call to `step` whose client is closed."""
     async with Client(memory.connect, dialects=dialects) as client:
         return await left(client)
 
@@ -62,10 +62,10 @@ def text_of(joined: Joined) -> str:
 
 @asynccontextmanager
 async def leaving_nothing(client: Client) -> AsyncIterator[None]:
-    """When it is over, there are no more tasks and no more calls than there were."""
+    """Checks that the block leaves no tasks and no calls behind."""
     before = _held_by(client)
     yield
-    await client.ping()  # which is behind everything that was said
+    await client.ping()  # it comes behind everything that was sent
     await wait_all_tasks_blocked()
     assert all(now <= then for now, then in zip(_held_by(client), before, strict=True))
 

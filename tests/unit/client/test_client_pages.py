@@ -1,4 +1,4 @@
-"""The pages of a tool, as a client's user iterates over them: `Client.pages`."""
+"""The pages of a tool for the user of a client: `Client.pages`."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -30,7 +30,7 @@ server = Server("paging", resume_min_s=0, resume_max_s=600)
 
 
 async def rows(call: Call, n: int) -> AsyncIterator[str]:
-    """Say how far it is, and yield a page, so many times."""
+    """Report progress and yield a page, this many times."""
     for number in range(1, n + 1):
         await call.log("info", number)
         yield f"page {number}"
@@ -48,7 +48,7 @@ def rows_of_a_thread(call: SyncCall, n: int) -> Iterator[str]:
 
 @server.tool(pages=True, page_wait_s=5)
 async def slow(call: Call) -> AsyncIterator[str]:
-    """Take longer than a call for a page may, before each page and before the end."""
+    """Take longer than a call for a page may, ahead of each page and of the end."""
     for number in (1, 2):
         await trio.sleep(12)
         await call.progress(number)
@@ -71,7 +71,7 @@ async def asking(call: Call) -> AsyncIterator[str]:
 
 @server.tool(pages=True)
 async def hanging_up(call: Call) -> AsyncIterator[str]:
-    """Let go of the connection ahead of each page."""
+    """Close the connection ahead of each page."""
     for number in (1, 2, 3):
         await call.disconnect()
         await trio.sleep(3)
@@ -80,7 +80,7 @@ async def hanging_up(call: Call) -> AsyncIterator[str]:
 
 @server.tool(pages=True)
 async def announcing(call: Call) -> AsyncIterator[str]:
-    """Say something, and have no page for long."""
+    """Send a message, and have no page for a long time."""
     await call.log("info", "it begins")
     await trio.sleep(300)
     yield "page 1"
@@ -123,7 +123,7 @@ async def test_all_pages_come_in_order(
 
 
 async def test_the_pages_of_a_thread_come_in_order() -> None:
-    """How fast it is decides whether the last one is known to be the last."""
+    """Its speed decides whether the last page is known to be the last."""
     async with at_home(server) as memory, Client(memory.connect) as client:
         pages = client.pages("rows_of_a_thread", {"n": 7})
         assert await texts(pages) == up_to(7)
@@ -216,7 +216,7 @@ async def test_what_the_tool_asks_between_pages_is_answered(
 async def test_a_cut_at_any_byte_loses_no_page_and_repeats_none(
     dialects: tuple[str, ...], autojump_clock: MockClock
 ) -> None:
-    """At each place where a page is lost on its way, it is asked for again."""
+    """Wherever a page is lost on its way, it is asked for again."""
     async with at_home(server) as memory:
         for to_near in range(1, 700, 13):
             async with Client(memory.connect, dialects=dialects) as client:
@@ -294,7 +294,7 @@ async def test_nobody_comes_back_for_a_first_page_without_a_dialect_once_it_was_
             assert text(await anext(client.pages("lone"))) == "page 1"
 
 
-# Tokens that lead nowhere, and servers of another make
+# Page tokens that lead nowhere, and servers of another make
 
 
 async def test_a_token_that_leads_nowhere_is_an_error_with_a_reason(
@@ -318,7 +318,7 @@ async def test_a_token_that_leads_nowhere_is_an_error_with_a_reason(
 
 
 def answering(*answers: Any) -> tuple[Scripted, list[Params]]:
-    """A server that gives these results, one a call, and the params of the calls."""
+    """A server that gives these results, one for each call; it keeps the params of the calls."""
     server = Scripted(is_numbering=False)
     asked: list[Params] = []
     left = list(answers)
@@ -352,7 +352,7 @@ async def test_a_page_is_asked_for_by_the_same_params_and_its_token() -> None:
     async with connected(server) as client:
         async for each in client.pages("tool", arguments):
             texts.append(text(each))
-            arguments["x"].append(2)  # the caller's own affair
+            arguments["x"].append(2)  # a change by the caller has no effect
     assert texts == ["a", "b", "c", "d"]
     first = asked[0]
     assert first.keys() == {"name", "arguments", "_meta"}

@@ -1,4 +1,4 @@
-"""A call whose connection goes before anything of it has come: it is sent again, and runs once."""
+"""A call whose connection is lost before anything came is sent a second time, and runs once."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -26,7 +26,7 @@ def dialects(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 
 class Rig:
-    """A server whose tools are counted when they run."""
+    """A server that counts the runs of its tools."""
 
     def __init__(self, **settings: Any) -> None:
         self.server = Server("tested", **({"resume_min_s": 0, "resume_max_s": 600} | settings))
@@ -63,7 +63,7 @@ def rig() -> Rig:
 async def cut(
     memory: MemoryServer, cuts: int, *, is_sent: bool = True, **options: Any
 ) -> AsyncIterator[tuple[Client, Cutting]]:
-    """A client whose connection goes so many times when it has made a call."""
+    """A client whose connection is cut this many times after it has made a call."""
     cutting = Cutting(memory.connect, cuts, is_sent=is_sent)
     with trio.fail_after(10_000):  # of the mock clock: a safety net
         async with Client(cutting, **options) as client:
@@ -207,7 +207,7 @@ async def test_what_cannot_be_resumed_is_not_run_twice(autojump_clock: MockClock
 async def test_a_server_that_cannot_know_of_the_call_is_not_given_it(
     rig: Rig, autojump_clock: MockClock
 ) -> None:
-    """It has another memory: that of a process, where there is no journal, or of another one."""
+    """It has another memory of keys: that of a process without a journal, or of another process."""
     async with at_home(rig.server) as one, at_home(rig.server) as other:
         servers = [one, other]
 

@@ -1,4 +1,4 @@
-"""Servers that know nothing of streams, and servers that talk nonsense."""
+"""Servers that do not know streams, and servers that break the protocol."""
 
 from collections.abc import MutableMapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Servers that go silent: which connections are given up for it, and which are not."""
+"""Silent servers: which connections are given up, and which are not."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from tests.rigs.scripted import CREATE, POLICY, Scripted
 
 
 def foreign(*announces: str) -> Scripted:
-    """A server that knows a proposal, or none, and does not number its messages."""
+    """A server that knows a dialect, or none, and does not number its messages."""
     return Scripted(is_numbering=False, announces=announces)
 
 
 def fall_silent(server: Scripted) -> None:
-    """The newest connection is half open: it stays, and nothing is said over it any more."""
+    """Make the newest connection half open: it stays, and passes nothing on."""
     server.is_deaf = True
     server.connections[-1].following.clear()
 
@@ -26,7 +26,7 @@ def fall_silent(server: Scripted) -> None:
 async def begun(server: Scripted, step: Stepping, call: RunningCall) -> None:
     step.say("a")
     assert said(await anext(call)) == "a"
-    server.streams["stream-1"].acked = 1  # it counts as delivered what it has sent
+    server.streams["stream-1"].acked = 1  # it counts what it has sent as delivered
 
 
 @pytest.mark.parametrize("announcement", [CREATE, POLICY])
@@ -122,7 +122,7 @@ async def test_a_server_that_stays_silent_is_connected_to_less_and_less_often(
 
 
 async def test_a_request_that_takes_long_is_answered_at_last(autojump_clock: MockClock) -> None:
-    """It is sent again, to a server that is busy with it, and has longer each time."""
+    """It is repeated to a server that is busy with it, and has longer each time."""
     server = foreign()
     answered = server._asked  # the server of this test is a slow one
 

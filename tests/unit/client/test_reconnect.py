@@ -1,4 +1,4 @@
-"""Connections that cannot be had, and what happens until they can."""
+"""Connections that cannot be made, and what the client does until they can."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -162,7 +162,7 @@ async def test_patience_ends_in_every_running_call(autojump_clock: MockClock) ->
         with pytest.raises(CannotConnect):
             await call.result()
         await call.__aexit__(None, None, None)
-        async with server.serving():  # a new request begins anew
+        async with server.serving():  # a new request begins new attempts
             await client.ping()
             nursery.cancel_scope.cancel()
 

@@ -1,4 +1,4 @@
-"""Calls whose connection goes away."""
+"""Calls whose connection is lost."""
 
 import random
 from typing import Any
@@ -109,7 +109,7 @@ async def test_what_overlaps_is_dropped(autojump_clock: MockClock) -> None:
         await anext(call)
         step.say("d")
         await wait_all_tasks_blocked()
-        server.cut()  # a to d are here, only a was read: b to e come now
+        server.cut()  # a to d have come, only a was read: b to e come now
         await server.until(lambda: server.got("stream/resume"))
         step.say("e", None)
         assert await rest_of(call) == ["b", "c", "d", "e"]
@@ -125,7 +125,7 @@ async def test_a_stream_is_not_resumed_before_it_may_be(autojump_clock: MockCloc
         cut_at = trio.current_time()
         server.cut()
         await client.ping()
-        assert trio.current_time() < cut_at + 7  # nobody else has to wait
+        assert trio.current_time() < cut_at + 7  # other calls do not wait
         step.say("b", None)
         assert await rest_of(call) == ["b"]
         assert server.got("stream/resume")[0]["after"] == 1
@@ -333,7 +333,7 @@ async def test_leaving_a_resumed_call_only_detaches(autojump_clock: MockClock) -
 async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
     autojump_clock: MockClock,
 ) -> None:
-    """Over another connection: the one that brought it is gone."""
+    """They are read over another connection, as the one that brought them is gone."""
     server = counting()
     async with connected(server) as client:
         async with client.call("count", {"n": 900}) as call:
@@ -345,7 +345,7 @@ async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
             await client.ping()
         await client.ping()
         assert call.ticket is not None
-        assert server.got("stream/resume") == []  # nobody would read what that brought
+        assert server.got("stream/resume") == []  # its messages would have no reader
         async with client.resume(call.ticket) as again:
             assert first + await rest_of(again) == [str(n) for n in range(1, 901)]
 
@@ -353,8 +353,7 @@ async def test_what_was_here_and_left_unread_is_all_there_for_who_comes_back(
 async def test_who_comes_in_the_middle_of_a_run_is_not_given_its_end(
     autojump_clock: MockClock,
 ) -> None:
-    """Another resume asked for that run, over the same connection: its end is not this call's.
-
+    """Another resume asked for that run, over the same connection: its end is not for this call.
     Nor is the `notifications/stream/end` behind it.
     """
     server = counting()
