@@ -370,7 +370,7 @@ class RunningCall:
         """Whether too much waits for a reader that has not left."""
         return self._inbox.is_full and not self.is_left
 
-    async def has_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the reader has read enough."""
         while self.is_full:
             await self._inbox.room()

@@ -410,7 +410,7 @@ class ClientConnection:
         call = self._continue_run(batch) if self._run_left else self._take_line(batch.last)
         if call is not None and call.is_full:
             self._is_held_up = True
-            await call.has_room()
+            await call.wait_for_room()
             self._is_held_up = False
 
     def _continue_run(self, batch: Batch) -> RunningCall | None:

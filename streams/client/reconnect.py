@@ -7,11 +7,14 @@ calls, and resumes them over each new connection.
 They are one file because neither is understood alone: which calls wait decides how soon the next
 attempt is made, and which connection is up decides what a call does next.
 
-A call is attached to one connection at a time (`call.connection`). Its original request attaches it
-to the first one. On a later one a resume request does, or the original request itself, if no ticket
-was announced: the server then finds the call by its idempotency key. The response to such a request
-comes last. It says how the delivery ended; or it is the call's own, if the resume took over from
-the original request.
+A call is attached to one connection at a time (`call.connection`):
+
+- to the first one by its original request,
+- to a later one by a resume request, if the server has announced a ticket,
+- else by its original request once more: the server finds the call by its idempotency key.
+
+The response to a resume request comes last. It tells how the delivery ended, or it is the call's
+own response, if the resume took over from the original request.
 """
 
 import random
@@ -44,12 +47,11 @@ BACKOFF_WAITED_MAX_S: Final = 2.0
 # The pause between attempts to make the first connection, to a server that may be starting.
 STARTING_S: Final = 0.2
 
-# A server that is not ours is given up after `silence_s`, and its calls are resumed. After that it
-# has this many times as long, so that a call that is only quiet is not disturbed often.
+# A server that is not ours is given up after `silence_s`, and its calls are resumed. The next
+# time it has so many times as long, so that a call that is only quiet is not disturbed often.
 SILENCE_AGAIN: Final = 1.5
 
-# That time doubles whenever nothing came after a reconnect, up to this: the server may need so
-# long.
+# The time doubles after each connection over which nothing came, up to this.
 SILENCE_MAX_S: Final = 300.0
 
 # The pause before a request is repeated, unless the server names another one.
@@ -57,11 +59,11 @@ RETRY_S: Final = 1.0
 
 
 _HELD: Final = (
-    "This client still receives the stream: read it there, or resume over another client."
+    "This client still receives the stream: read the running call, or use another client."
 )
 
 
-class Refused(ConnectionError):
+class ServerRefused(ConnectionError):
     """The server has answered with an error that will be the same the next time."""
 
 
@@ -114,8 +116,8 @@ class Reconnector:
         self._ids = 0
         self._was_useful = False  # something that was waited for came over the last connection
         self._changed = trio.Event()
-        self._is_wanted = trio.Event()
-        self._has_call = trio.Event()
+        self._wanted = trio.Event()
+        self._call_came = trio.Event()
         self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
 
@@ -146,7 +148,7 @@ class Reconnector:
             left_s = since + self._patience_s - trio.current_time()
             if left_s <= 0 or isinstance(error, PermissionError):  # waiting does not help
                 self._give_up(error)
-                await self._is_wanted.wait()
+                await self._wanted.wait()
                 self._surrender = None
                 attempt, since = 0, trio.current_time()
             else:
@@ -163,7 +165,7 @@ class Reconnector:
         give_up_at = trio.current_time() + self._connect_s
         while True:
             error = await self._connect_once(task_status)
-            is_refused = isinstance(error, PermissionError | Refused)
+            is_refused = isinstance(error, PermissionError | ServerRefused)
             if self.hello.protocol_version or is_refused or trio.current_time() >= give_up_at:
                 return error
             await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
@@ -172,11 +174,11 @@ class Reconnector:
         """Wait before the next attempt; not for long if a call waits for it."""
         share = random.uniform(0, 1)  # nosec B311 # jitter, not a secret
         waited_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_WAITED_MAX_S)
-        self._has_call = trio.Event()
+        self._call_came = trio.Event()
         pause_s = share * backoff_s(BACKOFF_FIRST_S, attempt, BACKOFF_MAX_S)
         with trio.move_on_after(min(left_s, pause_s)):
             if not self._is_waited_for:
-                await self._has_call.wait()
+                await self._call_came.wait()
             await trio.sleep(waited_s)
 
     @property
@@ -236,14 +238,14 @@ class Reconnector:
             is_unauthorized = error.reason == "unauthorized"
             if error.reason in wire.RETRIED:
                 return ConnectionError(why)
-            return PermissionError(why) if is_unauthorized else Refused(why)
+            return PermissionError(why) if is_unauthorized else ServerRefused(why)
         try:
             hello = messages.decode(wire.result_of(reply), Hello)
         except ValueError as unfit:
-            return Refused(f"the server's answer to initialize does not fit: {unfit}")
+            return ServerRefused(f"the server's answer to initialize does not fit: {unfit}")
         version = hello.protocol_version
         if version not in wire.PROTOCOL_VERSIONS:
-            return Refused(f"the server speaks MCP {version}, which this client does not")
+            return ServerRefused(f"the server speaks MCP {version}, which this client does not")
         connection.hello = self.hello = hello
         connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
         connection.post(messages.notification(wire.INITIALIZED))
@@ -280,15 +282,15 @@ class Reconnector:
         if isinstance(error, PermissionError):
             why = f"No connection any more: {_with_advice(error)}."
         self._surrender = CannotConnect(why)
-        self._is_wanted = trio.Event()
+        self._wanted = trio.Event()
         self._listener.surrender(self._surrender)
         self.stir()
 
     async def connected(self) -> ClientConnection:
         """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._is_wanted.set()
-        surrender = self._surrender  # an earlier one: setting `_is_wanted` began new attempts
+        self._wanted.set()
+        surrender = self._surrender  # a failure before this call does not count
         while self.connection is None or self.connection.is_over:
             if self._surrender is not None and self._surrender is not surrender:
                 raise self._surrender
@@ -298,7 +300,7 @@ class Reconnector:
     async def connected_for_call(self) -> ClientConnection:
         """Like `connected`, for a call: attempts are then made more often."""
         self._calls_waiting += 1
-        self._has_call.set()
+        self._call_came.set()
         try:
             return await self.connected()
         finally:
@@ -394,9 +396,9 @@ class Resumer:
             call.is_left = True  # also after `rejoin`: its connection must not wait for a reader
             raise
         if call in self._calls or call.is_complete or call.has_failed:
-            return  # the call was left, and its messages still come
+            return  # the caller left this call earlier, and its messages still arrive
         if call.request is None:
-            await self._make_way(call, connection)
+            await self._wait_for_earlier(call, connection)
             self._calls.add(call)
             newest = self._reconnector.connection  # `connection` may be lost by now
             if self._nursery is not None and newest is not None and not newest.is_over:
@@ -411,21 +413,24 @@ class Resumer:
             self._calls.remove(call)
             raise
 
-    async def _make_way(self, call: RunningCall, connection: ClientConnection) -> None:
-        """Wait until the last messages of an earlier delivery of the same stream have come."""
+    async def _wait_for_earlier(self, call: RunningCall, connection: ClientConnection) -> None:
+        """Wait until the last messages of an earlier delivery of the same stream have come.
+
+        Raises `StreamGone` if that delivery is still in use.
+        """
         assert call.ticket is not None
         earlier = self._calls.of(call.ticket)
         if earlier is None:
             return
         if earlier.has_failed or (earlier.is_left and earlier.resume_id is not None):
-            await self._barrier(earlier, connection)
+            await self._forget_after_ping(earlier, connection)
         else:
             raise StreamGone(_HELD, "id_in_use")
 
-    async def _barrier(self, call: RunningCall, connection: ClientConnection) -> None:
+    async def _forget_after_ping(self, call: RunningCall, connection: ClientConnection) -> None:
         """Forget a detached call, once its last messages have come.
 
-        The server sent them before it answers this ping.
+        They come ahead of the answer to this ping.
         """
         await connection.ask("ping", {})
         self._calls.remove(call)
@@ -452,7 +457,7 @@ class Resumer:
                     call.fail(_as_error(reply))
                     break
                 await trio.sleep(pause_s)
-        # `_barrier` forgets a call that was detached.
+        # `_forget_after_ping` forgets a call that was detached.
         if not (call.is_running or call.resuming.cancelled_caught):
             self._calls.remove(call)
 
@@ -486,7 +491,7 @@ class Resumer:
                 return error.retry_after_s or pause_s
         elif wire.how_it_ended(reply) == "released":
             return pause_s
-        call.fail(_as_error(reply))  # without effect if the final response has come
+        call.fail(_as_error(reply))  # does nothing if the final response has come
         return None
 
     def _min_s(self, call: RunningCall) -> float:
@@ -526,7 +531,7 @@ class Resumer:
         elif not call.has_failed:
             return  # an original request cannot be detached: its last message removes it
         if self._nursery is not None:
-            self._nursery.start_soon(self._barrier, call, connection)
+            self._nursery.start_soon(self._forget_after_ping, call, connection)
 
     async def cancel(self, call: RunningCall) -> None:
         """Send the cancellation until the server has confirmed it.

@@ -482,7 +482,7 @@ class Connection:
         self.has_work.set()  # `respond` ends when nothing is owed any more
         self._moved.unpark_all()
 
-    async def has_room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
         while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
             await self._moved.park()

@@ -392,7 +392,7 @@ class StreamState:
         if self.idle_since is not None:
             self.idle_since = now
 
-    def is_early(self, now: float) -> float:
+    def early_s(self, now: float) -> float:
         """How many seconds longer the client should have waited before it resumed."""
         if self.idle_since is None:
             return 0.0

@@ -28,7 +28,7 @@ from streams.messages import Message, RequestId
 from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
-PAGE: Final = 100  # streams on one page of a poll of all
+POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 
 
 class Operations:
@@ -72,7 +72,7 @@ class Operations:
         after: int,
         called_as: RequestId | None,
     ) -> list[bytes]:
-        """The announcements ahead of the messages behind `after`.
+        """The announcements that a delivery of what follows `after` begins with.
 
         An announcement names the original request. A client that has made the call again under
         another id does not know that request, so it gets none.
@@ -92,7 +92,7 @@ class Operations:
     ) -> None:
         """Deliver a stream over this connection from now on: the newest delivery wins.
 
-        There must have been no wait since the stream was found. Raises `Refusal` where the messages
+        Do not await anything between `find` and this call. Raises `Refusal` where the messages
         behind the cursor are not there.
         """
         session = connection.session
@@ -104,11 +104,10 @@ class Operations:
         self._check_early(stream)
         after = stream.state.delivered if given is None else given
         if takes_over:
-            stream.acknowledge(after)  # first: a cursor at the end is refused, but it is an ack
+            stream.acknowledge(after)  # first, so that a refused cursor counts as an ack too
             _check_answerable(stream, after)
         elif reply_id == stream.request_id:
-            # Two responses cannot have one id. So the stream's response, if it is still to come, is
-            # the reply as well.
+            # The resume has the original request's id, so one response answers both.
             takes_over = not stream.state.is_finished(after)
         _displace(stream, connection, reply_id)
         stream.acknowledge(after)
@@ -122,8 +121,9 @@ class Operations:
         *,
         reply_id: RequestId,
     ) -> Stream:
-        """Deliver the page that a page token leads to, with the messages ahead of it, to a client
-        that makes the same call again. Everything before that page counts as delivered.
+        """Deliver the page that a page token leads to, and the messages ahead of it.
+
+        The client has made the same call again. Everything before that page counts as delivered.
 
         Raises the same `Refusal` for every token that leads to no page of this call.
         """
@@ -139,8 +139,9 @@ class Operations:
     def retry(
         self, connection: Connection, stream: Stream, params: msgspec.Raw, *, reply_id: RequestId
     ) -> None:
-        """Deliver what is not delivered of a call to a client that makes it again with the same
-        idempotency key: the newest delivery wins.
+        """Deliver the rest of a call to a client that repeats it with its idempotency key.
+
+        The newest delivery wins.
 
         Raises `Refusal` where this is another call, or nothing of the first one is left to deliver.
         """
@@ -181,7 +182,7 @@ class Operations:
     ) -> None:
         state = stream.state
         preamble = self._beginning(stream, speaks, after, reply_id if is_call else None)
-        # Open requests are sent again even where the cursor covers them: they need an answer.
+        # Unanswered requests are sent again, even those below the cursor.
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         stream.let_answer(connection.session, after)
         connection.attach(
@@ -198,7 +199,7 @@ class Operations:
         )
 
     def resume_response(self, connection: Connection, event: EventId) -> None:
-        """Deliver what follows an event of a response, which is the last event that the client has.
+        """Continue a response after the last event that the client has received.
 
         This deletes nothing and sends no request to the client again. Raises `Refusal` where the
         messages are not there, or the response was superseded or cancelled.
@@ -249,12 +250,13 @@ class Operations:
         stop = event.granted.stop or stream.state.answer_after(event.granted.start)
         if stream.state.is_tombstone or stop is None or event.seq < stop:
             return True
-        # A reply that follows the stream's response has no event id. So the client may lack it.
+        # The reply to a resume follows the stream's response and has no event id. So the client may
+        # lack it.
         replays = event.granted.reply_id is not None and not event.granted.takes_over
         return replays and session.settings.replay_response
 
     def request_id(self, event: EventId) -> RequestId:
-        """The id of the request that the end of this response answers."""
+        """The id of the request that this HTTP response answers."""
         reply_id = event.granted.reply_id
         return self._stream_of(event).request_id if reply_id is None else reply_id
 
@@ -285,7 +287,7 @@ class Operations:
             raise Refusal(
                 INVALID_PARAMS, "Unknown cursor: send nextCursor unchanged, or no cursor."
             )
-        found, last = await self._cache.page(session.principal, int(cursor[1]), PAGE)
+        found, last = await self._cache.page(session.principal, int(cursor[1]), POLL_PAGE_SIZE)
         reports = [
             self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
@@ -331,12 +333,12 @@ class Operations:
                 return is_open or principal == session.principal
 
             return await self._cache.owned(intent.stream, may_have)
-        # The right token follows from the id alone, so a wrong one causes no lookup.
+        # A token is checked without the journal, so a wrong one causes no lookup.
         is_theirs = self._keyring.is_token_of(intent.stream, token)
         return await self._cache.find(intent.stream) if is_theirs else None
 
     def _check_early(self, stream: Stream) -> None:
-        early_s = stream.state.is_early(trio.current_time())
+        early_s = stream.state.early_s(trio.current_time())
         if early_s > 0 and self._enforce_min:
             raise refusal("too_early", retryAfter=math.ceil(early_s))
 
@@ -378,7 +380,7 @@ class Operations:
                 if delivery.stands_for_call:
                     self._streams.cancel(delivery.stream)
                 return
-        # Requests in flight here come before calls that were made elsewhere under the same id.
+        # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id:
                 self._streams.cancel(delivery.stream)
@@ -434,11 +436,12 @@ def _report(
 
 
 def check_free(session: Session, request_id: RequestId, *, besides: Stream | None = None) -> None:
-    """A new request needs an unused id. Only the delivery that it displaces, of `besides`, may use
-    the same one.
+    """Raise `Refusal` if the id of a new request is in use.
+
+    The delivery of `besides` does not count, because the new request displaces it.
     """
     if session.is_taken(request_id, besides=besides):
-        raise Refusal(INVALID_REQUEST, "This id is in use on this connection: use a new one.")
+        raise Refusal(INVALID_REQUEST, "This id is in use by this client: use a new one.")
 
 
 def _check_ids(stream: Stream, session: Session) -> None:
@@ -451,7 +454,7 @@ def _check_answerable(stream: Stream, after: int) -> None:
     """A resume that takes over waits for the response, so there must be one left to deliver."""
     if stream.state.is_finished(after):
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1).saying(
-            "Nothing is left to resume: the client has confirmed all of it, the response too."
+            "Nothing is left to resume: the client has confirmed everything, the response included."
         )
 
 

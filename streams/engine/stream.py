@@ -28,8 +28,8 @@ from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import extension
 
-# A client with positions confirms "at least every 1,000 messages or 1 s", and so also the last
-# messages that it was sent. This much later no ack is expected any more.
+# How long after its detachment a client with positions may still ack. It acks at least every 1,000
+# messages or every second, the last messages too.
 ACK_WAIT_S: Final = 10.0
 
 _T = TypeVar("_T")
@@ -82,7 +82,7 @@ class Follower(Protocol):
         """Detach from the stream and send this error to the client."""
 
     def let_go(self) -> bool:
-        """Detach a client that can resume; False where another client would lose a call by it."""
+        """Detach if the client can resume. False, and nothing done, if that would lose a call."""
 
 
 class Answer:
@@ -174,14 +174,14 @@ class Stream:
         self.is_anonymous = not authenticated(record.principal)
         self.mark = extension.mark_of(origin.params)  # of its idempotency key
         # Its page tokens are bound to this call and its caller. Without authentication they are
-        # bound to the call alone: then the tokens themselves are the authority.
+        # bound to the call alone: then any caller that has such a token may use it.
         owner = authenticated(record.principal)
         self.digest = call_digest(origin.params, owner) if self.state.is_paged else b""
-        self.asked = 0  # the highest seq behind which a client has asked for a page
+        self.asked = 0  # a client has asked for the page that follows this seq
         self._progress_token: ProgressToken | None = None
-        # In the original request, of which a restarted server has no more than the text.
+        # Searched in the text of the original request: a restarted server has not parsed it.
         self._asked_for_progress = b'"progressToken"' in record.origin
-        # Whether a call has asked for progress, and some of it may be among the messages.
+        # Whether any call for this stream, the first one or a retry, has asked for progress.
         self.is_progress_wanted = self._asked_for_progress
         # Sends the pages that are ready, which must come before any other message.
         self.ahead_of_messages: Callable[[], Awaitable[None]] | None = None
@@ -190,8 +190,8 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether a client can resume it
         self.is_recorded = False  # whether its record is durable; it is announced after that
-        self.was_evicted = False  # before it was loaded: the journal can find it too
-        self.is_evicted = False  # now: a load makes another object of the same stream
+        self.was_evicted = False  # it was loaded from the journal, which can find it too
+        self.is_evicted = False  # a later load makes another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
@@ -201,13 +201,13 @@ class Stream:
         self._rerun_answers: dict[RequestId, Answer] = {}
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
-        # The newest delivery, attached or over: its number, its client, and up to which seq it was
-        # handed the stream. Only that client, about that delivery, can move the delivered mark.
+        # The newest delivery, even if it is over: its number, its client, and the last seq that was
+        # handed to it. Only that client, about that delivery, can move the delivered mark.
         self.newest = 0
         self._reader: Reader | None = None
         self._newest_handed = 0
         self._left_at = -math.inf  # when that delivery was detached or fell silent last
-        # Tells whether a sign of life of the peer may yet confirm what was written to it.
+        # Whether data from the peer may still prove that it has read what was written to it.
         self.witness: Callable[[Stream], bool] | None = None
 
     @property
@@ -236,8 +236,8 @@ class Stream:
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
         """Send a notification. Waits while there is no room, returns when it has its place.
 
-        `is_droppable`: the next run of the call may send it or not. Raises `Refusal` where the line
-        is too large, where there is no room and `overflow` is "fail", or where the call was
+        `is_droppable`: after a restart the tool need not send it again. Raises `Refusal` where the
+        line is too large, where there is no room and `overflow` is "fail", or where the call was
         restarted and its first run sent another line in this place.
         """
         await self._let_out_ahead_of(line)
@@ -290,7 +290,7 @@ class Stream:
         """The token under which progress is reported; None while no request wants it.
 
         MCP: "Progress notifications MUST only reference tokens that: were provided in an active
-        request". So a page that is made before it is asked for has no token.
+        request". So a page that is made before it is asked for has no progress token.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
         return self._progress_token if is_awaited else None
@@ -318,7 +318,7 @@ class Stream:
     async def flush(self) -> None:
         """Wait until everything sent so far is durable."""
         seq = self.state.last
-        while self.state.durable < min(seq, self.state.last):  # `close` takes `last` back
+        while self.state.durable < min(seq, self.state.last):  # `close` may lower `last`
             await self._committer.commit_done()
 
     async def written(self, seq: int) -> None:
@@ -364,7 +364,7 @@ class Stream:
     # For the handler of a restarted call
 
     async def checkpoint(self, state: bytes) -> None:
-        """Begin here, with this state in JSON, at the next restart; returns when that is durable.
+        """Store the state, in JSON, that the next restart begins with. Returns when it is durable.
 
         Raises `ValueError` where the state is too long, `Ended` once the stream has ended.
         """
@@ -491,7 +491,7 @@ class Stream:
     def mark_delivered(self, seq: int) -> None:
         """Count everything up to `seq` as delivered, pages too.
 
-        The mark does not pass the attached delivery. It is moved here and in `hand` alone.
+        The delivered mark never passes the attached delivery. Only this method and `hand` move it.
         """
         if not self.is_evicted and self.state.deliver(seq):
             self._delivered()
@@ -557,7 +557,7 @@ class Stream:
     def displace(self) -> Follower | None:
         """Remove the attached delivery and return it. The caller attaches another one next.
 
-        `on_settled` is not called in between: it would end a stream that no client can resume.
+        Does not call `on_settled`, which would end a stream that no client can resume.
         """
         displaced, self.delivery = self.delivery, None
         if displaced is not None:

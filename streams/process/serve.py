@@ -25,7 +25,13 @@ from streams.journal.sqlite import open_sqlite_journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
-from streams.process.exit import END_OF_FAILURE, END_OF_SIGNAL, END_SIGNALS, Exit, let_children_end
+from streams.process.deadline import (
+    END_OF_FAILURE,
+    END_OF_SIGNAL,
+    END_SIGNALS,
+    Exit,
+    let_children_end,
+)
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.watchdog import watched

@@ -53,12 +53,12 @@ _REVISION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 NAME_LETTERS_MAX: Final = 1024
 
 # How many calls of one connection may be checked by workers, or wait for a worker, in tasks of
-# their own. Workers check one value of a principal at a time, for up to 2.5 s each, so the last of
-# these checks begins within the 20 s that it may wait. With one more call the reader itself waits.
+# their own. Workers check one value of a principal at a time, for up to 2.5 s each: the last of
+# four begins after 7.5 s, and may wait for 20 s. With a fifth call the reader itself waits.
 CHECKS_MAX: Final = 4
 
-# How many refusals are logged at once, and per second in the long run. To log one takes longer than
-# to send it, and a flood of them must not fill the disk.
+# How many refusals are logged at once, and per second in the long run. Logging a refusal
+# costs more than sending it, and a flood of them must not fill the disk.
 REFUSALS_LOGGED: Final = 100
 REFUSALS_LOGGED_PER_S: Final = 10.0
 
@@ -159,7 +159,7 @@ class Peer:
                 await self._receive(incoming, connection)
                 if turns.spend(_units(incoming)):
                     await turns.wait()
-            await connection.has_room()
+            await connection.wait_for_room()
 
     async def _receive(self, incoming: Incoming, connection: Connection) -> None:
         reply = await self._answer(incoming, connection)
@@ -199,7 +199,7 @@ class Peer:
         *,
         event_ids: EventIds | None = None,
     ) -> bytes | None:
-        """Handle a message. Returns the reply; None without one, and where it is a delivery.
+        """Handle a message. Returns the reply; None for a notification and for a delivery.
 
         `line` is the message as it was received. A request whose method `delivers` needs a
         connection. A poll over HTTP needs `event_ids`, which hold the position that its
@@ -230,10 +230,10 @@ class Peer:
         request_id, method = message.id, str(message.method)
         assert isinstance(request_id, int | str)
         check_revision(await self._work(line, partial(revision_in, message, line)))
-        if request_id in self.session.checking:  # not even a resume displaces such a call
+        if request_id in self.session.checking:  # a resume cannot displace such a call
             check_free(self.session, request_id)
-        if method in self._deliveries:  # these check the id: a resume may displace its holder
-            _check_name(request_id, "id")
+        if method in self._deliveries:  # they check the id, since a resume may displace its holder
+            _check_length(request_id, "id")
             assert connection is not None
             await self._deliveries[method](message, line, connection)
             return None
@@ -329,7 +329,7 @@ class Peer:
         A page token among the arguments is removed from the message, the line and the params.
         """
         params = read_params(message.params, CallTool)
-        _check_name(params.meta.progress_token, "_meta.progressToken")
+        _check_length(params.meta.progress_token, "_meta.progressToken")
         tool = self._profile.tools.get(params.name)
         token = dialects.page_token(message.params)
         if tool is not None:
@@ -346,7 +346,7 @@ class Peer:
     ) -> None:
         """Begin a call whose arguments take long to check, in a task beside the reader.
 
-        Its request id is taken meanwhile. A cancel ends it without a reply, like a running call.
+        Its request id is reserved meanwhile. A cancel ends it without a reply, like a running call.
         """
         assert isinstance(message.id, int | str)
         request_id, checking = message.id, self.session.checking
@@ -403,7 +403,7 @@ class Peer:
         """Begin a call. The journal stores `line` as its request, which includes `mark`."""
         assert isinstance(message.id, int | str)
         checking = self.session.checking
-        if message.id not in checking:  # otherwise this call itself has taken the id
+        if message.id not in checking:  # else `_begin_in_task` has reserved it for this call
             check_free(self.session, message.id)
         tool = self._profile.tools.get(params.name)
         if tool is None:
@@ -454,7 +454,7 @@ class Peer:
             self.session, read_params(message.params, _Cancelled).request_id
         )
 
-    # The proposals
+    # Resume, poll and ack
 
     async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
@@ -477,7 +477,7 @@ class Peer:
         """Check the scopes of a caller that resumes its own stream without a resume token.
 
         It needs the scopes that the call needed, since the same principal may have bearer tokens
-        with fewer scopes. A resume token needs no scopes: it is the authority itself.
+        with fewer scopes. A resume token needs no scopes: having it is enough.
         """
         if self._profile.tools.scopes:
             origin = messages.parse(stream.record.origin)
@@ -505,12 +505,12 @@ def _units(incoming: Incoming) -> int:
     return 1 + len(incoming) // UNIT_BYTES
 
 
-def _check_name(name: RequestId | ProgressToken | None, what: str) -> None:
+def _check_length(name: RequestId | ProgressToken | None, what: str) -> None:
     """Refuse a longer name than clients need, since it would be stored and repeated."""
     if isinstance(name, str) and len(name) > NAME_LETTERS_MAX:
         raise Refusal(
             INVALID_REQUEST,
-            f"{what}: {len(name)} characters: send at most {NAME_LETTERS_MAX}.",
+            f"{what} has {len(name)} characters: send at most {NAME_LETTERS_MAX}.",
         )
 
 
@@ -536,9 +536,9 @@ def revision_in(message: Message, line: bytes) -> Any:
 def check_revision(named: Any) -> None:
     """Raise `Refusal` for a revision that this server does not speak.
 
-    Clients that try 2026-07-28 first recognize an older server by this error, and initialize. These
-    errors would stop them instead: code -32022 (Rust), the words Mcp-Session-Id (C#), and any error
-    without the request's id (Rust).
+    Clients that try 2026-07-28 first recognize an older server by this error, and initialize. For
+    that the error must not have the code -32022 (the Rust SDK stops), must not contain the words
+    Mcp-Session-Id (C#), and must have the request's id (Rust).
     """
     if named is None or named in REVISIONS:
         return

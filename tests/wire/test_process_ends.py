@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from streams.journal.sqlite.verify import inspect
-from streams.process.exit import DEADLINE_S
+from streams.process.deadline import DEADLINE_S
 from tests.acceptance.launch import Spawned, owner_pid, wait_for_end
 from tests.wire.process import CLI, FAULTY_APP, ServerProcess
 from tests.wire.raw import DEADLINE_S as PATIENCE_S

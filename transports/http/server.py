@@ -31,7 +31,7 @@ from transports.net.sockets import (
     unsent_bytes,
 )
 
-# How long the next part of a request may take, counted from the end of the part before. Clients and
+# How long the next part of a request may take, after the previous part has ended. Clients and
 # proxies keep idle connections for about 60 s; the server must not close first. A body of 4 MiB in
 # 30 s needs 1.1 Mbit/s.
 PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
@@ -39,12 +39,12 @@ PATIENCE_S: Final = {Phase.NOTHING: 75.0, Phase.HEAD: 10.0, Phase.BODY: 30.0}
 # The size of one read of a body, which is parsed without letting other tasks run.
 BODY_READ_BYTES: Final = 64 * 1024
 
-# How many bytes are kept of a peer that sends during its response. Beyond that the connection is
-# not read until the response is over, and a hang-up is not noticed.
+# How many bytes of the next request are kept while a response is sent. Beyond that the connection
+# is not read until the response is over, and a hang-up is not noticed.
 PIPELINED_BYTES_MAX: Final = 64 * 1024
 
-# The peer has ended its output, whether all of it was read or not. On other systems than Linux,
-# only `gone` and failed writes notice that.
+# The peer has ended its output, whether all of it was read or not. Elsewhere than
+# on Linux only a read (`watch`) or a failed write notices that.
 _POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)
 
 
@@ -60,9 +60,10 @@ async def serve(
 ) -> None:
     """Listen at every address of `host` and run `endpoint` for each request, until cancelled.
 
-    Reports the port, which matters for port 0. A newline at the end of a body does not count for
+    Reports the port, so that `port` may be 0. A newline at the end of a body does not count for
     `body_bytes_max`. Once a request is authenticated, `screen` says how long its body may be.
-    Cancelled, it closes all connections at once. Raises `OSError` when the address cannot be bound.
+    When cancelled, it closes all connections at once. Raises `OSError` if the address cannot be
+    bound.
     """
     listener = await open_listener(host, port, options)
     task_status.started(listener.port)
@@ -166,7 +167,7 @@ class _Server:
     async def _answer(
         self, request: Request, requests: Requests, connection: "_Connection"
     ) -> None:
-        """Let the endpoint answer a request. Raises `HttpError` if it fails without an answer."""
+        """Let the endpoint answer a request. Raises `HttpError` if no response has begun."""
         response = _Response(requests, connection)
         try:
             await self.endpoint(request, response)
@@ -182,7 +183,7 @@ class _Server:
 
 
 def _failed() -> HttpError:
-    return HttpError(500, Refusal(INTERNAL_ERROR, "The server failed: look into its log."))
+    return HttpError(500, Refusal(INTERNAL_ERROR, "The server failed: see its log."))
 
 
 def _is_hang_up(error: Exception) -> bool:
@@ -195,7 +196,7 @@ class _Connection:
     """The bytes of one connection, both ways.
 
     While a request is answered, the connection is read only if the endpoint waits for the peer to
-    hang up, or for room to write: then `watch` reads, and keeps the bytes for later. To watch
+    hang up, or for room to write: then `watch` reads, and keeps the bytes for later. Watching
     during each response would cost as much as parsing its request.
     """
 
@@ -292,7 +293,7 @@ class _Connection:
     def _hang_up(self) -> None:
         self.gone.set()
         if self._sending is not None:
-            self._sending.cancel()  # it waits for a peer that is gone
+            self._sending.cancel()  # `send_pieces` waits for a peer that is gone
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self.tcp.socket.fileno())
@@ -307,7 +308,7 @@ class _Connection:
             await refuse(self._stream, refused)
 
     async def close_gracefully(self) -> None:
-        """End the connection so that the last response arrives; the caller closes it."""
+        """End our output, so that the last response arrives. The caller closes the connection."""
         if not self.gone.is_set():
             with trio.move_on_after(CLOSE_S):
                 await close_gracefully(self._stream)

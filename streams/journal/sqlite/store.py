@@ -44,8 +44,9 @@ from streams.limits import DAY_S, MIB, Durability
 from streams.messages import Run
 
 BUSY_MS: Final = 1000  # how long a commit waits while another program holds the file
-AT_ONCE_BYTES_MAX: Final = 16 * 1024  # of lines: written in about the time of a read
-# After a start the engine looks at each evicted stream within this time, and may put it off again.
+AT_ONCE_BYTES_MAX: Final = 16 * 1024  # a commit of so many bytes takes about as long as a read
+# After a start each evicted stream is due within this time, whatever a wrong clock has written. The
+# engine postpones a stream that is not to expire yet.
 LOOKED_AT_WITHIN_S: Final = 30 * DAY_S
 
 _T = TypeVar("_T")
@@ -54,7 +55,8 @@ _T = TypeVar("_T")
 class SQLiteStore:
     """A journal file, opened and owned.
 
-    Only `read` and `lookups` may run while another thread uses it. All methods may raise
+    Only `read`, `lookups`, `look_for_room` and `anonymous_shortage` may run while another thread
+    uses it. All methods may raise
     `Unavailable`, `Full` or `JournalUnusable`; then the whole step is rolled back. After a
     `JournalUnusable` from `commit`, all later commits raise the same: what is on disk is unknown
     until the file is opened anew.
@@ -74,9 +76,10 @@ class SQLiteStore:
         """Open the journal at `path`, or create it.
 
         A commit that would make the file longer than `file_bytes_max` bytes raises `Full`.
-        `bytes_max` limits the file and its WAL together. An eighth of it, at most 64 MiB, is for
-        the WAL, which may exceed that by one commit of up to 49 MiB. `anonymous_bytes_max` limits
-        the streams of all anonymous callers together.
+        `bytes_max` replaces that and limits the file and its WAL together: an eighth of it, at most
+        64 MiB, is for the WAL, which may exceed that by one commit of up to 49 MiB. On a small disk
+        both are smaller. `anonymous_bytes_max` limits the streams of all anonymous callers
+        together.
 
         Raises `JournalUnusable`, which says what to do, if the file is owned by another process,
         belongs to another program, is damaged, newer or not writable, or if its disk has less than
@@ -139,7 +142,7 @@ class SQLiteStore:
 
     def claim(self) -> Sequence[Record]:
         """See `Journal.claim`."""
-        self._wait_for_others(BUSY_MS)
+        self._set_busy_timeout(BUSY_MS)
         with translated(self._path):
             records = self._transact(self._claimed)
         self._tails.claim()
@@ -148,7 +151,7 @@ class SQLiteStore:
 
     def _claimed(self) -> Sequence[Record]:
         self._writer.execute("UPDATE ownership SET claims = claims + 1")
-        # If the clock was years ahead when streams were evicted, they must not stay for years.
+        # The clock may have been years ahead when streams were evicted.
         due_at = wall() + LOOKED_AT_WITHIN_S
         self._writer.execute("UPDATE rests SET due_at = ? WHERE due_at > ?", (due_at, due_at))
         resident = "WHERE streams.id IN (SELECT id FROM awake) ORDER BY streams.id"
@@ -156,7 +159,7 @@ class SQLiteStore:
 
     def commit(self, changes: Sequence[Change]) -> Sequence[JournalError | None]:
         """See `Journal.commit`."""
-        self._wait_for_others(BUSY_MS)
+        self._set_busy_timeout(BUSY_MS)
         return self._commit(changes)
 
     def commit_at_once(self, changes: Sequence[Change]) -> Sequence[JournalError | None] | None:
@@ -172,7 +175,7 @@ class SQLiteStore:
             or (self._share is not None and self._share.is_due)
         ):
             return None
-        self._wait_for_others(0)
+        self._set_busy_timeout(0)
         try:
             return self._commit(changes)
         except Full:
@@ -180,7 +183,7 @@ class SQLiteStore:
         except Unavailable:
             return None
 
-    def _wait_for_others(self, busy_ms: int) -> None:
+    def _set_busy_timeout(self, busy_ms: int) -> None:
         """Set how long the next statements wait while another program holds the file."""
         if busy_ms != self._busy_ms:
             self._writer.execute(f"PRAGMA busy_timeout = {busy_ms}")
@@ -196,7 +199,7 @@ class SQLiteStore:
             self._failure = str(error)
             raise
         except Full:
-            self._is_full = True  # the next commit empties the log: acked lines in it free room
+            self._is_full = True  # the next commit empties the log, where acked lines take room
             raise
         finally:
             if is_tight or self._is_full:
@@ -209,7 +212,7 @@ class SQLiteStore:
     ) -> Sequence[JournalError | None]:
         batch = Batch(self._writer, self._tails, is_without_log=is_without_log)
         try:
-            # A commit adds its lines to the log, and at most twice of that to the tables.
+            # A commit writes its lines once to the log and at most twice to the tables.
             self._checkpoints.make_room(MIB + 3 * _bytes_of(changes))
             if self._share is not None:
                 self._share.recount(self._anonymous_unwritten)
@@ -259,7 +262,7 @@ class SQLiteStore:
 
     def read(self, stream: str, after: int, *, bytes_max: int) -> Sequence[Run]:
         """See `Journal.read`. May run while another thread runs `commit` or `claim`."""
-        # The tail is read before the tables: a tail that becomes a segment meanwhile is in both.
+        # The tail is read first: one that moves to the tables meanwhile is seen twice, not missed.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
         if beyond and beyond[0].seq <= after + 1:
@@ -268,13 +271,12 @@ class SQLiteStore:
             return self._segments.read(stream, after, bytes_max, beyond)
 
     def close(self) -> None:
-        """Empty the log into the tables and the WAL into the file, and close the file.
+        """Move the log into the tables and the WAL into the file, and close the file.
 
         May be called twice.
         """
-        self._wait_for_others(BUSY_MS)
-        # The log and the WAL are as durable as the file: if the disk is full or busy, the next
-        # start finds there what could not be moved.
+        self._set_busy_timeout(BUSY_MS)
+        # If that fails, as on a full disk, nothing is lost: the next start does it.
         if self._failure is None and not self._tails.is_empty:
             with suppress(JournalError):
                 self._write((), is_without_log=True)

@@ -368,10 +368,10 @@ def test_an_attached_stream_has_no_deadline() -> None:
 
 def test_min_is_counted_from_the_disconnect() -> None:
     state = a_state(min_s=5.0)
-    assert state.is_early(0.0) == 0.0
+    assert state.early_s(0.0) == 0.0
     state.detach(10.0)
-    assert state.is_early(12.0) == 3.0
-    assert state.is_early(15.0) == 0.0
+    assert state.early_s(12.0) == 3.0
+    assert state.early_s(15.0) == 0.0
 
 
 def test_a_drained_stream_keeps_its_status_for_a_day_at_most() -> None:
