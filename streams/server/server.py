@@ -28,8 +28,8 @@ class Server:
     detached. With a `resume_max_s` of 0, calls are cancelled when their connection is lost.
     `enforce_min` refuses a client that resumes too early, instead of serving it.
 
-    A caller may resume its own streams by streamId. A stream of an anonymous caller needs no more
-    than its streamId either, unless `require_resume_token` is set: then the resumeToken is needed.
+    A caller resumes its own streams by their streamId. Other callers need the resumeToken too. For
+    a stream of an anonymous caller they need it only if `require_resume_token` is set.
     """
 
     def __init__(

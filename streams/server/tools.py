@@ -108,7 +108,7 @@ class Paged(msgspec.Struct, frozen=True):
     """The settings of a tool that gives pages."""
 
     ahead: int  # pages that are made before a call asks for them
-    wait_s: float  # for the next page; then a call gets an empty one
+    wait_s: float  # how long a call waits for a page before it gets an empty one
 
 
 class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):

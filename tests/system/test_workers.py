@@ -1,4 +1,4 @@
-"""Worker processes for checks: real processes, and what becomes of them."""
+"""Worker processes for checks: real processes, and how they end."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ async def open_workers() -> AsyncIterator[Workers]:
 
 
 def children() -> set[int]:
-    """Processes that this one has started and not waited for, zombies included."""
+    """Child processes of this process, including zombies."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -92,7 +92,7 @@ async def test_a_worker_that_was_killed_while_idle_is_replaced() -> None:
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # which threads it has
 async def test_a_forked_child_does_not_hold_the_pipes_of_a_worker() -> None:
-    """Else the worker would go on when the server is gone and the child is not."""
+    """Otherwise a worker would outlive the server while the child runs."""
     async with open_workers() as workers:
         await workers.check(INTEGERS, b"[1]", "arguments", "a")
         (worker,) = children()
@@ -130,7 +130,7 @@ async def test_a_worker_that_has_held_much_is_replaced(monkeypatch: pytest.Monke
 
 
 async def test_one_caller_has_one_check_at_a_time() -> None:
-    """So another one's does not wait for all of theirs."""
+    """So the check of another principal does not wait for all of them."""
     order: list[str] = []
     async with open_workers() as workers, trio.open_nursery() as nursery:
 

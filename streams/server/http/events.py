@@ -15,7 +15,7 @@ _EVENT: Final = b"data: %b\n"
 # This comment also opens a response without a priming event.
 _COMMENT: Final = b":\n\n"
 KEEP_ALIVE: Final = {EVENTS: _COMMENT, LINES: b"\n"}
-RETRY_MS_MAX: Final = 15_000  # users take a stock client that waits longer for dead
+RETRY_MS_MAX: Final = 15_000  # a stock client that waits longer seems dead
 
 
 class Events:

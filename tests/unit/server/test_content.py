@@ -75,7 +75,7 @@ blocks = st.one_of(
 def test_mcps_own_models_read_every_block_and_lose_nothing_of_it(block: Block) -> None:
     wire = msgspec.json.decode(msgspec.json.encode(block))
     read = MODELS[wire["type"]].model_validate(wire)
-    # Their models ignore what they do not know: a misspelled field would not come back.
+    # MCP's models ignore unknown fields, so a misspelled field would be missing in what they read.
     assert read.model_dump(by_alias=True, exclude_none=True, mode="json") == wire
 
 

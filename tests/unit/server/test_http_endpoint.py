@@ -1,4 +1,4 @@
-"""Streamable HTTP on the engine, where time passes as it is told to; `tests/wire` has the rest."""
+"""Streamable HTTP on the engine with a mock clock; `tests/wire` has the rest."""
 
 import pytest
 import trio
@@ -121,7 +121,7 @@ async def test_a_call_can_be_cancelled_while_its_response_is_cut(
         assert steps.was_cancelled
 
 
-# Going on
+# Resuming a response
 
 
 async def test_a_response_goes_on_where_it_was_cut(
@@ -214,7 +214,7 @@ async def test_an_event_id_of_nobody_is_a_bad_request(
         assert (await browser.go_on(event_id.format(key=key))).status == 400
 
 
-# Trouble
+# Failures
 
 
 async def test_a_journal_that_cannot_be_read_ends_the_server(

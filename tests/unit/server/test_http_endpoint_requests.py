@@ -39,7 +39,7 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 async def cut_off(browser: Browser) -> dict[str, str]:
-    """Begin a call and lose its response; what leads back to it."""
+    """Begin a call and lose its response. Returns what a client needs to resume it."""
     first = await browser.call(1, "step")
     token = first.events[1][1]["params"]["resumeToken"]
     await first.hang_up()

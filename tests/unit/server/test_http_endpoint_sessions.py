@@ -1,4 +1,4 @@
-"""Sessions over HTTP, where time passes as it is told to: what they keep, and how they end."""
+"""Sessions over HTTP with a mock clock: their state and their end."""
 
 import pytest
 import trio

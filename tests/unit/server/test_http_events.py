@@ -1,4 +1,4 @@
-"""Runs as server-sent events, however many messages there are in one."""
+"""Runs as server-sent events, for any number of messages in a run."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Every sentence of the Streams page that obliges or allows something, held against the server.
+"""Every sentence of the Streams proposal that obliges or allows something, tested on the server.
 
 Each test quotes its sentence.
 """
@@ -165,7 +165,10 @@ async def test_a_client_that_waits_min_is_served_at_once(
         second = await house.dial()
         await first.leave()
         early = await second.request(2, "stream/resume", **named(stream))
-        assert (reason(early), early["data"]["retryAfter"]) == ("too_early", 4)  # it left 1 s ago
+        assert (reason(early), early["data"]["retryAfter"]) == (
+            "too_early",
+            4,
+        )  # it was detached 1 s ago
         await trio.sleep(early["data"]["retryAfter"])
         steps.finish()
         assert "result" in (await second.resume(3, stream))[-1]

@@ -1,4 +1,4 @@
-"""The Streams page from Polling on: every sentence that obliges or allows something."""
+"""The Streams proposal from Polling on: every sentence that obliges or allows something."""
 
 from typing import Any
 
@@ -273,7 +273,7 @@ async def test_only_the_owner_or_a_token_opens_a_stream(
         guesser = await ask_as(house, "mallory", method, **named(stream), resumeToken="guess")
         nothing = await ask_as(house, "mallory", method, streamId="nothing")
         mistaken = await ask_as(house, "alice", method, **named(stream), resumeToken="guess")
-        assert stranger == guesser == nothing == mistaken  # nobody learns that it is there
+        assert stranger == guesser == nothing == mistaken  # the error is that of an unknown stream
         assert reason(stranger) == "stream_not_found"
         assert (await ask_as(house, "mallory", "stream/poll/all"))["statuses"] == []
         bearer = await ask_as(house, "bob", method, **named(stream), **with_token(stream))
@@ -299,7 +299,9 @@ async def test_what_a_disconnected_stream_may_retain_is_limited(
         state = state_of(house, stream)
         assert 5 < state.last <= 10  # the tool waits
         heard = await (await house.dial()).resume(2, stream)
-    assert said(heard) == [str(n) for n in range(100)]  # and goes on, and nothing is missing
+    assert said(heard) == [
+        str(n) for n in range(100)
+    ]  # then it continues, and no message is missing
 
 
 def state_of(house: House, stream: dict[str, Any]) -> StreamState:

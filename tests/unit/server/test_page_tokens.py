@@ -1,4 +1,4 @@
-"""Tokens of pages: which call they lead on, for whom, for how long, and what is let go when."""
+"""Page tokens: their call, their callers, their lifetime, and the pages that are dropped."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -31,7 +31,7 @@ def server() -> Server:
     return counting()
 
 
-# The same again
+# The same page twice
 
 
 async def test_the_same_token_gives_the_same_page_until_a_later_one_was_used(
@@ -66,7 +66,7 @@ async def test_the_last_page_can_be_had_again_for_two_minutes(autojump_clock: Mo
         token = next_of(await talker.page(1, "count", to=2))
         last = await talker.page(2, "count", token, to=2)
         assert is_last(last)
-        for number in range(3, 8):  # asking again does not put off the end
+        for number in range(3, 8):  # a second request for a page does not extend its lifetime
             await trio.sleep(23)
             assert await talker.page(number, "count", token, to=2) == last
         await trio.sleep(10)
@@ -78,7 +78,7 @@ async def test_how_long_the_last_page_is_kept_can_be_set(autojump_clock: MockClo
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         token = next_of(await talker.page(1, "count", to=2))
-        await trio.sleep(MAX_S - 1)  # which begins with the last page, and not before
+        await trio.sleep(MAX_S - 1)  # the lifetime begins with the last page
         assert page_text(await talker.page(2, "count", token, to=2)) == "2"
         await trio.sleep(1)
         assert page_text(await talker.page(3, "count", token, to=2)) == "2"
@@ -103,7 +103,7 @@ async def test_a_token_may_stand_in_either_place_and_that_in_the_params_counts(
         assert reason(await ask(4, resumeToken="x", **in_meta)) == "invalid_token"
 
 
-# Of this call, and of no other
+# Page tokens of other calls
 
 
 def flipped(token: str) -> str:
@@ -155,7 +155,9 @@ async def test_whatever_is_wrong_with_a_token_the_answer_is_the_same(
         assert len(answers) == 1
         refused = await talker.page(1, "count", flipped(token))
         assert (refused["code"], refused["data"]) == (-32602, {"reason": "invalid_token"})
-        assert page_text(await talker.page(2, "count", token)) == "4"  # none of that did harm
+        assert (
+            page_text(await talker.page(2, "count", token)) == "4"
+        )  # none of these requests changed anything
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,7 @@ async def test_a_token_is_bound_to_who_is_authenticated(
         other = await (await house.dial(PLAIN, "os(1)")).page(1, "count", tokens[-1])
         if is_bound:
             assert reason(other) == "invalid_token"
-        else:  # who comes back is another one then: the token is the authority
+        else:  # an anonymous client is another caller now: the page token is the authority
             assert page_text(other) == "4"
 
 
@@ -277,5 +279,5 @@ async def test_pages_that_nobody_turned_count_among_a_principals_streams(
         await talker.page(2, "count", to=3)
         assert reason(await talker.page(3, "count")) == "too_many_streams"
         await talker.page(4, "count", token, to=2)
-        await talker.page(5, "count", to=4)  # what ended and was written makes room
+        await talker.page(5, "count", to=4)  # streams that ended and are written can be dropped
         assert reason(await talker.page(6, "count", token, to=2)) == "invalid_token"

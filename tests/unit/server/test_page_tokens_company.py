@@ -1,4 +1,4 @@
-"""Tokens of pages where somebody else is there, or was: newer calls, resumes, crashes."""
+"""Page tokens beside newer calls, resumes and crashes."""
 
 from collections.abc import AsyncIterator
 
@@ -110,7 +110,7 @@ async def test_tokens_under_an_older_key_stay_valid_after_a_restart(
         talker = await house.dial(PLAIN, "os(0)")
         page = await talker.page(1, "count", tokens[1])
         assert page_text(page) == "3"
-        assert next_of(page) != tokens[2]  # it is made under the new key
+        assert next_of(page) != tokens[2]  # the page token is made with the new key
         for token in (next_of(page), tokens[2]):
             assert reason(await talker.page(2, "count", token)) == "interrupted"
 

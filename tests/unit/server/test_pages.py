@@ -38,7 +38,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 def count(server: Server, kind: str, **settings: Any) -> list[int]:
-    """A tool that yields the numbers up to `to`; returned is what it has made so far."""
+    """A tool that yields the numbers up to `to`. Returns the list of those that it has made."""
     made: list[int] = []
 
     async def as_told(to: int) -> AsyncIterator[str]:
@@ -57,7 +57,7 @@ def count(server: Server, kind: str, **settings: Any) -> list[int]:
 
 
 async def turn_all(talker: Talker, tool: str, **arguments: Any) -> list[Json]:
-    """All pages of a tool, one call after the other."""
+    """All pages of a tool, one call after another."""
     pages = [await talker.page("p1", tool, **arguments)]
     while not is_last(pages[-1]):
         token = next_of(pages[-1])
@@ -116,7 +116,7 @@ async def test_a_page_becomes_a_result_as_what_a_tool_returns_does(
     assert "outputSchema" not in listed  # an empty page would not fit
 
 
-# No earlier than wanted
+# Pages that are made ahead
 
 
 @pytest.mark.parametrize("pages_ahead", [1, 3])
@@ -180,11 +180,11 @@ async def test_a_plain_generator_keeps_one_thread_from_the_first_page_to_the_las
     assert threading.get_ident() not in threads
 
 
-# When it takes long
+# Slow tools
 
 
 class Slow:
-    """A tool that yields when the test says so, and ends so."""
+    """A tool that yields and ends when the test tells it to."""
 
     def __init__(self, server: Server, **settings: Any) -> None:
         self._send, self._receive = trio.open_memory_channel[Any](100)
@@ -220,7 +220,7 @@ class Slow:
 
 
 async def timed(talker: Talker, id: int, token: str | None = None) -> tuple[float, Json]:
-    """After how many seconds a page came, and the page."""
+    """The seconds until a page came, and the page."""
     start = trio.current_time()
     page = await talker.page(id, "slow", token)
     return round(trio.current_time() - start, 6), page
@@ -237,7 +237,7 @@ async def test_a_page_waits_a_moment_to_know_whether_it_is_the_last(
         assert (passed, page_text(page)) == (HOLD_S, "a")
         slow.give("b", "c")
         passed, page = await timed(talker, 2, next_of(page))
-        assert (passed, page_text(page)) == (0, "b")  # something follows it
+        assert (passed, page_text(page)) == (0, "b")  # another page follows
 
 
 async def test_what_ends_long_after_its_last_page_ends_with_an_empty_one(
@@ -343,12 +343,12 @@ async def test_progress_of_a_page_that_nobody_asked_for_yet_is_not_sent(
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         slow.give("1", "2")
-        slow.progress(0.5)  # of a call that is answered already, or of none
+        slow.progress(0.5)  # of a call that has its response, or of no call
         slow.give("3")
         slow.end()
         await talker.call("c", "slow", token="p")
         token = next_of((await talker.answer("c"))["result"])
-        await wait_all_tasks_blocked()  # by now all is made
+        await wait_all_tasks_blocked()  # by now all pages are made
         for number in (2, 3):
             page = await talker.page(number, "slow", token)
             token = "" if is_last(page) else next_of(page)

@@ -1,4 +1,4 @@
-"""How a tool that gives pages ends: by itself, with a failure, or because nobody wants more."""
+"""The end of a tool that gives pages: by itself, with a failure, or when no pages are wanted."""
 
 import itertools
 import threading
@@ -32,7 +32,7 @@ def server() -> Server:
 
 
 def giving(server: Server, *pages: Any) -> None:
-    """A tool that yields these; an exception among them is raised."""
+    """A tool that yields these values, and raises an exception among them."""
 
     @server.tool(name="give", pages=True)
     async def give() -> AsyncIterator[Any]:
@@ -43,7 +43,7 @@ def giving(server: Server, *pages: Any) -> None:
 
 
 async def given(server: Server) -> list[Json]:
-    """The answers to one call after the other, up to where nothing leads on."""
+    """The responses to one call after another, up to the one without a page token."""
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         pages = [await talker.page("p1", "give")]
@@ -52,7 +52,7 @@ async def given(server: Server) -> list[Json]:
         return pages
 
 
-# With a failure
+# Failures
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, 5])
@@ -95,11 +95,11 @@ async def test_a_page_that_is_too_large_is_the_end(at: int, mock_clock: MockCloc
         assert is_last(failed)
 
 
-# Because nobody wants more
+# No more pages are wanted
 
 
 class Watched:
-    """A tool that yields for ever but stops before its page number `stop`, and tells when it is
+    """A tool that yields for ever, or stops before page number `stop`, and tells when it is
     closed.
     """
 
@@ -132,11 +132,11 @@ class Watched:
             self.closed.set()
 
 
-PATIENCE_S = 20.0  # of the real clock; only a test that fails takes as long
+PATIENCE_S = 20.0  # of the real clock; only a failing test takes this long
 
 
 async def happens(event: threading.Event) -> bool:
-    """Wait for what may happen in a thread; False where it does not."""
+    """Wait for something that a thread does. Returns False if it does not happen."""
     return await trio.to_thread.run_sync(event.wait, PATIENCE_S)
 
 
@@ -158,13 +158,13 @@ async def test_who_cancels_the_call_for_a_page_stops_the_tool(
             await talker.ask(number, "tools/call", name="rows", arguments={"stop": stop}, **turn)
             if number == stop - 1:
                 assert await happens(watched.at_stop)
-                mock_clock.jump(1)  # whether this page is the last is not known
+                mock_clock.jump(1)  # it is not known whether this page is the last
             turn = {"resumeToken": next_of((await talker.answer(number))["result"])}
         await talker.ask(stop, "tools/call", name="rows", arguments={"stop": stop}, **turn)
         assert await happens(watched.at_stop)
         await talker.tell("notifications/cancelled", requestId=stop)
         await wait_all_tasks_blocked()
-        watched.go_on.set()  # a thread hears of it when it comes back
+        watched.go_on.set()  # a thread notices it when it yields
         assert await happens(watched.closed)
         if turn:
             refused = await talker.page(9, "rows", turn["resumeToken"], stop=stop)
@@ -173,7 +173,7 @@ async def test_who_cancels_the_call_for_a_page_stops_the_tool(
 
 
 async def begun(house: House, capabilities: Json = PLAIN) -> tuple[Talker, str]:
-    """A client that was given the first page, and the token of the second."""
+    """A client that has the first page, and the page token for the second."""
     talker = await house.dial(capabilities)
     return talker, next_of(await talker.page(1, "rows"))
 
@@ -205,7 +205,7 @@ async def test_a_page_that_nobody_comes_for_keeps_a_connected_client_no_longer(
 ) -> None:
     async with open_house(server) as house:
         talker, token = await begun(house)
-        mock_clock.jump(MAX_S + 1)  # it is there, and does not ask
+        mock_clock.jump(MAX_S + 1)  # the client is attached, but asks for no page
         await wait_all_tasks_blocked()
         assert await happens(watched.closed)
         assert reason(await talker.page(2, "rows", token)) == "invalid_token"

@@ -1,4 +1,4 @@
-"""Tools that give pages: which functions may, what they are listed as, and their settings."""
+"""Tools that give pages: their functions, their listings and their settings."""
 
 import functools
 import math

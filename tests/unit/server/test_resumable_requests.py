@@ -1,6 +1,6 @@
-"""Resumable requests: a resume that is answered with the original response, and what it may cost.
+"""Resumable requests: a resume that is answered with the original response, and its costs.
 
-`tests/test_obligations*.py` have Streams; what both have in common is not repeated.
+`test_obligations*.py` test Streams. Rules that both proposals share are not repeated here.
 """
 
 import pytest
@@ -235,7 +235,7 @@ async def test_an_id_in_flight_is_taken_and_the_original_one_is_not(
         await second.call(1, "new")
         await second.policy()
         assert (await second.request(1, RESUME_REQUEST, **token))["code"] == -32600
-        await second.ask(2, RESUME_REQUEST, **token)  # nothing comes under the original id
+        await second.ask(2, RESUME_REQUEST, **token)  # no response has the original id
         await second.policy()
         assert (await second.request(2, "ping"))["code"] == -32600
         new.finish("new")

@@ -1,4 +1,4 @@
-"""Resumable requests: who is refused what, and how a request stands."""
+"""Resumable requests: refusals, and the status of a request."""
 
 import pytest
 import trio
@@ -99,7 +99,7 @@ async def test_a_token_that_an_older_key_made_leads_to_its_stream(
         assert reason(await talker.request(2, RESUME_REQUEST, **token)) == "interrupted"
 
 
-# How it stands
+# Status
 
 
 async def test_a_status_tells_how_a_request_stands(
@@ -136,7 +136,7 @@ async def test_only_a_json_rpc_error_is_a_failure(
         _, token = await requested(house)
         await trio.sleep(1)
         crashed = house.as_after_a_crash()
-    for _ in range(2):  # the failure is remembered over a restart
+    for _ in range(2):  # the failure is stored, and known after a restart
         async with open_house(server, journal=crashed, keyring=keyring) as house:
             talker = await house.dial(PLAIN)
             status = await talker.request(1, STATUS_OF_REQUEST, requestId=1, **token)

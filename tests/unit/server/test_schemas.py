@@ -1,4 +1,4 @@
-"""Schemas: what a tool's schema says, and how arguments are checked against it."""
+"""Schemas of tools, and the checks of arguments against them."""
 
 import contextlib
 import math

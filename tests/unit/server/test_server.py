@@ -164,7 +164,7 @@ async def test_results_become_content(server: Server) -> None:
     ]
 
 
-# The server around them
+# The server
 
 
 async def test_the_tools_are_listed_with_their_schemas_a_page_at_a_time() -> None:
@@ -281,7 +281,9 @@ def test_intervals_are_not_negative() -> None:
 async def test_others_are_answered_while_a_large_message_waits_for_its_turn(
     method: str, server: Server, mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(large_work(), "_clock", trio.current_time)  # the mock clock is the work
+    monkeypatch.setattr(
+        large_work(), "_clock", trio.current_time
+    )  # the mock clock measures the work
 
     @server.tool
     async def size(text: str) -> int:

@@ -189,7 +189,7 @@ async def test_cancelled_stops_a_plain_function_when_it_next_says_something(
         await talker.call(1, "build")
         await talker.find(said_something)
         await talker.tell("notifications/cancelled", requestId=1)
-        assert await talker.request(2, "ping") == {}  # nobody waits for the thread
+        assert await talker.request(2, "ping") == {}  # the server does not wait for the thread
         go_on.set()
         await trio.to_thread.run_sync(ended.wait, 60)
     assert why == ["a message: the stream is cancelled already"]

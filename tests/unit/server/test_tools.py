@@ -1,4 +1,4 @@
-"""Tools: what is read from a function, what is refused, and the registry of them."""
+"""Tools: made from functions, or refused; and the registry of tools."""
 
 import functools
 import math

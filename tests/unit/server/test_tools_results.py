@@ -1,4 +1,4 @@
-"""Results: what a peer gets for what a tool returned, and what an output schema promises."""
+"""Results: made from the values that tools return, and checked against output schemas."""
 
 import dataclasses
 import inspect
