@@ -1,4 +1,4 @@
-"""Publishes the results of a run: the page benchmarks/figures.md, and pictures for it and README.md.
+"""Publishes the results of a run: benchmarks/figures.md, its pictures, and the one in README.md.
 
 All of them are made from `benchmarks/published.json` alone. A test compares them, so that no figure
 can be edited by hand.
