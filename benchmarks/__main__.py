@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--size", type=int, help="messages of this size alone, in bytes")
     parser.add_argument("--quick", action="store_true", help="tiny, to see that it works")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and SVG")
-    parser.add_argument("--publish", action="store_true", help="put the latest results into docs/")
+    parser.add_argument("--publish", action="store_true", help="publish the latest results")
     chosen = parser.parse_args(arguments)
     if chosen.rounds is not None and chosen.rounds < 1:
         parser.error("--rounds must be 1 or more")

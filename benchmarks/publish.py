@@ -1,4 +1,4 @@
-"""Publishes the results of a run: docs/inside/figures.md, its pictures, and the one in README.md.
+"""Publishes the results of a run: benchmarks/figures.md, its pictures, and the one in README.md.
 
 All of them are made from `benchmarks/published.json` alone. A test compares them, so that no figure
 can be edited by hand.
@@ -15,13 +15,14 @@ from benchmarks.harness import Results
 from benchmarks.servers import ROOT
 
 PUBLISHED: Final = ROOT / "benchmarks" / "published.json"
-PAGE, README = ROOT / "docs" / "inside" / "figures.md", ROOT / "README.md"
+PAGE, README = ROOT / "benchmarks" / "figures.md", ROOT / "README.md"
+PICTURES: Final = Path("docs", "inside")
 HEADLINE: Final = "performance.svg"  # the picture in README.md
 
 _HEAD: Final = """# Figures
 
-Made by `python -m benchmarks --publish`. [Performance](performance.md) explains how they are
-measured and what each row means.
+Made by `python -m benchmarks --publish`. [Performance](../docs/inside/performance.md)
+explains how they are measured and what each row means.
 """
 _BEGIN: Final = "<!-- Made by `python -m benchmarks --publish`. -->"
 _END: Final = "<!-- Made up to here. -->"
@@ -46,13 +47,13 @@ def load(path: Path) -> Results:
 def made(results: Results) -> Mapping[Path, str]:
     """The whole text of every file that is made from the results."""
     pictures = report.charts(results)
-    names = {name: f"performance-{name}.svg" for name in pictures}
-    files = {PAGE.with_name(names[name]): picture for name, picture in pictures.items()}
-    headline = PAGE.with_name(HEADLINE)
-    files[headline] = report.headline(results)
-    files[PAGE] = f"{_HEAD}\n{report.markdown(results, names)}\n"
-    place = headline.relative_to(ROOT).as_posix()
-    files[README] = _filled(README, f"![Coming back, in messages a second]({place})")
+    places = {name: PICTURES / f"performance-{name}.svg" for name in pictures}
+    files = {ROOT / places[name]: picture for name, picture in pictures.items()}
+    headline = PICTURES / HEADLINE
+    files[ROOT / headline] = report.headline(results)
+    linked = {name: f"../{place.as_posix()}" for name, place in places.items()}
+    files[PAGE] = f"{_HEAD}\n{report.markdown(results, linked)}\n"
+    files[README] = _filled(README, f"![Coming back, in messages a second]({headline.as_posix()})")
     return files
 
 

@@ -17,6 +17,7 @@ from tests.rigs import ROOT
 PAGES: Final = (
     *(ROOT / name for name in ("README.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "benchmarks" / "figures.md",
 )
 
 # The addresses that the pages name; free ports take their place.
