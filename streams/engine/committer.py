@@ -10,6 +10,7 @@ from typing import Final, Protocol
 
 import trio
 
+from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Full, JournalUnusable, Refusal, Unavailable, refusal
 from streams.exchange import authenticated
 from streams.journal.contract import Journal, Shortage
@@ -296,7 +297,7 @@ class Committer:
         The sources of each smaller step are told at once and removed from `taken`. Then their lines
         are delivered and confirmed, which makes room for the next step.
         """
-        delay_s = RETRY_FIRST_S
+        failures = 0
         steps = [changes]
         while steps:
             try:
@@ -308,8 +309,8 @@ class Committer:
                 if isinstance(trouble, Full) and len(steps[0]) > 1:
                     steps[:1] = _parts(steps[0])
                     continue
-                await trio.sleep(delay_s)
-                delay_s = min(2 * delay_s, RETRY_LAST_S)
+                await trio.sleep(backoff_s(RETRY_FIRST_S, failures, RETRY_LAST_S))
+                failures += 1
                 steps[0] = self._with_acks(steps[0])
                 continue
             done = steps.pop(0)

@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import streams
 import transports
+from tests.rigs import ROOT
 
 _FOLDERS: Final = tuple(str(Path(file).parent) for file in (streams.__file__, transports.__file__))
-_ROOT: Final = Path(_FOLDERS[0]).parent
 
 
 class Walk:
@@ -58,7 +58,7 @@ def _start_of(code: CodeType) -> int:
 
 
 def _file_of(frame: FrameType) -> str:
-    return str(Path(frame.f_code.co_filename).relative_to(_ROOT))
+    return str(Path(frame.f_code.co_filename).relative_to(ROOT))
 
 
 class Guide:
