@@ -341,6 +341,10 @@ class Delivery:
         else:
             self._close(b"")
 
+    def answer(self, line: bytes) -> None:
+        """See `Follower.answer`."""
+        self._close(line)
+
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
         self._close(messages.error(self.waiting_id, refused))
@@ -471,7 +475,8 @@ class Connection:
         if not framing.announces:
             delivery.preamble, delivery.dialects = (), ()
         stream.attach(delivery)
-        delivery.wake()
+        if not stream.is_deferred:
+            delivery.wake()
 
     def forget(self, delivery: Delivery) -> None:
         """Deliver nothing more of a stream; what is in the current write is still written."""
@@ -522,9 +527,12 @@ class Connection:
     async def respond(self) -> None:
         """Send all that is owed, as the response to one request, and watch whether the peer lives.
 
-        Most responses are complete at once. So the first write comes before the tasks are started.
+        Most responses are complete at once, or as soon as a deferred call ends. So the first write
+        comes before the tasks are started.
         """
         try:
+            if self._is_owing:
+                await self.has_work.wait()
             if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
                 await self._send_once()
         except trio.BrokenResourceError:
