@@ -97,7 +97,7 @@ class Engine:
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._is_closing = False
         self._running = 0  # handlers
-        self._stirred = trio.Event()  # set when a handler or a connection begins or ends
+        self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
 
     # New streams
@@ -148,7 +148,7 @@ class Engine:
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
-        preamble = self.operations.announcements(stream, dialects)
+        preamble = partial(self.operations.announcements, stream, dialects)
         is_urgent = is_paged or (mark is not None and not is_repeatable)
         self._streams.defer(stream, is_urgent=is_urgent)
         connection.attach(
@@ -193,7 +193,7 @@ class Engine:
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        self._stir()
+        self._stirred.unpark_all()
 
     # Connections
 
@@ -236,13 +236,13 @@ class Engine:
     @asynccontextmanager
     async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
         self._connections[connection] = None
-        self._stir()
+        self._stirred.unpark_all()
         try:
             yield connection
         finally:
             self._connections.pop(connection, None)
             connection.close()
-            self._stir()
+            self._stirred.unpark_all()
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 
@@ -250,16 +250,12 @@ class Engine:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
-                await self._stirred.wait()
+                await self._stirred.park()
                 continue
             with trio.move_on_after(linger_s):
-                await self._stirred.wait()
+                await self._stirred.park()
                 continue
             return
-
-    def _stir(self) -> None:
-        self._stirred.set()
-        self._stirred = trio.Event()
 
     # Start and shutdown
 
@@ -302,7 +298,7 @@ class Engine:
             connection.hang_up()
         with trio.move_on_after(CLOSE_S):
             while self._connections:
-                await self._stirred.wait()
+                await self._stirred.park()
 
     @property
     def failure(self) -> BaseException | None:

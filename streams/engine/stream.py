@@ -125,6 +125,7 @@ class Stream:
         "_limits",
         "_newest_handed",
         "_on_settled",
+        "_on_stored",
         "_progress_token",
         "_reader",
         "_rerun_answers",
@@ -160,6 +161,7 @@ class Stream:
         keyring: Keyring,
         *,
         answers: dict[RequestId, Answer],
+        on_stored: Callable[["Stream"], None],
         on_settled: Callable[["Stream"], None],
         overflow: Overflow = "block",
         origin: Message | None = None,
@@ -207,6 +209,7 @@ class Stream:
         self._answers = answers
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
+        self._on_stored = on_stored
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
@@ -242,6 +245,7 @@ class Stream:
             self.is_deferred = False
             self._committer.add(Create(self.record))
             self._committer.mark(self, 0)  # calls `committed` when the record is durable
+            self._on_stored(self)
             if self.delivery is not None:
                 self.delivery.wake()
 

@@ -108,6 +108,7 @@ class Streams:
     def _hold_stored(self, record: Record, idle_since: float) -> Stream:
         """Hold a stream that the journal has, with no delivery attached."""
         stream = self.hold(record)
+        self.index.name(stream)
         stream.is_recorded = True
         stream.state.detach(idle_since)
         if stream.state.is_tombstone or stream.state.is_drained:
@@ -125,6 +126,7 @@ class Streams:
             self._committer,
             self._keyring,
             answers=self.answers,
+            on_stored=self.index.name,
             on_settled=self._settled,
             overflow=overflow,
             origin=origin,
