@@ -330,15 +330,18 @@ def pagings() -> list[Paging]:
     return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
 
 
-def page_token(params: msgspec.Raw) -> str | None:
-    """The page token in a call; None for a new call. Raises `Refusal`.
+def may_have_page_token(params: msgspec.Raw) -> bool:
+    """Whether a call may have a page token, among its params or its arguments.
 
     Most calls have none. A search for the name finds that out faster than decoding, unless there is
     a backslash, which may hide a letter of the name.
     """
     given = bytes(params)
-    if b"\\" not in given and not any(word.argument.encode() in given for word in pagings()):
-        return None
+    return b"\\" in given or any(word.argument.encode() in given for word in pagings())
+
+
+def page_token(params: msgspec.Raw) -> str | None:
+    """The page token in a call; None for a new call. Raises `Refusal`."""
     tokens = (word.read(params) for word in pagings())
     return next((token for token in tokens if token is not None), None)
 
