@@ -77,9 +77,10 @@ class Profile(msgspec.Struct, frozen=True):
     page_size: int  # of `tools/list`
     resume_min_s: float
     resume_max_s: float
-    # The requests of all dialects, by their methods.
+    # The words of all dialects: their requests by their methods, and the names of page tokens.
     polls: dict[str, Polling | Listing] = msgspec.field(default_factory=dialects.questions)
     resumes: dict[str, Resuming] = msgspec.field(default_factory=dialects.resumings)
+    page_token_names: tuple[bytes, ...] = msgspec.field(default_factory=dialects.page_token_names)
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -141,12 +142,15 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
-                reply = await self._answer(incoming, connection)
-                if reply is not None:
-                    connection.reply(reply)
+                await self._receive(incoming, connection)
                 if turns.spend(_units(incoming)):
                     await turns.wait()
             await connection.wait_for_room()
+
+    async def _receive(self, incoming: Incoming, connection: Connection) -> None:
+        reply = await self._answer(incoming, connection)
+        if reply is not None:
+            connection.reply(reply)
 
     async def _answer(self, incoming: Incoming, connection: Connection) -> bytes | None:
         if isinstance(incoming, TooLarge):
@@ -323,7 +327,7 @@ class Peer:
         tool = self._profile.tools.get(params.name)
         if tool is not None:
             tool.check_scopes(scopes)
-        if not dialects.may_have_page_token(message.params):
+        if not dialects.may_have_page_token(line, self._profile.page_token_names):
             return message, line, params, None
         token = dialects.page_token(message.params)
         if tool is not None:
