@@ -386,8 +386,7 @@ class Cache:
 
         Raises `Refusal` where no stream can be chosen.
         """
-        at_most = Elsewhere(wanted=self._streams.evicted)
-        if not self._streams.is_full(principal, at_most):
+        if self._streams.has_room(principal):
             return []  # without asking the journal
         try:
             return await self._make_room(principal)
