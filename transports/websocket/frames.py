@@ -190,7 +190,7 @@ def _as_bytes(message: str | bytes) -> bytes:
 class ShortMessages:
     """Takes the short messages of a client out of the bytes that a server reads, ahead of wsproto.
 
-    wsproto takes 8 µs for a frame of 100 bytes, this takes 2; a short call takes 80 in all.
+    wsproto takes 25 µs for a frame, this takes 5; most calls are one frame, and take 80 µs in all.
 
     A message is taken if it is one masked frame that came in one read. All other bytes go to
     wsproto unchanged: control frames, fragments, longer messages and violations. A taken frame
