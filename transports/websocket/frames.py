@@ -198,7 +198,7 @@ class ShortMessages:
     """
 
     def __init__(self) -> None:
-        self._head = b""  # an incomplete header, which wsproto has as well
+        self._head = b""  # an incomplete header
         self._left = 0  # bytes of a frame for wsproto that have not come
         self._is_fragmented = False  # the current message is incomplete
         self._is_over = False  # a Close frame has come
@@ -206,22 +206,13 @@ class ShortMessages:
     def feed(self, data: bytes) -> Iterator[BytesMessage | TextMessage | bytes]:
         """The parts of `data`, in order: messages, and bytes for wsproto."""
         if self._head:
-            head = self._head + data
-            size = _size_of(head, 0)
-            if size is None:
-                self._head = head
-                yield data
-                return
-            self._leave(head[0], size)
-            self._left -= len(self._head)
-            self._head = b""
+            data, self._head = self._head + data, b""
         at = 0
         while at < len(data):
             if not (self._left or self._is_over):
                 size = _size_of(data, at)
                 if size is None:
                     self._head = data[at:]
-                    yield self._head  # at once: it may be a violation already
                     return
                 message = self._message(data, at, at + size)
                 if message is not None:

@@ -112,11 +112,6 @@ def test_a_violation_is_left_to_wsproto_and_nothing_follows_it(name: str, seed: 
     assert isinstance(found[-1], CloseConnection)
 
 
-def test_half_a_header_that_is_a_violation_is_one_at_once() -> None:
-    (found,) = events_of([b"\x03\x7e"], is_alone=False)
-    assert isinstance(found, CloseConnection)
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_a_message_in_one_frame_and_one_read_is_taken(size: int) -> None:
     text = "x" * size
