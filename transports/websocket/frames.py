@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Final, Protocol
 
-from wsproto.events import BytesMessage, TextMessage
 from wsproto.frame_protocol import Opcode
 
 from streams.messages import Incoming, TooLarge, lines_in, split_lines
@@ -21,15 +20,6 @@ MCP_STREAMS: Final = "mcp-streams.v1"
 # The size of a binary frame, unless one line alone is longer; and of the lines that `mcp` frames at
 # a time.
 FRAME_BYTES_MAX: Final = 256 * 1024
-
-# The bits of a frame's first two bytes (RFC 6455, 5.2).
-_FIN: Final = 0x80
-_MASK: Final = 0x80
-_OPCODE: Final = 0x0F
-_WHOLE_TEXT: Final = _FIN | Opcode.TEXT  # in one frame, without an extension
-_WHOLE_BINARY: Final = _FIN | Opcode.BINARY
-_LENGTH_MAX: Final = 125  # that fits the second byte
-_TWO_BYTES: Final = 126  # stands there for a length in the next two bytes
 
 # A write of more pieces costs more than joining them first.
 PIECES_MAX: Final = 256
@@ -185,88 +175,3 @@ def _text_frames(messages: list[bytes]) -> Sequence[bytes]:
 
 def _as_bytes(message: str | bytes) -> bytes:
     return message.encode() if isinstance(message, str) else message
-
-
-class ShortMessages:
-    """Takes the short messages of a client out of the bytes that a server reads, ahead of wsproto.
-
-    wsproto takes 25 µs for a frame, this takes 5; most calls are one frame, and take 80 µs in all.
-
-    A message is taken if it is one masked frame that came in one read. All other bytes go to
-    wsproto unchanged: control frames, fragments, longer messages and violations. A taken frame
-    never stands between fragments, so wsproto keeps no state that would miss it.
-    """
-
-    def __init__(self) -> None:
-        self._head = b""  # an incomplete header
-        self._left = 0  # bytes of a frame for wsproto that have not come
-        self._is_fragmented = False  # the current message is incomplete
-        self._is_over = False  # a Close frame has come
-
-    def feed(self, data: bytes) -> Iterator[BytesMessage | TextMessage | bytes]:
-        """The parts of `data`, in order: messages, and bytes for wsproto."""
-        if self._head:
-            data, self._head = self._head + data, b""
-        at = 0
-        while at < len(data):
-            if not (self._left or self._is_over):
-                size = _size_of(data, at)
-                if size is None:
-                    self._head = data[at:]
-                    return
-                message = self._message(data, at, at + size)
-                if message is not None:
-                    yield message
-                    at += size
-                    continue
-                self._leave(data[at], size)
-            end = len(data) if self._is_over else min(at + self._left, len(data))
-            self._left -= min(self._left, end - at)
-            yield data[at:end]
-            at = end
-
-    def _message(self, data: bytes, at: int, end: int) -> BytesMessage | TextMessage | None:
-        first = data[at]
-        is_whole = first in (_WHOLE_TEXT, _WHOLE_BINARY) and not self._is_fragmented
-        length, start = data[at + 1], at + 6
-        if not is_whole or not length & _MASK or end > len(data):
-            return None
-        if length & ~_MASK > _LENGTH_MAX:
-            if length & ~_MASK != _TWO_BYTES or end - at - 8 <= _LENGTH_MAX:
-                return None  # too long, or its length takes fewer bytes: a violation
-            start += 2
-        payload = _unmasked(data[start:end], data[start - 4 : start])
-        if first == _WHOLE_BINARY:
-            return BytesMessage(data=payload)
-        try:
-            return TextMessage(data=payload.decode())
-        except UnicodeDecodeError:
-            return None
-
-    def _leave(self, first: int, size: int) -> None:
-        """Leave a frame of this size to wsproto."""
-        self._left = size
-        opcode = first & _OPCODE
-        if opcode <= Opcode.BINARY:
-            self._is_fragmented = not first & _FIN
-        self._is_over = opcode == Opcode.CLOSE
-
-
-def _size_of(data: bytes, at: int) -> int | None:
-    """The size of the frame that begins at `at`; None where its length has not come."""
-    if len(data) - at < 2:
-        return None
-    length, size = data[at + 1] & ~_MASK, 2
-    if length > _LENGTH_MAX:
-        size = 4 if length == _TWO_BYTES else 10
-        if len(data) - at < size:
-            return None
-        length = int.from_bytes(data[at + 2 : at + size], "big")
-    return size + 4 * bool(data[at + 1] & _MASK) + length
-
-
-def _unmasked(payload: bytes, key: bytes) -> bytes:
-    """RFC 6455, 5.3: each byte is XORed with the byte of the key at its place modulo 4."""
-    size = len(payload)
-    mask = (key * (size // 4 + 1))[:size]
-    return (int.from_bytes(payload, "big") ^ int.from_bytes(mask, "big")).to_bytes(size, "big")

@@ -44,7 +44,6 @@ from transports.websocket.frames import (
     MCP,
     MCP_STREAMS,
     Oversize,
-    ShortMessages,
     WebSocketFraming,
     framing_of,
     packed,
@@ -178,7 +177,6 @@ class ServerWebSocket:
         self._caller = caller
         self._holds_until = trio.current_time() + caller.holds_for_s()
         self._early = early
-        self._short = ShortMessages()
         self._protocol = Connection(ConnectionType.SERVER)
         self._events: Iterator[Event] = iter(())  # of the bytes that were read
         self._has_more = False  # there may be more events
@@ -253,23 +251,16 @@ class ServerWebSocket:
         return holds_for_s > 0
 
     async def _feed(self, data: bytes) -> None:
-        """Take bytes that were read; empty at the end of the input."""
+        """Pass bytes to wsproto; empty at the end of the input."""
         if not data:
             self._end()
             return
         self._unclaimed_bytes += len(data)
-        self._events = self._parse(data)
+        self._protocol.receive_data(data)
+        self._events = self._protocol.events()
         self._has_more = True
         if self._turns.spend():
             await self._turns.wait()
-
-    def _parse(self, data: bytes) -> Iterator[Event]:
-        for part in self._short.feed(data):
-            if isinstance(part, bytes):
-                self._protocol.receive_data(part)
-                yield from self._protocol.events()
-            else:
-                yield part
 
     def _handle_frames(self) -> list[Incoming]:
         """Handle the frames of one turn, and return their lines."""
