@@ -20,16 +20,17 @@ import trio
 
 from streams.clock import worked
 
-# A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
-TURN_UNITS: Final = 4
+# A frame takes 20 µs, a message 20 to 150, a request over HTTP as much as some of them. A turn ends
+# with a write of all that it answered, so shorter turns make more writes of less.
+TURN_UNITS: Final = 8
 # Units that a connection may use without joining the queue: more than usual clients need.
-FREE_PER_S: Final = 100.0
-FREE_UNITS: Final = 16.0
+FREE_PER_S: Final = 200.0
+FREE_UNITS: Final = 32.0
 # Busy connections that have their turns together. One at a time, a pass of the scheduler for each
 # takes a third of a request over HTTP.
 BUSY_AT_ONCE: Final = 4
-# A message counts one more unit for so many bytes. Their decoding takes up to 0.6 ms.
-UNIT_BYTES: Final = 16 * 1024
+# A message counts one more unit for so many bytes. Their decoding takes up to 0.3 ms.
+UNIT_BYTES: Final = 8 * 1024
 
 # A message of this size or more is `LargeWork`. A smaller one takes up to 2 ms.
 LARGE_BYTES: Final = 64 * 1024

@@ -386,6 +386,8 @@ class Cache:
 
         Raises `Refusal` where no stream can be chosen.
         """
+        if self._streams.has_room(principal):
+            return []  # without asking the journal
         try:
             return await self._make_room(principal)
         except Refusal:

@@ -98,11 +98,13 @@ class Session:
     def _is_taken_now(self, request_id: RequestId, besides: Stream | None) -> bool:
         if request_id in self.checking:
             return True
+        if request_id not in self._taken:
+            return False
         displaced = None if besides is None else besides.delivery
-        own: set[RequestId] = set()
+        own: tuple[RequestId, ...] = ()
         if isinstance(displaced, Delivery) and displaced in self.deliveries:
             own = displaced.taken_ids
-        return self._taken.get(request_id, 0) > (request_id in own)
+        return self._taken[request_id] > (request_id in own)
 
     def has_begun(self, stream: Stream) -> bool:
         """Whether this client began the stream, and may cancel its request over any connection."""
@@ -235,12 +237,12 @@ class Delivery:
         return self.connection.session
 
     @property
-    def taken_ids(self) -> set[RequestId]:
-        """The request ids that no new request may have until this delivery is over."""
-        taken = {self.waiting_id}
-        if self.replays and not self.reader.confirms:
-            taken.add(self.stream.request_id)
-        return taken
+    def taken_ids(self) -> tuple[RequestId, ...]:
+        """The request ids that no new request may have until this delivery is over, each once."""
+        waiting, first = self.waiting_id, self.stream.request_id
+        if self.replays and not self.reader.confirms and first != waiting:
+            return waiting, first
+        return (waiting,)
 
     @property
     def waiting_id(self) -> RequestId:
@@ -491,7 +493,8 @@ class Connection:
         self.session.detach(delivery)
         self.ready.pop(delivery, None)
         self.has_work.set()  # `respond` ends when nothing is owed any more
-        self._moved.unpark_all()
+        if self._moved:
+            self._moved.unpark_all()
 
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""

@@ -173,7 +173,7 @@ class Engine:
 
     async def _run(self, stream: Stream, handler: StreamHandler) -> None:
         final: tuple[bytes, bool] | None = None
-        failure = Refusal(INTERNAL_ERROR, "The server failed: see its log.")
+        failure: Refusal | None = None
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
@@ -187,13 +187,14 @@ class Engine:
             log_failure("a handler failed", error, stream=stream.id[:8])
         if stream.state.outcome is Outcome.LIVE and not (final is None and stream.is_suspended):
             if final is None:
-                stream.fail(failure)
+                stream.fail(failure or Refusal(INTERNAL_ERROR, "The server failed: see its log."))
             else:
                 line, is_error = final
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        self._stirred.unpark_all()
+        if self._stirred:
+            self._stirred.unpark_all()
 
     # Connections
 

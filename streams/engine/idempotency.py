@@ -48,21 +48,21 @@ class KeyedCalls:
         scope = scope_of(key, principal)
         names = self._keyring.call_names(scope, key)
         mark = Mark(names[0].hex(), is_own=bool(scope) and not authenticated(principal))
-        async with self._turn(names[0]):
+        turn = self._turns.get(names[0])
+        if turn is None:
+            turn = self._turns[names[0]] = trio.StrictFIFOLock()
+            turn.acquire_nowait()  # `acquire` would let all other tasks run before each new call
+        else:
+            await turn.acquire()
+        try:
             yield Called(await self._find(names), mark)
+        finally:
+            turn.release()
+            if not turn.locked():  # else the next one has it
+                del self._turns[names[0]]
 
     async def _find(self, names: Sequence[bytes]) -> Stream | None:
         for name in names:
             if stream := await self._cache.named(name):
                 return stream
         return None
-
-    @asynccontextmanager
-    async def _turn(self, name: bytes) -> AsyncIterator[None]:
-        turn = self._turns.setdefault(name, trio.StrictFIFOLock())
-        try:
-            async with turn:
-                yield
-        finally:
-            if not turn.locked():  # else the next one has it
-                self._turns.pop(name, None)

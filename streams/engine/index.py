@@ -125,6 +125,13 @@ class Registry:
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
+    def has_room(self, principal: str) -> bool:
+        """Whether there is surely room for one more stream, however many of the evicted ones belong
+        to this principal.
+        """
+        theirs = len(self._wanted.get(principal, ())) + self.evicted
+        return theirs < self._limits.streams_per_principal_max and not self._is_server_full
+
     def is_full(self, principal: str, elsewhere: Elsewhere) -> bool:
         """Whether one more stream of this principal would pass its limit or the server's."""
         return self._is_principal_full(principal, elsewhere) or self._is_server_full
@@ -132,10 +139,10 @@ class Registry:
     def _is_principal_full(self, principal: str, elsewhere: Elsewhere) -> bool:
         limit = self._limits.streams_per_principal_max
         wanted = self._wanted.get(principal, {})
-        if len(wanted) + elsewhere.wanted < limit:
-            return False
-        counted_twice = sum(stream.was_evicted for stream in wanted.values())
-        return len(wanted) + elsewhere.wanted - counted_twice >= limit
+        others = elsewhere.wanted
+        if others and len(wanted) + others >= limit:  # else none can be counted twice
+            others -= sum(stream.was_evicted for stream in wanted.values())
+        return len(wanted) + others >= limit
 
     def kept_bytes(self, principal: str) -> int:
         """Undelivered bytes of a principal's streams."""

@@ -330,15 +330,22 @@ def pagings() -> list[Paging]:
     return [dialect.paging for dialect in DIALECTS.values() if dialect.paging is not None]
 
 
-def page_token(params: msgspec.Raw) -> str | None:
-    """The page token in a call; None for a new call. Raises `Refusal`.
+def page_token_names() -> tuple[bytes, ...]:
+    """The names of page tokens in calls: one of them is part of any other name that is used."""
+    return tuple(word.argument.encode() for word in pagings())
 
-    Most calls have none. A search for the name finds that out faster than decoding, unless there is
-    a backslash, which may hide a letter of the name.
+
+def may_have_page_token(line: bytes, names: tuple[bytes, ...]) -> bool:
+    """Whether a call may have a page token with one of the `page_token_names`.
+
+    Most calls have none. A search for the names finds that out faster than decoding, unless there
+    is a backslash, which may hide a letter of a name.
     """
-    given = bytes(params)
-    if b"\\" not in given and not any(word.argument.encode() in given for word in pagings()):
-        return None
+    return b"\\" in line or any(map(line.__contains__, names))
+
+
+def page_token(params: msgspec.Raw) -> str | None:
+    """The page token in a call; None for a new call. Raises `Refusal`."""
     tokens = (word.read(params) for word in pagings())
     return next((token for token in tokens if token is not None), None)
 

@@ -18,6 +18,7 @@ EXTENSION: Final = "mcp-streams/v1"
 ACK: Final = "notifications/stream/ack"
 KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
 KEY_LETTERS_MAX: Final = 200
+_KEY: Final = KEY.encode()
 EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's listing
 
 
@@ -157,7 +158,7 @@ def marked(request: Message, mark: Mark) -> bytes:
 
 def mark_of(params: msgspec.Raw) -> Mark | None:
     """The mark of a stored call; None where the call had no idempotency key."""
-    if KEY.encode() not in bytes(params):
+    if _KEY not in bytes(params):
         return None
     try:
         meta = messages.decode(params, _Marked).meta

@@ -29,9 +29,10 @@ from streams.logs import log
 from streams.protocol.extension import KEY
 from streams.server.call import Call, SyncCall
 from streams.server.pages import PagedCall
+from streams.server.schemas import GivenSchema
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
-from streams.turns import large_work
+from streams.turns import LARGE_BYTES, large_work
 
 # Threads for plain functions, apart from the threads for everything else.
 THREADS_MAX: Final = 40
@@ -88,7 +89,9 @@ class Handlers:
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
-        return await large_work().do_sized(len(given), principal, partial(tool.bind, given))
+        if len(given) < LARGE_BYTES:
+            return tool.bind(given)
+        return await large_work().do(principal, partial(tool.bind, given))
 
     async def aclose(self) -> None:
         """End the worker processes that check arguments and results."""
@@ -122,9 +125,10 @@ class Handlers:
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
     ) -> dict[str, Any]:
         """The tool's result. An exception becomes an error result, and its traceback is logged."""
-        call = Call(stream, tool)
-        first = (call if tool.is_async else SyncCall(call),) if tool.takes_call else ()
-        work = partial(tool.function, *first, **arguments)
+        work = partial(tool.function, **arguments)
+        if tool.takes_call:
+            call = Call(stream, tool)
+            work = partial(work, call if tool.is_async else SyncCall(call))
         self._running[stream] = tool.name
         try:
             with self._confined:
@@ -144,25 +148,26 @@ class Handlers:
             paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            return await self._checked_result(to_result(await work(), tool), tool, stream)
+            value = await work()
+        else:
 
-        def work_in_thread() -> Any:
-            with self._confined:
-                return work()
+            def work_in_thread() -> Any:
+                with self._confined:
+                    return work()
 
-        value = await run_in_thread(work_in_thread, self._limiter)
-        return await self._checked_result(to_result(value, tool), tool, stream)
+            value = await run_in_thread(work_in_thread, self._limiter)
+        result = to_result(value, tool)
+        if tool.output_given is not None:
+            await self._check_result(result, tool, tool.output_given, stream)
+        return result
 
-    async def _checked_result(
-        self, result: dict[str, Any], tool: Tool, stream: Stream
-    ) -> dict[str, Any]:
-        """The result, after a worker has checked it where that is costly.
+    async def _check_result(
+        self, result: dict[str, Any], tool: Tool, schema: GivenSchema, stream: Stream
+    ) -> None:
+        """Let a worker check the result where that is costly.
 
         `to_result` has checked it against the output schema otherwise.
         """
-        schema = tool.output_given
-        if schema is None:
-            return result
         encoded = str(result["content"][0]["text"]).encode()
         if schema.is_costly(len(encoded)):
             principal = stream.record.principal
@@ -170,7 +175,6 @@ class Handlers:
                 await self._workers.check(schema.encoded, encoded, "result", principal)
             except ValueError as error:
                 raise ValueError(f"tool {tool.name} broke its output schema: {error}") from None
-        return result
 
 
 def tool_at(frame: FrameType) -> str | None:

@@ -36,7 +36,7 @@ from streams.logs import log
 from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
-from streams.protocol.vocabulary import Polling, read_params
+from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
 from streams.server.handlers import CallTool, Handlers
 from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
@@ -77,6 +77,10 @@ class Profile(msgspec.Struct, frozen=True):
     page_size: int  # of `tools/list`
     resume_min_s: float
     resume_max_s: float
+    # The words of all dialects: their requests by their methods, and the names of page tokens.
+    polls: dict[str, Polling | Listing] = msgspec.field(default_factory=dialects.questions)
+    resumes: dict[str, Resuming] = msgspec.field(default_factory=dialects.resumings)
+    page_token_names: tuple[bytes, ...] = msgspec.field(default_factory=dialects.page_token_names)
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -117,28 +121,10 @@ class Peer:
         self._large = large_work()
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
         self._check_slots = trio.Semaphore(CHECKS_MAX)
-        self._polls = dialects.questions()
-        self._resumes = dialects.resumings()
-        self._requests: dict[str, Callable[[Message], Any]] = {
-            "initialize": self._initialize,
-            "ping": lambda _: {},
-            "tools/list": self._list_tools,
-            "logging/setLevel": self._set_level,
-        }
-        # These send messages over a connection, and the response last. They need the line as it was
-        # received, because the journal stores it.
-        self._deliveries: dict[str, Callable[[Message, bytes, Connection], Awaitable[None]]] = {
-            "tools/call": self._call_tool,
-            **dict.fromkeys(self._resumes, self._resume),
-        }
-        self._notifications: dict[str, Callable[[Message], None]] = {
-            "notifications/cancelled": self._cancelled,
-            extension.ACK: self._ack,
-        }
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        return method in self._deliveries
+        return method == _CALL or method in self._profile.resumes
 
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
@@ -189,7 +175,9 @@ class Peer:
 
     async def _work(self, line: bytes, work: Callable[[], _T]) -> _T:
         """Do one piece of work on a message. Work on a large message waits for its turn."""
-        return await self._large.do_sized(len(line), self.session.principal, work)
+        if len(line) < LARGE_BYTES:
+            return work()
+        return await self._large.do(self.session.principal, work)
 
     async def handle(
         self,
@@ -232,31 +220,37 @@ class Peer:
         check_revision(await self._work(line, partial(revision_in, message, line)))
         if request_id in self.session.checking:  # a resume cannot displace such a call
             check_free(self.session, request_id)
-        if method in self._deliveries:  # they check the id, since a resume may displace its holder
+        if self.delivers(method):  # they check the id, since a resume may displace its holder
             _check_length(request_id, "id")
             assert connection is not None
-            await self._deliveries[method](message, line, connection)
+            # The line as it was received, because the journal stores it.
+            deliver = self._call_tool if method == _CALL else self._resume
+            await deliver(message, line, connection)
             return None
         check_free(self.session, request_id)
-        if method in self._polls:
+        if method in self._profile.polls:
             return messages.result(request_id, await self._poll(message, line, event_ids))
-        if method in self._requests:
-            answer = await self._work(line, partial(self._requests[method], message))
+        if method in _REQUESTS:
+            answer = await self._work(line, partial(_REQUESTS[method], self, message))
             return messages.result(request_id, answer)
-        known = ", ".join(sorted([*self._requests, *self._polls, *self._deliveries]))
+        known = ", ".join(sorted(self._known_requests))
         raise Refusal(
             METHOD_NOT_FOUND, f"Unknown method {method[:100]!r}: this server has {known}."
         )
 
     def _notification(self, message: Message) -> None:
         method = str(message.method)
-        if any(method in known for known in (self._deliveries, self._polls, self._requests)):
+        if method in self._known_requests:
             raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
-        if method in self._notifications:
+        if method in _NOTIFICATIONS:
             try:
-                self._notifications[method](message)
+                _NOTIFICATIONS[method](self, message)
             except Refusal as refused:  # a notification has no answer
                 log.info("a notification was dropped", method=method, why=refused.message[:200])
+
+    @property
+    def _known_requests(self) -> list[str]:
+        return [*_REQUESTS, *self._profile.polls, _CALL, *self._profile.resumes]
 
     # Plain MCP
 
@@ -331,9 +325,12 @@ class Peer:
         params = read_params(message.params, CallTool)
         _check_length(params.meta.progress_token, "_meta.progressToken")
         tool = self._profile.tools.get(params.name)
-        token = dialects.page_token(message.params)
         if tool is not None:
             tool.check_scopes(scopes)
+        if not dialects.may_have_page_token(line, self._profile.page_token_names):
+            return message, line, params, None
+        token = dialects.page_token(message.params)
+        if tool is not None:
             token_in_arguments, arguments = dialects.split_arguments(params.arguments, tool.takes)
             token = token_in_arguments if token is None else token
             if arguments is not params.arguments:
@@ -460,7 +457,7 @@ class Peer:
     async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        word = self._resumes[method]
+        word = self._profile.resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
         stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
@@ -486,7 +483,7 @@ class Peer:
                 tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
-        word = self._polls[str(message.method)]
+        word = self._profile.polls[str(message.method)]
         operations = self._engine.operations
         if isinstance(word, Polling):
             intent = await self._work(line, partial(word.read, message.params))
@@ -497,6 +494,19 @@ class Peer:
     def _ack(self, message: Message) -> None:
         acked = extension.ack(message.params)
         self._engine.operations.ack(self.session, acked.stream, acked.seq)
+
+
+_CALL: Final = "tools/call"
+_REQUESTS: Final[dict[str, Callable[[Peer, Message], Any]]] = {
+    "initialize": Peer._initialize,
+    "ping": lambda _, __: {},
+    "tools/list": Peer._list_tools,
+    "logging/setLevel": Peer._set_level,
+}
+_NOTIFICATIONS: Final[dict[str, Callable[[Peer, Message], None]]] = {
+    "notifications/cancelled": Peer._cancelled,
+    extension.ACK: Peer._ack,
+}
 
 
 def _units(incoming: Incoming) -> int:

@@ -137,16 +137,20 @@ def annotation_binder(parameters: Sequence[Parameter], schema: "GivenSchema | No
         kw_only=True,
     )
     decoder = msgspec.json.Decoder(shape)
+    names = [parameter.name for parameter in parameters]
+    has_defaults = not all(map(is_required, parameters))
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
         if schema is not None and not schema.is_costly(len(given)):
             schema.check(_decoded(given, msgspec.json.decode, "arguments"), "arguments")
         values = msgspec.structs.astuple(_decoded(given, decoder.decode, "arguments"))
-        return {
-            parameter.name: _fresh(parameter.default) if value is _ABSENT else value
-            for parameter, value in zip(parameters, values, strict=True)
-        }
+        bound = dict(zip(names, values, strict=True))
+        if has_defaults:
+            for parameter in parameters:
+                if bound[parameter.name] is _ABSENT:
+                    bound[parameter.name] = _fresh(parameter.default)
+        return bound
 
     return bind
 

@@ -49,6 +49,9 @@ from streams.server.schemas import (
 from streams.server.signatures import Signature, innermost, is_async
 from streams.server.validator import Schema
 
+# Values that become content blocks. A union made in each check takes longer than all of the rest.
+_SHOWN: Final = (str, *get_args(Block))
+
 # SEP-986: "1 to 128 characters … A-Z, a-z, 0-9, underscore, dash, and dot".
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -389,7 +392,7 @@ def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
     """The blocks of a value that is content; None for a value that is data."""
     if value is None:
         return []
-    if isinstance(value, str | Block):
+    if isinstance(value, _SHOWN):
         return [_block(value, tool)]
     if isinstance(value, list | tuple) and any(isinstance(item, Block) for item in value):
         return [_block(item, tool) for item in value]
@@ -397,7 +400,9 @@ def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
 
 
 def _block(item: Any, tool: Tool) -> dict[str, Any]:
-    if not isinstance(item, str | Block):
+    if type(item) is str and item.isascii():
+        return {"type": "text", "text": item}
+    if not isinstance(item, _SHOWN):
         raise TypeError(
             f"{_returned(item, tool)} in a list of content blocks; beside them only str"
         )

@@ -1,5 +1,6 @@
 """Evicted streams expire in their time, and make room as all others do."""
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -140,6 +141,28 @@ async def test_evicted_streams_count_and_undelivered_ones_are_kept(
         await acking.answer(2)
         await acking.tell("notifications/stream/ack", **named(told[1]), seq=2)
         await acking.begin(3, "step")
+
+
+async def test_a_call_far_below_all_limits_asks_the_journal_for_no_count(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, asked = MemoryJournal(), []
+    count = journal.count
+
+    async def counted(principal: str) -> int:
+        asked.append(principal)
+        return await count(principal)
+
+    monkeypatch.setattr(journal, "count", counted)
+    server, steps = serving(streams_per_principal_max=3)
+    async with open_house(server, journal=journal) as house:
+        await idle(house, steps, 2)
+        talker = await house.dial()
+        assert not asked
+        await talker.begin(1, "step")
+        assert not asked
+        await talker.request(2, "tools/call", name="step")
+        assert asked
 
 
 async def test_the_oldest_evicted_stream_that_a_plain_client_was_written_makes_room(
