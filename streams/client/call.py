@@ -77,9 +77,17 @@ class RunningCall:
     messages.
     """
 
-    def __init__(self, home: CallOwner, request: bytes | None, request_id: RequestId) -> None:
+    def __init__(
+        self,
+        home: CallOwner,
+        request: bytes | None,
+        request_id: RequestId,
+        *,
+        has_key: bool = False,
+    ) -> None:
         self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
+        self.has_key = has_key  # the request has an idempotency key
         self.key_memory = ""  # the server's memory of idempotency keys that has the request
         self.is_left = False
         self.is_unanswered = True  # nothing has come for it
@@ -139,7 +147,9 @@ class RunningCall:
     def ticket(self) -> Ticket | None:
         """The ticket that resumes this call; None until the server has announced it.
 
-        It counts every message that was handed out as done, so keep it once they are processed.
+        A call that ends before that keeps None: its result is all of it, and there is nothing to
+        resume. The ticket counts every message that was handed out as done, so keep it once they
+        are processed.
         """
         if self._ticket is None or not self.is_numbered:
             return self._ticket
