@@ -33,7 +33,7 @@ from streams.protocol.ticket import Ticket
 # until the ack is written. So one ack goes out every 1,000 messages, unless the server is stuck: if
 # the write takes longer than this many turns of other tasks, reading goes on.
 ACK_LINES: Final = 1_000 - BATCH_LINES_MAX
-ACK_BYTES: Final = 1024 * 1024
+ACK_BYTES: Final = 4 * 1024 * 1024  # a server of ours lets 64 MiB wait for an ack
 ACK_TURNS: Final = 10
 
 # A server that leaves the same gap this often has lost the messages.
@@ -305,7 +305,8 @@ class RunningCall:
         if not self._is_settled:
             self._is_settled = True
             self._outlet.step()
-            self._owner.want_ack(self, now=True)
+            if self.is_numbered:
+                self._owner.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()
