@@ -118,11 +118,12 @@ class Wire(trio.abc.Stream):
         self._check_violation()
         if self._has_ended:
             raise trio.ClosedResourceError
-        return (
-            await self._read(max_bytes)
-            if self._sieve is None
-            else await self._read_past_sieve(self._sieve)
-        )
+        if self._sieve is None:
+            data = await self._read(max_bytes)
+            if self._sieve is None:
+                return data
+            self._sieved = self._sieve.feed(data)  # it was set during the read
+        return await self._read_past_sieve(self._sieve)
 
     async def aclose(self) -> None:
         """Only `hang_up` closes: a Close frame may still have to be written."""
