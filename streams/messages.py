@@ -440,7 +440,7 @@ def split_lines(data: bytes, bytes_max: int) -> Iterator[bytes]:
 def _begin_alike(body: bytes) -> bool:
     """Whether every line begins as a notification.
 
-    Looks only at the starts: for long lines that takes a third of the time of `count`.
+    Looks only at the starts: for long lines that takes half of the time of `count`.
     """
     at = 0
     while at < len(body):

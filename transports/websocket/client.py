@@ -239,7 +239,7 @@ class WebSocketChannel:
             raise
 
     def _put(self, message: bytes | str) -> None:
-        """Store the frame of a message, as trio-websocket does in twice the time.
+        """Store the frame of a message, without the locks of trio-websocket.
 
         Neither it nor its wsproto keeps state of such frames: they are unfragmented, and no
         extension was agreed on. Raises `trio.BrokenResourceError` after a Close frame.
