@@ -89,8 +89,10 @@ def cut(block: Block, at: int, most: int) -> tuple[Batch, int]:
 
     Blank lines are left out, so the batch may be empty.
     """
-    end, count, is_plain = block.measure(at, min(most, BATCH_LINES_MAX))
-    body = block.data[at:end]
+    if 0 < block.count <= most:
+        return Batch(block.count, block.data, block.is_plain), block.end
+    body, count, is_plain = block.take(at, min(most, BATCH_LINES_MAX))
+    end = at + len(body)
     if not is_plain and body.count(b"\n") > count:
         body = b"".join(line + b"\n" for line in body.split(b"\n") if line)
     return Batch(count, body, is_plain), end

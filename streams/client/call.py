@@ -33,7 +33,7 @@ from streams.protocol.ticket import Ticket
 # until the ack is written. So one ack goes out every 1,000 messages, unless the server is stuck: if
 # the write takes longer than this many turns of other tasks, reading goes on.
 ACK_LINES: Final = 1_000 - BATCH_LINES_MAX
-ACK_BYTES: Final = 1024 * 1024
+ACK_BYTES: Final = 4 * 1024 * 1024  # a server of ours lets 64 MiB wait for an ack
 ACK_TURNS: Final = 10
 
 # A server that leaves the same gap this often has lost the messages.
@@ -77,9 +77,17 @@ class RunningCall:
     messages.
     """
 
-    def __init__(self, home: CallOwner, request: bytes | None, request_id: RequestId) -> None:
+    def __init__(
+        self,
+        home: CallOwner,
+        request: bytes | None,
+        request_id: RequestId,
+        *,
+        has_key: bool = False,
+    ) -> None:
         self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
+        self.has_key = has_key  # the request has an idempotency key
         self.key_memory = ""  # the server's memory of idempotency keys that has the request
         self.is_left = False
         self.is_unanswered = True  # nothing has come for it
@@ -139,7 +147,9 @@ class RunningCall:
     def ticket(self) -> Ticket | None:
         """The ticket that resumes this call; None until the server has announced it.
 
-        It counts every message that was handed out as done, so keep it once they are processed.
+        A call that ends before that keeps None: its result is all of it, and there is nothing to
+        resume. The ticket counts every message that was handed out as done, so keep it once they
+        are processed.
         """
         if self._ticket is None or not self.is_numbered:
             return self._ticket
@@ -295,7 +305,8 @@ class RunningCall:
         if not self._is_settled:
             self._is_settled = True
             self._outlet.step()
-            self._owner.want_ack(self, now=True)
+            if self.is_numbered:
+                self._owner.want_ack(self, now=True)
 
     def _drop_buffer(self) -> None:
         self._inbox.drop()

@@ -9,7 +9,7 @@
 With a server that does not know streams, the client works as any MCP client does: a call ends with
 its connection, in `CallLost`. With one of ours, a call whose connection is lost before anything has
 come is sent a second time. The server runs it once all the same, because each call has an
-idempotency key of its own.
+idempotency key of its own. Without keys, such a call ends in `CallLost` too.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -68,6 +68,10 @@ class Client:
     `patience_s`, at least every 2 seconds while a call waits. After that every running call raises
     `CannotConnect`, and the next request begins to retry.
 
+    With `idempotency_keys`, each call has a key, by which it can be sent again. Before the tool
+    starts, the server makes such a call durable. That costs an fsync, unless the tool has
+    `readOnlyHint` or `idempotentHint`.
+
     `silence_s` is for servers that are not ours. If such a server owes an answer, is silent for
     longer, and answers no ping, the client connects anew, provided that every call can be resumed.
     """
@@ -81,6 +85,7 @@ class Client:
         dialects: Sequence[str] = ("streams", "resumableRequests"),
         answers: Mapping[str, AnswerHandler] | None = None,
         on_notification: Callable[[Message], None] | None = None,
+        idempotency_keys: bool = True,
         connect_s: float = 0.0,
         connect_timeout_s: float = 10.0,
         patience_s: float = 300.0,
@@ -96,6 +101,7 @@ class Client:
             )
         self._answers = Answers(dict(answers or {}))
         self._on_notification = on_notification or _log_notification
+        self._has_keys = idempotency_keys
         self._calls = Calls()
         self._reconnector = Reconnector(
             dialer,
@@ -181,17 +187,31 @@ class Client:
 
     # Calls
 
-    def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> RunningCall:
+    def call(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        idempotency_key: bool | None = None,
+    ) -> RunningCall:
         """Call a tool, in an `async with` block. Leaving the block does not end the work.
 
+        `idempotency_key` replaces the client's `idempotency_keys` for this call. Without a key, the
+        call ends in `CallLost` if its connection is lost before the server has announced a ticket.
         Entering raises `CannotConnect`.
         """
         request_id = self._reconnector.new_id()
-        return self._call(wire.call(name, arguments or {}, request_id, new_id()), request_id)
+        key = self._new_key(idempotency_key)
+        return self._call(wire.call(name, arguments or {}, request_id, key), request_id, key)
 
-    def _call(self, params: dict[str, msgspec.Raw], request_id: str) -> RunningCall:
+    def _new_key(self, has_key: bool | None = None) -> str | None:
+        return new_id() if (self._has_keys if has_key is None else has_key) else None
+
+    def _call(
+        self, params: dict[str, msgspec.Raw], request_id: str, key: str | None
+    ) -> RunningCall:
         request = messages.request(request_id, "tools/call", params)
-        return RunningCall(self._resumer, request, request_id)
+        return RunningCall(self._resumer, request, request_id, has_key=key is not None)
 
     def resume(self, ticket: Ticket) -> RunningCall:
         """Resume a call from the position of `ticket`, in an `async with` block.
@@ -237,8 +257,9 @@ class Client:
         def begin() -> RunningCall:
             nonlocal params
             request_id = self._reconnector.new_id()
-            params = wire.call(name, given, request_id, new_id())
-            return self._call(params, request_id)
+            key = self._new_key()
+            params = wire.call(name, given, request_id, key)
+            return self._call(params, request_id, key)
 
         def turn(lead: Lead) -> Awaitable[Message]:
             return self._reconnector.ask("tools/call", wire.page_call(params, lead))

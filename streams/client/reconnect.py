@@ -11,7 +11,8 @@ A call is attached to one connection at a time (`call.connection`):
 
 - to the first one by its original request,
 - to a later one by a resume request, if the server has announced a ticket,
-- else by its original request once more: the server finds the call by its idempotency key.
+- else by its original request once more, if that has an idempotency key: the server finds the call
+  by it.
 
 The response to a resume request comes last. It tells how the delivery ended, or it is the call's
 own response, if the resume took over from the original request.
@@ -405,7 +406,7 @@ class Resumer:
                 self._nursery.start_soon(self._resume, call, newest)
             return
         call.attach(connection)
-        call.key_memory = connection.hello.key_memory
+        call.key_memory = connection.hello.key_memory if call.has_key else ""
         self._calls.add(call)
         try:
             await connection.send(call.request)

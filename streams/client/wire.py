@@ -5,7 +5,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import msgspec
@@ -60,7 +60,7 @@ PAUSE_MAX_S: Final = 300.0
 _UNKNOWN: Final = Dialect()  # for names that this client does not know
 
 
-class Hello(msgspec.Struct, frozen=True, rename="camel"):
+class Hello(msgspec.Struct, frozen=True, rename="camel", dict=True):
     """A server's answer to `initialize`."""
 
     protocol_version: str
@@ -68,12 +68,12 @@ class Hello(msgspec.Struct, frozen=True, rename="camel"):
     server_info: dict[str, Any] = {}
     instructions: str = ""
 
-    @property
+    @cached_property
     def has_positions(self) -> bool:
         """Whether this server can number what it sends, as ours do."""
         return bool(self._extensions)
 
-    @property
+    @cached_property
     def key_memory(self) -> str:
         """The id of the server's memory of idempotency keys; empty if it has none."""
         memories = (each.get("idempotencyKeys") for each in self._extensions)

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from streams.client.client import Client
-from streams.errors import CallFailed
+from streams.errors import CallFailed, CallLost
 from tests.acceptance.calls import numbers, text
 from tests.acceptance.ways import APP, KINDS, Listening, Served, way_to
 from tests.rigs.cutting import Cutting
@@ -110,3 +110,29 @@ async def test_a_server_that_was_killed_meanwhile_does_not_run_the_call_again(
                 await call.result()
     assert caught.value.data == {"reason": "interrupted"}
     assert gate.marks() == []
+
+
+@pytest.mark.parametrize(("kind", "is_sent"), list(itertools.product(KINDS, [True, False])))
+async def test_a_call_without_a_key_is_lost_and_not_run_twice(
+    served: Served, gate: Gate, kind: str, *, is_sent: bool
+) -> None:
+    async with way_to(served, kind) as way:
+        cutting = Cutting(way, 1, is_sent=is_sent)
+
+        async def cut() -> None:
+            if is_sent:
+                await trio.to_thread.run_sync(gate.wait_for, "sent")
+            way.cut()
+
+        cutting.then = cut
+        async with Client(cutting, idempotency_keys=False) as client:
+            async with client.call("count", {"n": 3, "gate": gate.path}) as call:
+                with pytest.raises(CallLost):
+                    await call.result()
+            gate.release(2)
+            async with client.call("count", {"n": 2, "gate": gate.path}) as call:
+                assert await numbers(call) == [1, 2]
+                assert await text(call) == "counted 2"
+        assert cutting.connections == 2
+    gate.wait_for("sent")
+    assert gate.marks() == [], "each call was run once, or not at all"

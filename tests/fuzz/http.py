@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any, cast
 
-import h11
 import trio
 
 from streams.exchange import HttpError, Request
@@ -72,7 +71,6 @@ def response(data: bytes) -> None:
 
     async def ask(pieces: Iterable[bytes]) -> tuple[Any, ...]:
         connection = HttpConnection(cast(Any, _Given(pieces)), cast(Any, None))
-        _ask(connection)
         try:
             head = await connection.read_head()
         except trio.BrokenResourceError as broken:
@@ -80,7 +78,7 @@ def response(data: bytes) -> None:
         body = b""
         try:
             while more := await connection.read():
-                body += more
+                body += b"".join(more)
         except trio.BrokenResourceError:
             # How much of a broken body was handed over before depends on the cuts.
             return (head.status, head.content_type, "broken")
@@ -90,11 +88,6 @@ def response(data: bytes) -> None:
         return trio.run(ask, pieces)
 
     same_however_cut(data, read)
-
-
-def _ask(connection: HttpConnection) -> None:
-    connection._http.send(h11.Request(method="GET", target="/", headers=[("Host", "x")]))
-    connection._http.send(h11.EndOfMessage())
 
 
 def head(data: bytes) -> None:

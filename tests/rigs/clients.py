@@ -47,10 +47,10 @@ class Stepping:
 
     def __init__(self, server: Scripted, name: str = "step") -> None:
         server.tools[name] = self
-        self._send, self._receive = trio.open_memory_channel[str | None](1_000)
+        self._send, self.texts = trio.open_memory_channel[str | None](1_000)
 
     async def __call__(self, stream: Stream) -> Any:
-        async for text in self._receive:
+        async for text in self.texts:
             if text is None:
                 break
             stream.say(text)

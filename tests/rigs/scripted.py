@@ -171,6 +171,7 @@ class Scripted:
         self.run_lines_max = 1_000
         self.runs_may_end: trio.Event | None = None  # until then, half of a run is sent
         self.skips_on: set[int] = set()  # connections whose numbers have a gap
+        self.plain: set[str] = set()  # tools whose calls are only answered: not announced, no seq
         self.tools: dict[str, Tool] = {}
         self.streams: dict[str, Stream] = {}
         self.received: list[tuple[int, Params]] = []
@@ -206,11 +207,11 @@ class Scripted:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Scripted"]:
         async with trio.open_nursery() as self._nursery:
-            await self._nursery.start(self.memory.serve, self._serve)
+            await self._nursery.start(self.memory.serve, self.serve)
             yield self
             self._nursery.cancel_scope.cancel()
 
-    async def _serve(self, channel: Channel) -> None:
+    async def serve(self, channel: Channel) -> None:
         connection = Connection(self, len(self.connections), channel)
         self.connections.append(connection)
         async with trio.open_nursery() as nursery:
@@ -333,10 +334,17 @@ class Scripted:
 
     def _call(self, connection: Connection, message: Params) -> None:
         stream = Stream(self, next(self._numbers), message)
+        tool = self.tools[message["params"]["name"]]
+        if message["params"]["name"] in self.plain:
+            self._nursery.start_soon(self._answer, connection, stream, tool)
+            return
         self.streams[stream.id] = stream
         self._announce(connection, stream)
         connection.attach(stream, 0, None)
-        self._nursery.start_soon(self._run, stream, self.tools[message["params"]["name"]])
+        self._nursery.start_soon(self._run, stream, tool)
+
+    async def _answer(self, connection: Connection, stream: Stream, tool: Tool) -> None:
+        connection.reply(messages.result(stream.request_id, await tool(stream)))
 
     def _announce(self, connection: Connection, stream: Stream) -> None:
         named = {"requestId": stream.request_id, "resumeToken": stream.token}

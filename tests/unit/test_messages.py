@@ -79,10 +79,6 @@ def test_pieces_are_the_lines_in_order_and_counted(
         assert batch.is_plain <= all(line.startswith(NOTE[:40]) for line in batch.lines)  # type: ignore[union-attr]
 
 
-def test_a_piece_ends_where_a_header_stands_as_our_servers_write_it() -> None:
-    assert [batch.count for batch in cut_up(NOTE * 7 + HEADER + NOTE * 2, 300)] == [7, 3]
-
-
 def test_messages_of_one_size_make_pieces_of_one_size() -> None:
     for line in (NOTE, LONG):
         assert {batch.count for batch in cut_up(line * 2 * BATCH_LINES_AIM, 1_000)} == {

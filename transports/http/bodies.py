@@ -18,11 +18,20 @@ import msgspec
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.messages import POSITION, Block, Incoming, Message, Position, RequestId, TooLarge, look
+from streams.messages import (
+    BATCH_LINES_MAX,
+    POSITION,
+    Block,
+    Incoming,
+    Message,
+    Position,
+    RequestId,
+    TooLarge,
+    look,
+)
 from transports.http.connections import ResponseHead
 from transports.lines import LineSplitter, in_blocks, last_lines, one_line
 from transports.net.dialing import HTTP, Address
-from transports.net.sockets import READ_BYTES
 
 
 class Media(enum.StrEnum):
@@ -109,15 +118,13 @@ class LineBody:
     def __init__(self, limit: int) -> None:
         self._splitter = LineSplitter(limit)
         self._held: list[Block | TooLarge] = []  # the start of an incomplete run
-        self._held_bytes = 0  # of it, or a little more
-        self._held_bytes_max = RUN_BYTES_MAX + limit + READ_BYTES
+        self._held_bytes = 0
+        self._held_bytes_max = RUN_BYTES_MAX + limit
         self._run_left = 0  # how many of its lines have not come
 
     def feed(self, data: bytes) -> list[Block | TooLarge]:
         found = self._whole(self._splitter.blocks(data, 0, len(data)))
-        # Only an incomplete run is held; it begins after all that was found.
-        self._held_bytes = len(data) if found else self._held_bytes + len(data)
-        if self._held and self._held_bytes > self._held_bytes_max:
+        if self._held_bytes > self._held_bytes_max:
             raise Malformed(f"the server sent a run above {RUN_BYTES_MAX} bytes")
         return found
 
@@ -136,34 +143,35 @@ class LineBody:
         for block in blocks:
             if isinstance(block, TooLarge):
                 self._run_left = max(0, self._run_left - 1)
+                self._held_bytes += block.limit  # it had more, and a run has at most one such
                 self._held.append(block)
                 if not self._run_left:
                     found += self._release()
                 continue
-            end = self._walk(block)
-            if end > block.start:
-                found += [*self._release(), Block(block.data, block.start, end)]
-            if end < block.end:
-                self._held.append(Block(block.data, end, block.end))
+            at = block.start
+            while at < block.end:
+                at = self._hold(block, at)
+                if not self._run_left:
+                    found += self._release()
         return found
+
+    def _hold(self, block: Block, at: int) -> int:
+        """Hold the next line, or the next lines of the run; return where they end."""
+        if not self._run_left:
+            end = block.data.index(b"\n", at) + 1
+            self._run_left = _run_length(block.data[at:end])
+            self._held.append(Block(block.data, at, end))
+            return end
+        body, count, is_plain = block.take(at, min(self._run_left, BATCH_LINES_MAX))
+        self._run_left -= count
+        self._held_bytes += len(body)
+        self._held.append(Block(body, 0, len(body), count if is_plain else 0, is_plain))
+        return at + len(body)
 
     def _release(self) -> list[Block | TooLarge]:
         held, self._held = self._held, []
+        self._held_bytes = 0
         return held
-
-    def _walk(self, block: Block) -> int:
-        """Count the lines of a block; return the end of the last complete run or single line."""
-        at = end = block.start
-        while at < block.end:
-            if self._run_left:
-                at, count, _ = block.measure(at, self._run_left)
-                self._run_left -= count
-            else:
-                start, at = at, block.data.index(b"\n", at) + 1
-                self._run_left = _run_length(block.data[start:at])
-            if not self._run_left:
-                end = at
-        return end
 
 
 def _run_length(line: bytes) -> int:

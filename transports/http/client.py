@@ -19,6 +19,7 @@ continued; and when the server no longer knows the session (404).
 This file is longer than 500 lines: all of it is about one request, from its line to its response.
 """
 
+import itertools
 import random
 import re
 import ssl
@@ -27,7 +28,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
-import h11
 import msgspec
 import trio
 
@@ -224,7 +224,7 @@ class HttpChannel:
         except OSError:
             return  # the session ends by its time limit
         try:
-            await connection.write(self._request("DELETE"), b"")
+            await connection.write(self._request("DELETE"))
             await connection.read_head()
         except trio.BrokenResourceError:
             return  # as above
@@ -239,7 +239,10 @@ class HttpChannel:
     # -- one line, one request
 
     async def _post(self, line: bytes) -> None:
-        await self._unanswered.acquire()
+        if self._unanswered.value:
+            self._unanswered.acquire_nowait()  # the wait below is a checkpoint
+        else:
+            await self._unanswered.acquire()
         self._check_open()
         exchange = _Exchange(line)
         if exchange.request_id in self._prepared:
@@ -247,8 +250,7 @@ class HttpChannel:
             exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
         cancelled = self._cancelled_by(exchange)
         self._nursery.start_soon(self._run_exchange, exchange)
-        await exchange.is_written.wait()
-        with trio.move_on_after(ORDER_S):
+        with exchange.in_order:
             await exchange.is_ready.wait()
         if cancelled is not None:
             # A request behind the cancellation must be answered after the last message of the
@@ -329,9 +331,8 @@ class HttpChannel:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
             exchange.is_sent = True
-            request = self._request("POST", exchange.line, exchange.follows)
-            await connection.write(request, exchange.line)
-            exchange.is_written.set()
+            await connection.write(self._request("POST", exchange.line, exchange.follows))
+            exchange.in_order.deadline = trio.current_time() + ORDER_S
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
 
@@ -339,7 +340,7 @@ class HttpChannel:
         """Continue a response behind its last event."""
         trail = exchange.trail
         async with self._connection() as connection:
-            await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
+            await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
                 trail.continues()
@@ -365,30 +366,31 @@ class HttpChannel:
 
     def _allow_next(self, exchange: "_Exchange") -> None:
         """The response has begun: the next line may be sent."""
-        exchange.is_written.set()
         if not exchange.is_ready.is_set():
             exchange.is_ready.set()
             self._unanswered.release()
 
-    def _request(
-        self, method: str, body: bytes | None = None, last_event_id: bytes = b""
-    ) -> h11.Request:
-        fields: list[Any] = [
-            ("Host", self._connections.address.host_header),
-            ("User-Agent", "mcp-streams"),
-            ("Accept", Media.EVENTS if method == "GET" else ACCEPT),
-            ("Accept-Encoding", "identity"),  # no compression
-            *self._authorization,
+    def _request(self, method: str, body: bytes | None = None, last_event_id: bytes = b"") -> bytes:
+        """A whole request."""
+        address = self._connections.address
+        fields = [
+            f"{method} {address.target} HTTP/1.1",
+            f"Host: {address.host_header}",
+            "User-Agent: mcp-streams",
+            f"Accept: {Media.EVENTS if method == 'GET' else ACCEPT}",
+            "Accept-Encoding: identity",  # no compression
+            *(f"{name}: {value}" for name, value in self._authorization),
         ]
         if body is not None:
-            fields += [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        if last_event_id:
-            fields.append(("Last-Event-ID", last_event_id))
+            fields += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         if self._session:
-            fields.append(("Mcp-Session-Id", self._session))
+            fields.append(f"Mcp-Session-Id: {self._session}")
         if self._version:
-            fields.append(("MCP-Protocol-Version", self._version))
-        return h11.Request(method=method, target=self._connections.address.target, headers=fields)
+            fields.append(f"MCP-Protocol-Version: {self._version}")
+        head = "\r\n".join(fields).encode("latin-1")
+        if last_event_id:
+            head += b"\r\nLast-Event-ID: " + last_event_id
+        return head + b"\r\n\r\n" + (body or b"")
 
     # -- the response
 
@@ -459,10 +461,10 @@ class HttpChannel:
         self, exchange: "_Exchange", body: Body, connection: HttpConnection
     ) -> None:
         size = 0
-        while data := await connection.read():
-            size += len(data)
+        while pieces := await connection.read():
+            size += sum(map(len, pieces))
             exchange.heard_at = trio.current_time()
-            if blocks := body.feed(data):
+            if blocks := list(itertools.chain.from_iterable(map(body.feed, pieces))):
                 await self._deliver(exchange, blocks, body.tail_lines, size)
                 size = 0
             if body.is_useless:
@@ -577,7 +579,7 @@ class HttpChannel:
     async def _read_standing_stream(self, standing: "_Exchange") -> None:
         trail = standing.trail
         async with self._connection() as connection:
-            await connection.write(self._request("GET", last_event_id=trail.last_id), b"")
+            await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
                 standing.has_session = bool(self._session)  # from now on, a 404 ends the session
@@ -611,6 +613,9 @@ class ReceiveBuffer:
         self, blocks: Sequence[Block | TooLarge], size: int, mark: Mark | None = None
     ) -> None:
         """Add blocks when there is room; after the end, discard them."""
+        if self._bytes < RECEIVE_BYTES_MAX and not self._turn.locked():
+            self.add(blocks, size, mark)  # no checkpoint: the reader of the body has some
+            return
         async with self._turn:
             while self._bytes >= RECEIVE_BYTES_MAX and self.ended is None:
                 self._has_room = trio.Event()
@@ -638,7 +643,8 @@ class ReceiveBuffer:
     async def take(self) -> Sequence[Block | TooLarge]:
         """The next lines; the lines before them are handled then. Raises `trio.EndOfChannel`."""
         self._note()
-        await trio.lowlevel.checkpoint()
+        if self._batches:
+            await trio.lowlevel.checkpoint()
         while not self._batches:
             if self.ended is not None:
                 raise trio.EndOfChannel(self.ended)
@@ -721,7 +727,7 @@ class _Exchange:
         self.heard_at = trio.current_time()
         self.is_sent = False  # perhaps only a part of it
         self.is_answered = False
-        self.is_written = trio.Event()
+        self.in_order = trio.CancelScope()  # until the next line may be sent
         self.is_ready = trio.Event()  # its response has begun
         self.is_over = trio.Event()
         self.scope = trio.CancelScope()
@@ -760,9 +766,11 @@ async def _failure_of(
 async def _read_some(connection: HttpConnection) -> bytes:
     """The body of a refusal, or its start. Raises `trio.BrokenResourceError`."""
     text = b""
+    if connection.has_ended:  # mostly a 202
+        return text
     with trio.move_on_after(REFUSAL_S):
-        while len(text) <= REFUSAL_BYTES_MAX and (data := await connection.read()):
-            text += data
+        while len(text) <= REFUSAL_BYTES_MAX and (pieces := await connection.read()):
+            text += b"".join(pieces)
     return text
 
 

@@ -15,7 +15,8 @@ from typing import Final, cast
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, wrap_client_stream
 from wsproto import ConnectionType, WSConnection
-from wsproto.events import RejectConnection, RejectData, Request
+from wsproto.connection import Connection
+from wsproto.events import BytesMessage, RejectConnection, RejectData, Request, TextMessage
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import RemoteProtocolError
 
@@ -84,6 +85,8 @@ async def connect(
             deadline=deadline,
         )
         channel = _channel(wire, connection, message_bytes_max, address, tcp)
+        if isinstance(channel, BlockChannel):
+            nursery.start_soon(channel.pass_on)
         try:
             yield channel
         finally:
@@ -185,6 +188,7 @@ class WebSocketChannel:
         self._framing = framing
         self._principal = principal
         self._socket = socket
+        self._frames = Connection(ConnectionType.CLIENT)
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
         self._is_closed = False
@@ -226,13 +230,26 @@ class WebSocketChannel:
         try:
             for frame in packed(lines):
                 for message in self._framing.messages(frame):
-                    await self._connection.send_message(message)
+                    self._put(message)
                 await self._wire.flush()
-        except (ConnectionClosed, trio.BrokenResourceError):
+        except trio.BrokenResourceError:
             raise trio.BrokenResourceError("the peer is gone, or the WebSocket closing") from None
         except BaseException:
             self._wire.cut_short()  # perhaps some of the lines were sent
             raise
+
+    def _put(self, message: bytes | str) -> None:
+        """Store the frame of a message, without the locks of trio-websocket.
+
+        Neither it nor its wsproto keeps state of such frames: they are unfragmented, and no
+        extension was agreed on. Raises `trio.BrokenResourceError` after a Close frame.
+        """
+        if self._connection.closed is not None:
+            raise trio.BrokenResourceError("the WebSocket is closed")
+        event: TextMessage | BytesMessage = (
+            TextMessage(data=message) if isinstance(message, str) else BytesMessage(data=message)
+        )
+        self._wire.put(self._frames.send(event))
 
     async def ping(self) -> bool:
         """See `Channel`; also False when no pong comes within `PING_S`. `receive` must run.
@@ -302,27 +319,30 @@ class BlockChannel(WebSocketChannel):
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._is_over:
-            pieces = self._slot.take() or await self._next()
+            pieces = await self._slot.take()
             if not pieces:
-                continue
+                self._is_over = True
+                self._wire.end()
+                break
             self._wire.claim()
             if (found := self._blocks(pieces)) and not self._is_closed:
                 return found
         raise trio.EndOfChannel
 
-    async def _next(self) -> Sequence[Piece]:
-        """The next message from trio-websocket; empty when pieces come first, or at the end."""
-        # Pieces in the slot came before any message that the reader still holds.
-        with self._slot.until_put():
-            try:
+    async def pass_on(self) -> None:
+        """Put the messages that trio-websocket reads into the slot.
+
+        They come after all pieces of the sieve: it takes none out behind the first such message.
+        """
+        try:
+            while True:
                 message = await self._connection.get_message()
-            except ConnectionClosed:
-                self._is_over = True
-                self._wire.end()
-                return ()
-            data = message.encode() if isinstance(message, str) else message
-            return [Piece(data, 0, len(data), is_last=True)]
-        return ()
+                data = message.encode() if isinstance(message, str) else message
+                await self._slot.put([Piece(data, 0, len(data), is_last=True)])
+        except ConnectionClosed:
+            pass  # the usual end
+        finally:
+            self._slot.end()
 
     def _blocks(self, pieces: Sequence[Piece]) -> list[Block | TooLarge]:
         found: list[Block | TooLarge] = []

@@ -118,11 +118,12 @@ class Wire(trio.abc.Stream):
         self._check_violation()
         if self._has_ended:
             raise trio.ClosedResourceError
-        return (
-            await self._read(max_bytes)
-            if self._sieve is None
-            else await self._read_past_sieve(self._sieve)
-        )
+        if self._sieve is None:
+            data = await self._read(max_bytes)
+            if self._sieve is None:
+                return data
+            self._sieved = self._sieve.feed(data)  # it was set during the read
+        return await self._read_past_sieve(self._sieve)
 
     async def aclose(self) -> None:
         """Only `hang_up` closes: a Close frame may still have to be written."""
@@ -214,15 +215,19 @@ class Wire(trio.abc.Stream):
         Cancelled half-way, it breaks the connection: no frame can follow half a frame. Raises
         `trio.BrokenResourceError` when the peer is gone.
         """
-        async with self._writing:
+        if self._writing.locked():
+            await self._writing.acquire()
+        else:
+            self._writing.acquire_nowait()  # the write below is a checkpoint
+        try:
             if self._is_broken:
                 raise trio.BrokenResourceError("the peer is gone")
             await trio.lowlevel.checkpoint_if_cancelled()  # before the first byte of a frame
-            frames = [*self._pending, self._pong]
+            frames = [frame for frame in (*self._pending, self._pong) if frame]
             self._pending.clear()
             self._pong = b""
             try:
-                if any(frames):
+                if frames:
                     await send_pieces(self._stream, frames)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 self.break_off()
@@ -231,6 +236,8 @@ class Wire(trio.abc.Stream):
                 self.break_off()
                 await trio.aclose_forcefully(self._stream)
                 raise
+        finally:
+            self._writing.release()
 
     async def _write_control(self) -> None:
         while True:

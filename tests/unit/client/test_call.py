@@ -46,6 +46,25 @@ async def test_at_least_every_thousand_messages_are_confirmed() -> None:
     assert max(later - earlier for earlier, later in itertools.pairwise(acks)) <= 1_000
 
 
+async def test_large_messages_are_confirmed_every_four_megabytes(autojump_clock: MockClock) -> None:
+    server = Scripted()
+
+    async def large(stream: Stream) -> Any:
+        for _ in range(120):
+            stream.say("x" * 100_000)
+        return {"content": []}
+
+    server.tools["large"] = large
+    async with connected(server) as client, client.call("large") as call:
+        await call.result()
+        (stream,) = server.streams.values()
+        await server.until(lambda: stream.acked == 121)
+    acks = [0, *(params["seq"] for params in server.got("notifications/stream/ack"))]
+    between = [later - earlier for earlier, later in itertools.pairwise(acks)]
+    assert all(42 <= count <= 53 for count in between[:-1])  # a megabyte may come on top
+    assert len(between) == 3
+
+
 async def test_leaving_confirms_what_was_read() -> None:
     server = Scripted()
     step = Stepping(server)

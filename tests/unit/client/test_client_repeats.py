@@ -266,3 +266,45 @@ async def test_a_server_that_honours_no_keys_is_not_asked_again(autojump_clock: 
             with pytest.raises(CallLost):
                 await call.result()
     assert len(server.got("tools/call")) == 1
+
+
+async def test_without_a_key_a_call_is_sent_once_and_its_loss_is_an_error(
+    autojump_clock: MockClock,
+) -> None:
+    server = counting(key_memory="a memory")
+    cutting = Cutting(server.memory.connect, 2)
+    async with server.serving(), Client(cutting, idempotency_keys=False) as client:
+        async with client.call("count", {"n": 1}) as call:
+            with pytest.raises(CallLost, match="may or may not have run"):
+                await call.result()
+            assert call.ticket is None
+        async with client.call("count", {"n": 2}, idempotency_key=True) as call:
+            assert await rest_of(call) == ["1", "2"]
+    metas = [params["_meta"] for params in server.got("tools/call")]
+    assert ["mcp-streams/idempotencyKey" in meta for meta in metas] == [False, True, True]
+
+
+async def test_one_call_may_go_without_a_key(rig: Rig, autojump_clock: MockClock) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 1) as (client, _),
+        client.call("count", {"pause_s": 1}, idempotency_key=False) as call,
+    ):
+        with pytest.raises(CallLost):
+            await call.result()
+    assert rig.runs == 1
+
+
+async def test_without_a_key_an_announced_call_is_resumed_as_ever(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with (
+        at_home(rig.server) as memory,
+        cut(memory, 0, idempotency_keys=False) as (client, way),
+        client.call("count", {"n": 5, "pause_s": 10}) as call,
+    ):
+        assert said(await anext(call)) == 1
+        memory.cables[-1].cut()
+        assert await rest_of(call) == [2, 3, 4, 5]
+        assert way.connections == 2
+    assert rig.runs == 1

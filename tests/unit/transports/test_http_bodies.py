@@ -112,6 +112,15 @@ def test_a_run_longer_than_any_server_writes_is_malformed() -> None:
         body.feed(line * (3 * RUN_BYTES_MAX // len(line)))
 
 
+def test_a_run_of_messages_above_the_limit_is_malformed() -> None:
+    body = LineBody(2 * RUN_BYTES_MAX)
+    assert body.feed(header(10**9)) == []
+    line = b"x" * (2 * RUN_BYTES_MAX + 1) + b"\n"
+    assert body.feed(line) == []
+    with pytest.raises(Malformed, match="a run above"):
+        body.feed(line)
+
+
 def test_what_only_looks_like_a_header_holds_nothing_back() -> None:
     lines = [
         b'{"jsonrpc":"2.0","method":"x","params":"notifications/stream/position"}',

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wsproto import ConnectionType, WSConnection
@@ -222,3 +223,29 @@ def test_what_is_left_comes_between_the_pieces_before_and_behind_it() -> None:
     taken, left = until_left(sieved)
     assert (payloads_of(taken), left) == ([b"3\n"], b"")
     assert until_left(sieved) == ([], b"")
+
+
+async def test_the_first_frame_may_come_in_pieces() -> None:
+    """The client reads the first piece while it takes up its connection."""
+    frame = wire([[BytesMessage(data=b"1\n" + b"2" * 200 + b"\n")], [BytesMessage(data=b"3\n")]])
+
+    async def serve(stream: trio.SocketStream) -> None:
+        await accepted(stream)
+        for piece in (frame[:10], frame[10:]):
+            await trio.testing.wait_all_tasks_blocked()
+            await stream.send_all(piece)
+        await trio.sleep_forever()
+
+    found: list[Incoming] = []
+    with trio.fail_after(100):  # a bound for a test that hangs
+        async with trio.open_nursery() as nursery:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, serve, [listener])
+            port = listener.socket.getsockname()[1]
+            async with websocket.connect(f"ws://127.0.0.1:{port}") as channel:
+                found += await channel.receive()
+                assert found == [b"1"], "a line is handed over before its frame is whole"
+                while len(found) < 3:
+                    found += await channel.receive()
+            nursery.cancel_scope.cancel()
+    assert found == [b"1", b"2" * 200, b"3"]
