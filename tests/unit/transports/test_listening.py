@@ -16,6 +16,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from streams import turns
 from tests.rigs import bare_http, bare_websocket
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
@@ -190,3 +191,15 @@ async def test_a_peer_that_goes_on_sending_at_the_end_of_a_connection_is_read_wi
             assert unread(ours) >= left
             mock_clock.jump(DISCARD_PAUSE_S)
         mock_clock.autojump_threshold = 0.01  # it hears the peer out
+
+
+async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted() -> None:
+    """Else connections that are opened beforehand could all shake hands in the same moment."""
+    async with bare_websocket.server() as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream, trio.open_nursery() as nursery:
+            await trio.testing.wait_all_tasks_blocked()
+            async with turns._busy():
+                nursery.start_soon(bare_websocket.shake_hands, stream, port)
+                await trio.testing.wait_all_tasks_blocked()
+                assert nursery.child_tasks  # it ends below, once it is answered
