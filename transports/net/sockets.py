@@ -3,6 +3,7 @@
 Stored messages go from the journal to the kernel without a copy, many pieces in one write.
 """
 
+import array
 import contextlib
 import fcntl
 import os
@@ -175,13 +176,19 @@ def unsent_bytes(fd: int) -> int | None:
     """
     if fd < 0:
         return None  # closed
-    with contextlib.suppress(OSError):  # neither a socket nor a terminal
-        return _queued(fd, termios.TIOCOUTQ)  # equals SIOCOUTQ, which is for sockets
-    return _queued(fd, termios.FIONREAD) if stat.S_ISFIFO(os.fstat(fd).st_mode) else None
-
-
-def _queued(fd: int, question: int) -> int:
-    return int.from_bytes(fcntl.ioctl(fd, question, bytes(4)), sys.byteorder)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode):
+        question = termios.FIONREAD
+    elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+        question = termios.TIOCOUTQ  # equals SIOCOUTQ, which is for sockets
+    else:
+        return None
+    answer = array.array("i", [0])
+    try:
+        fcntl.ioctl(fd, question, answer)
+    except OSError:
+        return None  # a device without such a queue, like /dev/null
+    return answer[0]
 
 
 def keep_alive(tcp: trio.socket.SocketType) -> None:
