@@ -493,7 +493,8 @@ class Connection:
     def stir(self) -> None:
         """There may be something to send."""
         self.has_work.set()
-        if self._is_attended and self._reader in (None, trio.lowlevel.current_task()):
+        reader = self._reader
+        if self._is_attended and (reader is None or reader is trio.lowlevel.current_task()):
             return
         if (nursery := self._open_nursery()) is not None:
             self._reader, self._is_attended = None, True
