@@ -136,11 +136,11 @@ class Response:
     def __init__(self, address: tuple[str, int], request: h11.Request, body: bytes = b"") -> None:
         self.headers: dict[str, str] = {}
         self.is_over = False
-        self._address = address
-        self._connection = trio.socket.socket()
+        self.address = address
+        self._connection: trio.socket.SocketType  # from `connect` on
         self._http = h11.Connection(h11.CLIENT)
         sent = [request, h11.Data(data=body), h11.EndOfMessage()]
-        self._asked = b"".join(self._http.send(each) or b"" for each in sent)
+        self.asked = b"".join(self._http.send(each) or b"" for each in sent)
         self._parser = EventParser()
 
     def __enter__(self) -> "Response":
@@ -151,11 +151,12 @@ class Response:
 
     async def connect(self) -> None:
         """Connect to the server."""
-        await self._connection.connect(self._address)
+        self._connection = trio.socket.socket()
+        await self._connection.connect(self.address)
 
     async def ask(self) -> None:
         """Send the request; it is small enough to go out at once."""
-        await self._connection.send(self._asked)
+        await self._connection.send(self.asked)
 
     async def read(self) -> bytes:
         """The next bytes; empty at the end of the connection."""

@@ -7,9 +7,13 @@ keeps events in memory, ours in its journal.
 """
 
 import re
+import select
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from math import inf
+from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -17,10 +21,13 @@ import trio
 
 from benchmarks import sockets
 from benchmarks.events import Check, Response, Session, fill
+from benchmarks.sockets import Step
 
 STOCK_SERVER: Final = (sys.executable, "-m", "benchmarks.stock")
 
 CALLS_AT_ONCE: Final = 20  # while the clients get ready
+READ_BYTES: Final = 64 * 1024
+SILENCE_S: Final = 60.0  # of all connections; then a server has hung
 
 # The text at which a client may stop to read: the SDK's server does not end a response that is
 # complete. It is near the end.
@@ -77,30 +84,64 @@ async def _come_back(crowd: Sequence[Absent], plan: Plan) -> float:
     The bytes are checked afterwards, so that no client waits for that. Raises `Lost`.
     """
     asking = [each.session.get(each.last_event_id) for each in crowd]
-    came: dict[Response, bytes] = {}
-
-    async def resume(response: Response) -> None:
-        with response:
-            await response.connect()
-            await response.ask()
-            came[response] = await up_to_the_result(response)
-
-    began_at = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        for response in asking:
-            nursery.start_soon(resume, response)
-    took_s = trio.current_time() - began_at
-    for absent, response in zip(crowd, asking, strict=True):
+    took_s, came = _talk_at_once(
+        [(each.address, [Step(each.asked, _has_result)]) for each in asking]
+    )
+    for absent, response, data in zip(crowd, asking, came, strict=True):
         check = Check(absent.last_event_id, plan.count)
-        check.take(response.take(came[response]))
+        check.take(response.take(bytes(data)))
         check.end()
     return len(crowd) / took_s
+
+
+def _talk_at_once(
+    talks: Sequence[tuple[tuple[str, int], Sequence[Step]]],
+) -> tuple[float, list[bytearray]]:
+    """Take the steps of each talk, over a connection each; how long all took, and what came last.
+
+    One loop without tasks, so that the clients cost little beside the server. A connection is
+    closed as soon as its last answer is there. Raises `TimeoutError`.
+    """
+    came = [bytearray() for _ in talks]
+    done = [0] * len(talks)  # steps
+    with ExitStack() as stack:
+        poll = stack.enter_context(select.epoll())
+        connections: dict[int, tuple[int, socket.socket]] = {}
+        began_at = perf_counter()
+        for place, (address, steps) in enumerate(talks):
+            connection = stack.enter_context(socket.create_connection(address))
+            connection.setblocking(False)
+            connection.send(steps[0].sent)
+            connections[connection.fileno()] = place, connection
+            poll.register(connection, select.EPOLLIN)
+        while connections:
+            if not (ready := poll.poll(SILENCE_S)):
+                raise TimeoutError(f"{len(connections)} clients wait for an answer")
+            for fd, _ in ready:
+                place, connection = connections[fd]
+                steps, answer = talks[place][1], came[place]
+                data = connection.recv(READ_BYTES)
+                answer += data
+                if data and not steps[done[place]].is_answered(answer):
+                    continue
+                done[place] += 1
+                if data and done[place] < len(steps):
+                    answer.clear()
+                    connection.send(steps[done[place]].sent)
+                else:  # the end, or too early: then the check finds a message missing
+                    del connections[fd]
+                    connection.close()
+        return perf_counter() - began_at, came
+
+
+def _has_result(came: bytearray) -> bool:
+    return _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)) is not None
 
 
 async def up_to_the_result(response: Response, silence_s: float = inf) -> bytes:
     """The bytes up to the end of a result, or to a silence of so many seconds."""
     came = bytearray()
-    while not _RESULT.search(came, max(0, len(came) - _TAIL_BYTES)):
+    while not _has_result(came):
         data = b""
         with trio.move_on_after(silence_s):
             data = await response.read()
@@ -130,20 +171,11 @@ async def _come_back_over_websockets(
     crowd: Sequence[tuple[str, sockets.Ticket]], plan: Plan
 ) -> float:
     """As `_come_back`, with handshake and `initialize`."""
-    coming = [(sockets.Socket(url), sockets.resuming(ticket)) for url, ticket in crowd]
-
-    async def resume(socket: sockets.Socket, asking: bytes) -> None:
-        with socket:
-            await socket.open()
-            await socket.resume(asking)
-
-    began_at = trio.current_time()
-    async with trio.open_nursery() as nursery:
-        for socket, asking in coming:
-            nursery.start_soon(resume, socket, asking)
-    took_s = trio.current_time() - began_at
-    for (_, ticket), (socket, _) in zip(crowd, coming, strict=True):
-        sockets.check(socket.came, ticket, plan.count)
+    took_s, came = _talk_at_once(
+        [(sockets.address_of(url), sockets.coming_back(url, ticket)) for url, ticket in crowd]
+    )
+    for (_, ticket), data in zip(crowd, came, strict=True):
+        sockets.check(data, ticket, plan.count)
     return len(crowd) / took_s
 
 

@@ -4,7 +4,8 @@ No library can be the slower part, and the client checks every message.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,6 +32,13 @@ _CONTROL: Final = 0x8  # opcodes from here on
 _TAIL_BYTES: Final = 4096  # the last messages are no longer
 
 
+class Step(NamedTuple):
+    """Bytes to send, and whether what came since then is the whole answer."""
+
+    sent: bytes
+    is_answered: Callable[[bytearray], bool]
+
+
 class Ticket(NamedTuple):
     """The data that a client needs to resume its call."""
 
@@ -42,14 +50,10 @@ class Socket:
     """One connection. It keeps the bytes that come, and checks them afterwards."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        assert parts.hostname is not None
-        assert parts.port is not None
         self.came = bytearray()
-        self._address = parts.hostname, parts.port
+        self._address = address_of(url)
         self._connection = trio.socket.socket()
-        self._opening = _opening(parts.netloc)
-        self._hello = _frame(_request(_HELLO_ID, "initialize", _HELLO))
+        self._opening = _opening(url)
 
     def __enter__(self) -> "Socket":
         return self
@@ -60,19 +64,15 @@ class Socket:
     async def open(self) -> None:
         """Connect, shake hands, and initialize. Raises `Lost` where that is refused."""
         await self._connection.connect(self._address)
-        await self._connection.send(self._opening)
-        await self._until(b"\r\n\r\n")
-        if not self.came.startswith(b"HTTP/1.1 101 "):
-            raise Lost(f"no WebSocket: {bytes(self.came)!r}")
-        self.came.clear()
-        await self._connection.send(self._hello)
-        await self._until(b"}\n")
-        self.came.clear()
+        for step in self._opening:
+            await self._connection.send(step.sent)
+            await self._until(step.is_answered)
+            self.came.clear()
 
     async def call(self, count: int, size: int) -> Ticket:
         """Call `fill`, read to its response, and confirm nothing; the connection stays open."""
         await self.begin(count, size)
-        await self._until(b'"id":%d,"result"' % _CALL_ID, b"}\n")
+        await self._until(partial(_has_line, b'"id":%d,"result"' % _CALL_ID))
         announcement = next(_lines(self.came))
         told = msgspec.json.decode(announcement)["params"]["stream"]
         return Ticket(told["streamId"], told["resumeToken"])
@@ -84,12 +84,7 @@ class Socket:
     async def wait(self) -> None:
         """Call `wait` and read its first message."""
         await self._connection.send(_frame(_request(_CALL_ID, "tools/call", WAITING)))
-        await self._until(METHOD.encode(), b"}\n")
-
-    async def resume(self, asking: bytes) -> None:
-        """Send a request from `resuming` and read to the reply."""
-        await self._connection.send(asking)
-        await self._until(_ENDED, b"}\n")
+        await self._until(partial(_has_line, METHOD.encode()))
 
     async def read_to_the_end(self) -> None:
         """Read until the server hangs up."""
@@ -100,19 +95,47 @@ class Socket:
         """The first byte of each frame that has come."""
         return [first for first, _ in _frames(self.came)]
 
-    async def _until(self, word: bytes, end: bytes = b"") -> None:
-        """Read until `word` and, after it, `end` have come, or the connection ends."""
-        while (found := self.came.find(word, max(0, len(self.came) - _TAIL_BYTES))) < 0 or (
-            end and self.came.find(end, found) < 0
-        ):
+    async def _until(self, is_answered: Callable[[bytearray], bool]) -> None:
+        """Read until the answer is whole, or the connection ends."""
+        while not is_answered(self.came):
             data = await self._connection.recv(READ_BYTES)
             if not data:
                 return  # too early: the check will find a message missing
             self.came += data
 
 
-def resuming(ticket: Ticket) -> bytes:
-    """A request for all of a call, from its first message on."""
+def address_of(url: str) -> tuple[str, int]:
+    """The host and the port of a URL."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
+
+
+def coming_back(url: str, ticket: Ticket) -> Sequence[Step]:
+    """A handshake, `initialize`, and a request for all of a call, from its first message on."""
+    return [*_opening(url), Step(_resuming(ticket), partial(_has_line, _ENDED))]
+
+
+def _opening(url: str) -> Sequence[Step]:
+    hello = _frame(_request(_HELLO_ID, "initialize", _HELLO))
+    return [Step(_handshake(urlsplit(url).netloc), _is_open), Step(hello, partial(_has_line, b"}"))]
+
+
+def _is_open(came: bytearray) -> bool:
+    """Whether the handshake is answered. Raises `Lost` where it is refused."""
+    if came.endswith(b"\r\n\r\n") and not came.startswith(b"HTTP/1.1 101 "):
+        raise Lost(f"no WebSocket: {bytes(came)!r}")
+    return came.endswith(b"\r\n\r\n")
+
+
+def _has_line(word: bytes, came: bytearray) -> bool:
+    """Whether a word has come, near the end, and the end of its line."""
+    found = came.find(word, max(0, len(came) - _TAIL_BYTES))
+    return found >= 0 and came.find(b"}\n", found) >= 0
+
+
+def _resuming(ticket: Ticket) -> bytes:
     params = {"streamId": ticket.stream, "resumeToken": ticket.token, "after": 0}
     ready = _encode({"jsonrpc": "2.0", "method": "notifications/initialized"})
     return _frame(ready + _request(_RESUME_ID, "stream/resume", params))
@@ -172,7 +195,7 @@ def _frames(came: bytes | bytearray) -> Iterator[tuple[int, bytes]]:
         at += size
 
 
-def _opening(netloc: str) -> bytes:
+def _handshake(netloc: str) -> bytes:
     lines: Sequence[str] = (
         "GET / HTTP/1.1",
         f"Host: {netloc}",

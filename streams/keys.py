@@ -18,6 +18,7 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -113,7 +114,7 @@ class Keyring:
         what = b"call:%d:" % len(whose) + whose + _bytes(key)
         return [hmac.digest(each, what, "sha256")[:_NAME_BYTES] for each in self._keys]
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A value that differs for other keys and reveals nothing of these.
 

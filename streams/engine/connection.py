@@ -50,7 +50,10 @@ STREAM_BYTES_MIN: Final = 16 * 1024  # the share of one stream in a write when m
 # from that peer. A thousand replies are framed in about 1 ms, in which no other task runs.
 OUTBOX_BYTES_MAX: Final = 1024 * 1024
 OUTBOX_REPLIES_MAX: Final = 1_000
+# The reader sends what a message causes up to this size, which an empty pipe takes without waiting.
+CAUSED_BYTES_MAX: Final = 64 * 1024
 PING_EVERY_S: Final = 15.0
+YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
@@ -356,7 +359,7 @@ class Delivery:
         """See `Follower.wake`."""
         if not self.is_over:
             self.connection.ready[self] = None
-            self.connection.has_work.set()
+            self.connection.stir()
 
     def allow(self) -> None:
         """The grant is durable, so the client may be told of it."""
@@ -434,9 +437,14 @@ class Connection:
         self._write: _Write | None = None  # the one that is being gathered or written
         self._prompt_bytes = 0  # of the last writes that took no longer than `PROMPT_S`
         self._scope: trio.CancelScope | None = None
+        self._nursery: trio.Nursery | None = None  # for the tasks of `run`
+        self._is_attended = False  # a task sends what is ready, or will soon
+        self._reader: trio.lowlevel.Task | None = None  # the task that will, after a message
+        self._is_watched = False
         self._is_hung_up = False
         self._has_written = False
-        self._seen_at = trio.current_time()
+        self._seen_at = self.opened_at = trio.current_time()
+        self._ping_at = self.opened_at + PING_EVERY_S
         self._is_silent = False
         self._receipts = Receipts()
         self.separation = Separation(channel)
@@ -465,7 +473,7 @@ class Connection:
         framed = self._framing.line(line)
         self._outbox.append(framed)
         self._outbox_bytes += len(framed)
-        self.has_work.set()
+        self.stir()
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
@@ -496,6 +504,40 @@ class Connection:
         if self._moved:
             self._moved.unpark_all()
 
+    def stir(self) -> None:
+        """There may be something to send."""
+        self.has_work.set()
+        reader = self._reader
+        if self._is_attended and (reader is None or reader is trio.lowlevel.current_task()):
+            return
+        if (nursery := self._open_nursery()) is not None:
+            self._reader, self._is_attended = None, True
+            nursery.start_soon(self._repeat, self._send_next)
+
+    def attend(self) -> None:
+        """The calling task handles the last message that it has read, then calls `send_caused`.
+
+        So replies and resumes need no task for sending, until another message needs one.
+        """
+        if not self._is_attended:
+            self._reader, self._is_attended = trio.lowlevel.current_task(), True
+
+    async def send_caused(self) -> None:
+        """Send what the last message has caused, if the write does not wait for the peer."""
+        if self._reader is None:
+            return
+        self._reader = None
+        try:
+            if self._outbox or self.ready:
+                write = await self._prepare()
+                if write.size <= CAUSED_BYTES_MAX and self.channel.unsent_bytes() == 0:
+                    await self._put(write)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.hang_up()
+        self._is_attended = False
+        if self._outbox or self.ready or self._write:
+            self.stir()
+
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
         while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
@@ -512,14 +554,24 @@ class Connection:
     # Running
 
     def run(self, nursery: trio.Nursery) -> None:
-        """Send, and watch whether the peer lives, in tasks of `nursery`.
+        """Send, and watch whether the peer lives, in tasks of `nursery`: each with its first work.
 
         `hang_up` cancels the nursery.
         """
         self._live_in(nursery)
+        self._nursery = nursery
         self.separation.begin(nursery)
-        nursery.start_soon(self._repeat, self._send_next)
-        nursery.start_soon(self._repeat, self._watch)
+
+    def watch(self) -> None:
+        """Watch from now on whether the peer lives."""
+        if not self._is_watched and (nursery := self._open_nursery()) is not None:
+            self._is_watched = True
+            nursery.start_soon(self._repeat, self._watch)
+
+    def _open_nursery(self) -> trio.Nursery | None:
+        """The nursery of `run`, while it takes new tasks."""
+        nursery = self._nursery
+        return None if nursery is None or nursery.cancel_scope.cancel_called else nursery
 
     async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -588,15 +640,23 @@ class Connection:
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""
+        if self._write is not None:
+            await self._put(self._write)  # the reader has left it
         await self.has_work.wait()
         self.has_work = trio.Event()
         while self._outbox or self.ready:
             await self._send_once()
 
     async def _send_once(self) -> None:
+        await self._put(await self._prepare())
+
+    async def _prepare(self) -> _Write:
         write = self._write = _Write(self._outbox, self._outbox_bytes)
         self._outbox, self._outbox_bytes = [], 0
         await self._gather(write)
+        return write
+
+    async def _put(self, write: _Write) -> None:
         if write.lines:
             self._has_written = True
             await self.channel.send(*write.lines)
@@ -718,6 +778,7 @@ class Connection:
             is_awaited = self._may_get_receipts and stream.record.is_announced
             if seq and is_awaited and delivery.number == stream.newest:
                 self._receipts.wrote(stream, delivery.number, seq)
+                self.watch()
             stream.notify()
         self.separation.wrote(write.size)
         self._finish(write)
@@ -742,7 +803,7 @@ class Connection:
                 delivery.stream.attach(delivery)
 
     async def _watch(self) -> None:
-        with trio.move_on_after(PING_EVERY_S):
+        with trio.move_on_at(self._ping_at):
             await self._receipts.needed()
             await trio.sleep(SETTLE_S)
         marks = self._receipts.marks
@@ -755,6 +816,7 @@ class Connection:
         elif has_pong is False and marks and self.channel.unsent_bytes() == 0:
             self._receipts.left(marks)
         self._check_silence(is_asked=has_pong is None)
+        self._ping_at = trio.current_time() + PING_EVERY_S
 
     @property
     def _may_get_receipts(self) -> bool:

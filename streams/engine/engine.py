@@ -14,7 +14,7 @@ import trio
 
 from streams.clock import wall
 from streams.engine.committer import Committer
-from streams.engine.connection import Connection, Delivery, EventIds, Session
+from streams.engine.connection import YOUNG_S, Connection, Delivery, EventIds, Session
 from streams.engine.framing import Framing
 from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
@@ -95,6 +95,8 @@ class Engine:
         self.rates = Rates(limits.requests_per_principal_max)
         self.keyed = KeyedCalls(self._streams.cache, keyring)
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
+        self._young: dict[Connection, None] = {}  # those not watched yet, in the same order
+        self._has_young = trio.lowlevel.ParkingLot()
         self._is_closing = False
         self._running = 0  # handlers
         self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
@@ -210,6 +212,8 @@ class Engine:
             trio.open_nursery() as nursery,
         ):
             connection.run(nursery)
+            self._young[connection] = None
+            self._has_young.unpark()
             yield connection
             await connection.drained()
             nursery.cancel_scope.cancel()
@@ -242,10 +246,21 @@ class Engine:
             yield connection
         finally:
             self._connections.pop(connection, None)
+            self._young.pop(connection, None)
             connection.close()
             self._stirred.unpark_all()
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
+
+    async def _watch_young(self) -> None:
+        """Watch each connection from the age of `YOUNG_S` on, for ever."""
+        while True:
+            if not self._young:
+                await self._has_young.park()
+            for connection in list(self._young):
+                await trio.sleep_until(connection.opened_at + YOUNG_S)
+                if self._young.pop(connection, connection) is None:
+                    connection.watch()
 
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
@@ -271,6 +286,7 @@ class Engine:
                 self._start(stream, partial(self._restart, handler))
         nursery.start_soon(self._committer.run_until_stopped)
         nursery.start_soon(self._streams.run)
+        nursery.start_soon(self._watch_young)
         # The first client must see that interrupted calls have ended, not that they still run.
         with trio.move_on_after(RESTORE_S):
             await self._committer.settle()

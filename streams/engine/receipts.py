@@ -73,8 +73,7 @@ class Receipts:
 
     def heard(self) -> None:
         """The peer sent something."""
-        now = trio.current_time()
-        while self._emptied and now - self._emptied[0][0] > BELIEF_S:
+        while self._emptied and trio.current_time() - self._emptied[0][0] > BELIEF_S:
             _deliver(self._emptied.popleft()[1])
 
     def clear(self) -> None:

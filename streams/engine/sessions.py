@@ -277,9 +277,15 @@ class Sessions:
         """The event ids of one request of a session, which has this `Last-Event-ID`."""
         return SessionEventIds(self, session, last_event_id)
 
-    def grant(self, session: HttpSession, delivery: Delivery) -> bytes:
-        """Let the session resume this delivery; see `EventIds.grant`."""
-        named = self._name(session, delivery.stream.id)
+    def grant(self, session: HttpSession, delivery: Delivery, key: str) -> bytes:
+        """Let the session resume this delivery; see `EventIds.grant`.
+
+        `key` is that of the request's `Last-Event-ID`, if it has one.
+        """
+        # A response that continues has a name already, which takes a keyed hash to make.
+        named = session.streams.get(key) if delivery.granted is not None else None
+        if named is None or named.stream != delivery.stream.id:
+            named = self._name(session, delivery.stream.id)
         if delivery.granted is None:
             if delivery.reply_id is None:
                 delivery.granted = named.granted[""] = Granted(None)
@@ -368,7 +374,8 @@ class SessionEventIds:
         return self._sessions.cursor(stream_id, self._last)
 
     def grant(self, delivery: Delivery) -> bytes:
-        return self._sessions.grant(self._session, delivery)
+        key = (self._last or "").partition("_")[0]
+        return self._sessions.grant(self._session, delivery, key)
 
 
 def name_in(event_id: str) -> bytes:

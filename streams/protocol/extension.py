@@ -4,6 +4,7 @@ idempotency keys.
 
 import itertools
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +20,7 @@ ACK: Final = "notifications/stream/ack"
 KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
 KEY_LETTERS_MAX: Final = 200
 _KEY: Final = KEY.encode()
+DECLARED_BYTES_MAX: Final = 1024  # of capabilities that are kept; usual ones have 200
 EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's listing
 
 
@@ -58,6 +60,22 @@ class _Marks(msgspec.Struct):
 
 class _Marked(msgspec.Struct):
     meta: _Marks | None = msgspec.field(name="_meta", default=None)
+
+
+def declared(capabilities: Mapping[str, msgspec.Raw]) -> tuple[Settings, dict[str, Any]]:
+    """A client's settings, and the part of its capabilities that is stored. Raises `Refusal`.
+
+    Most clients declare the same, and a thousand of them may come back at once.
+    """
+    given = tuple((name, bytes(raw)) for name, raw in capabilities.items())
+    is_short = sum(len(name) + len(raw) for name, raw in given) <= DECLARED_BYTES_MAX
+    return (_declared if is_short else _declared.__wrapped__)(given)
+
+
+@lru_cache(maxsize=64)
+def _declared(given: tuple[tuple[str, bytes], ...]) -> tuple[Settings, dict[str, Any]]:
+    capabilities = known_of({name: msgspec.Raw(raw) for name, raw in given})
+    return settings_of(capabilities), understood(capabilities)
 
 
 def settings_of(capabilities: Mapping[str, Any]) -> Settings:

@@ -142,7 +142,10 @@ class Peer:
                 return
             connection.heard()
             for incoming in received:
+                if incoming is received[-1]:
+                    connection.attend()
                 await self._receive(incoming, connection)
+                await connection.send_caused()
                 if turns.spend(_units(incoming)):
                     await turns.wait()
             await connection.wait_for_room()
@@ -259,9 +262,7 @@ class Peer:
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Already initialized: open another connection.")
         params = read_params(message.params, _Initialize)
-        capabilities = extension.known_of(params.capabilities)
-        session.settings = extension.settings_of(capabilities)
-        session.capabilities = extension.understood(capabilities)
+        session.settings, session.capabilities = extension.declared(params.capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
         ours = extension.advertisement(self._engine.keyed.memory)

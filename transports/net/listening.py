@@ -91,6 +91,7 @@ class Listener:
         self._ssl_context = options.get("ssl_context")
         self._admit = options.get("admit")
         self._open = 0
+        self._handshakes = Turns()
         self._connections_max = options.get("connections_max", CONNECTIONS_MAX)
         self._per_principal_max = options.get("per_principal_max")
         self._of_principal: Counter[str] = Counter()
@@ -116,16 +117,26 @@ class Listener:
     async def secure(self, tcp: trio.SocketStream) -> ServerStream:
         """Return `tcp` itself, or TLS over it. The caller bounds the time of the handshake.
 
-        Raises `trio.BrokenResourceError`.
+        TLS handshakes are done in turn. Raises `trio.BrokenResourceError`.
         """
         context = self._ssl_context
         if context is None:
             return tcp
         if not isinstance(context, ssl.SSLContext):
             context = context()
+        await trio.lowlevel.wait_readable(tcp.socket)
+        await self.turn()
         stream = trio.SSLStream(tcp, context, server_side=True, https_compatible=True)
         await stream.do_handshake()
         return stream
+
+    async def turn(self) -> None:
+        """Wait for the turn of a handshake that has come.
+
+        It is as much work as some frames, and a thousand may come in the same moment.
+        """
+        if self._handshakes.spend(TURN_UNITS):
+            await self._handshakes.wait()
 
     def check_room(self, tcp: trio.SocketStream) -> None:
         """Raises `HttpError` for too many connections, `tcp` included, or too few free descriptors.
@@ -200,17 +211,9 @@ async def serve_listeners(
     While the system has no free file descriptors, new connections wait in the kernel's queue. No
     connection is refused, and one warning is logged.
     """
-    arrivals = Turns()
-
-    async def serve_in_turn(nursery: trio.Nursery, connection: trio.SocketStream) -> None:
-        # A handshake is as much work as some frames, and may be part of a flood.
-        if arrivals.spend(TURN_UNITS):
-            await arrivals.wait()
-        await serve_connection(nursery, connection)
-
     async with trio.open_nursery() as nursery:
         for listener in listeners:
-            nursery.start_soon(_accept_from, listener, serve_in_turn, nursery)
+            nursery.start_soon(_accept_from, listener, serve_connection, nursery)
     raise AssertionError("listeners end by cancellation only")
 
 
@@ -218,10 +221,13 @@ async def _accept_from(
     listener: trio.SocketListener, serve_connection: OnConnection, nursery: trio.Nursery
 ) -> None:
     withhold(listener.socket)
+    arrivals = Turns()
     async with listener:
         is_short = False
         while True:
             await trio.lowlevel.wait_readable(listener.socket)
+            if arrivals.spend(TURN_UNITS):
+                await arrivals.wait()
             try:
                 for connection in _accepted(listener.socket):
                     is_short = False

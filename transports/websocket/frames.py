@@ -116,6 +116,9 @@ def _unclaimed_bytes_max(message_size_max: int) -> int:
 
 def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     """Group lines into frames of at most `FRAME_BYTES_MAX`, or of one longer line."""
+    if 0 < sum(map(len, lines)) <= FRAME_BYTES_MAX:
+        yield lines
+        return
     frame: list[bytes] = []
     size = 0
     for piece in chain.from_iterable(split_lines(each, FRAME_BYTES_MAX) for each in lines):

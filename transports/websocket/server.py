@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Unpack
 
 import trio
@@ -115,13 +116,14 @@ class _Server:
         try:
             stream = await self.listener.secure(tcp)
             head, early = await read_head(stream)
+            await self.listener.turn()
             opening = parse_head(head)
             self.listener.check_room(tcp)
             self._check_origins(opening)
             caller = await self.listener.authenticate(opening.head)
             stack.enter_context(self.listener.counted(caller))
             subprotocol = _agreed(opening)
-            await stream.send_all(opening.accept(subprotocol))
+            await send_pieces(stream, [opening.accept(subprotocol)])
         except HttpError as refused:
             await refuse(stream, refused)
             return None
@@ -143,8 +145,9 @@ class _Server:
         finally:
             if trio.current_effective_deadline() == -math.inf:
                 code = CloseReason.GOING_AWAY  # cancelled
-            with trio.CancelScope(shield=True):
-                await channel.aclose(code)
+            if not channel.is_closed:  # the handler may have done it
+                with trio.CancelScope(shield=True):
+                    await channel.aclose(code)
 
 
 def _agreed(opening: Opening) -> str | None:
@@ -171,7 +174,8 @@ class ServerWebSocket:
     ) -> None:
         """`early` are the bytes that came behind the handshake; `nursery` is for slow writes."""
         self._stream = stream
-        self._socket = tcp_of(stream).socket
+        self._tcp = tcp_of(stream)
+        self._socket = self._tcp.socket
         self._framing = framing
         self._nursery = nursery
         self._caller = caller
@@ -181,8 +185,6 @@ class ServerWebSocket:
         self._events: Iterator[Event] = iter(())  # of the bytes that were read
         self._has_more = False  # there may be more events
         self._turns = Turns()
-        self._empty_frames = RateLimit(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
-        self._fragments = RateLimit(FRAGMENTS_MAX, FRAGMENTS_PER_S)
         self._parts: list[Any] = []  # of an incomplete message
         self._parts_size = 0  # bytes of a binary message, characters of text
         self._unclaimed_bytes = 0  # read since the last complete message
@@ -191,12 +193,13 @@ class ServerWebSocket:
         self._close = b""  # likewise
         self._rest: Pieces = ()  # of a partly written control frame
         self._receiving: trio.CancelScope | None = None
+        self._is_reading = False  # a task waits for bytes, and not in that scope
         self._pings: dict[bytes, trio.Event] = {}
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
         self._is_closing = False  # only pending frames are still sent
         self._is_broken = False  # nothing more is sent or received
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def principal(self) -> str:
@@ -206,22 +209,30 @@ class ServerWebSocket:
     def scopes(self) -> Scopes:
         return self._caller.scopes
 
+    @cached_property  # most connections send no such frame
+    def _empty_frames(self) -> RateLimit:
+        return RateLimit(EMPTY_FRAMES_MAX, EMPTY_FRAMES_PER_S)
+
+    @cached_property
+    def _fragments(self) -> RateLimit:
+        return RateLimit(FRAGMENTS_MAX, FRAGMENTS_PER_S)
+
     # -- receiving
 
     async def receive(self) -> Sequence[Incoming]:
-        while not (self._is_over or self._is_closed):
+        while not (self._is_over or self.is_closed):
             if self._has_more:
                 await self._turns.wait()
             else:
                 data = await self._read()
-                if self._is_closed:
+                if self.is_closed:
                     break  # `aclose` was called meanwhile
                 if trio.current_time() >= self._holds_until and not self._is_still_authenticated():
                     break
                 if data is None:
                     continue
                 await self._feed(data)
-            if not self._is_closed and (found := self._handle_frames()):
+            if not self.is_closed and (found := self._handle_frames()):
                 return found
         raise trio.EndOfChannel
 
@@ -234,11 +245,17 @@ class ServerWebSocket:
             early, self._early = self._early, b""
             return early
         try:
+            if self._holds_until == math.inf and self._stream is self._tcp:
+                self._is_reading = True  # a scope for each read would cost more than the read
+                return await receive_some(self._stream, READ_BYTES)
             with trio.CancelScope(deadline=self._holds_until) as self._receiving:
                 return await receive_some(self._stream, READ_BYTES)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            self._break()
+            if not self.is_closed:
+                self._break()
             return b""
+        finally:
+            self._is_reading = False
         return None
 
     def _is_still_authenticated(self) -> bool:
@@ -453,17 +470,17 @@ class ServerWebSocket:
         return False
 
     def is_writable(self) -> bool:
-        return not (self._is_closing or self._is_broken or self._is_closed)
+        return not (self._is_closing or self._is_broken or self.is_closed)
 
     def unsent_bytes(self) -> int | None:
         return unsent_bytes(self._socket.fileno())
 
     async def aclose(self, code: int = CloseReason.NORMAL_CLOSURE) -> None:
         """Send a Close frame and wait for the peer's; hang up after a second in any case."""
-        if self._is_closed:
+        if self.is_closed:
             await trio.lowlevel.checkpoint()
             return
-        self._is_closed = True
+        self.is_closed = True
         if self._receiving is not None:
             self._receiving.cancel()
         try:
@@ -478,6 +495,8 @@ class ServerWebSocket:
         self._queue_close(code, "")
         try:
             await self._flush()
+            if self._is_reading:
+                trio.lowlevel.notify_closing(self._socket)  # ends only the wait of that task
             while not self._is_over:
                 if self._has_more:
                     await self._turns.wait()

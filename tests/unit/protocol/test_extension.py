@@ -172,3 +172,15 @@ def test_of_capabilities_our_settings_are_decoded() -> None:
     assert extension.known_of(capabilities) == {
         "extensions": {"mcp-streams/v1": {"positions": True}}
     }
+
+
+def test_what_many_clients_declare_is_read_once_unless_it_is_long() -> None:
+    extension._declared.cache_clear()
+    short = {"extensions": msgspec.Raw(b'{"mcp-streams/v1":{"positions":true}}')}
+    for capabilities in (short, dict(short), {**short, "roots": msgspec.Raw(b"{}")}):
+        settings, kept = extension.declared(capabilities)
+        assert settings == settings_of(kept) == Settings((STREAMS,), positions=True)
+    long = short | {"roots": msgspec.Raw(b" " * extension.DECLARED_BYTES_MAX + b"{}")}
+    assert extension.declared(long)[0] == settings
+    info = extension._declared.cache_info()
+    assert (info.hits, info.misses) == (1, 2)

@@ -16,7 +16,9 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from streams import turns
 from tests.rigs import bare_http, bare_websocket
+from tests.rigs.transports import tls_contexts
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to
@@ -190,3 +192,27 @@ async def test_a_peer_that_goes_on_sending_at_the_end_of_a_connection_is_read_wi
             assert unread(ours) >= left
             mock_clock.jump(DISCARD_PAUSE_S)
         mock_clock.autojump_threshold = 0.01  # it hears the peer out
+
+
+async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted() -> None:
+    """Else connections that are opened beforehand could all shake hands in the same moment."""
+    async with bare_websocket.server() as port:
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream, trio.open_nursery() as nursery:
+            await trio.testing.wait_all_tasks_blocked()
+            async with turns._busy():
+                nursery.start_soon(bare_websocket.shake_hands, stream, port)
+                await trio.testing.wait_all_tasks_blocked()
+                assert nursery.child_tasks  # it ends below, once it is answered
+
+
+async def test_so_does_a_handshake_of_tls() -> None:
+    theirs, ours = tls_contexts()
+    async with bare_websocket.server(host="localhost", ssl_context=theirs) as port:
+        stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours)
+        async with stream, trio.open_nursery() as nursery:
+            await trio.testing.wait_all_tasks_blocked()
+            async with turns._busy():
+                nursery.start_soon(stream.do_handshake)
+                await trio.testing.wait_all_tasks_blocked()
+                assert nursery.child_tasks
