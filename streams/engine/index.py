@@ -133,8 +133,13 @@ class Registry:
         return sum(stream.state.kept_bytes for stream in self._wanted.get(principal, {}).values())
 
     @property
+    def total(self) -> int:
+        """How many streams the journal has, or will have when all changes are durable."""
+        return len(self._by_id) + self.evicted
+
+    @property
     def _is_server_full(self) -> bool:
-        return len(self._by_id) + self.evicted >= self._limits.streams_max
+        return self.total >= self._limits.streams_max
 
     def make_room(
         self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE

@@ -142,6 +142,37 @@ async def test_evicted_streams_count_and_undelivered_ones_are_kept(
         await acking.begin(3, "step")
 
 
+class _Counting(MemoryJournal):
+    """A journal that counts the counts."""
+
+    counts = 0
+
+    async def count(self, principal: str) -> int:
+        self.counts += 1
+        return await super().count(principal)
+
+
+async def test_evicted_streams_are_counted_only_where_they_may_be_too_many(
+    autojump_clock: MockClock,
+) -> None:
+    journal = _Counting()
+    server, steps = serving(streams_per_principal_max=4)
+    async with open_house(server, journal=journal) as house:
+        for _ in range(4):
+            await idle(house, steps)
+        assert (evicted(house), journal.counts) == (4, 0)  # the journal has no more than that
+        await idle(house, steps, principal="bob")
+        assert journal.counts == 1
+        await idle(house, steps, principal="bob")  # few were evicted since that count
+        assert (evicted(house), journal.counts) == (6, 1)
+        for _ in range(2):
+            await idle(house, steps, principal="bob")
+        for principal in ("alice", "bob"):
+            talker = await house.dial(principal=principal)
+            refused = await talker.request(1, "tools/call", name="step")
+            assert reason(refused) == "too_many_streams"
+
+
 async def test_the_oldest_evicted_stream_that_a_plain_client_was_written_makes_room(
     autojump_clock: MockClock,
 ) -> None:
