@@ -137,10 +137,10 @@ class Cache:
             await self.find(stream_id)
 
     async def named(self, name: bytes) -> Stream | None:
-        """The stream of this name (`Stream.names`)."""
+        """The stream of this name (`Stream.names`), which is a hash of a token or a key."""
         stream = self._streams.named(name)
         if stream is None and self._streams.evicted:
-            stream_id = await self._journal.named(name)
+            stream_id = await self._journal.named(name, is_secret=True)
             return None if stream_id is None else await self.find(stream_id)
         if stream is not None:
             self.used(stream)
