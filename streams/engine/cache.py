@@ -86,8 +86,8 @@ class Cache:
         self._is_crowded = trio.Event()
         self._crowd = limits.resident_max + limits.resident_max // 10
         self._touched = 0  # since the last wait for a commit
-        # To count the evicted streams of a principal takes long where they are many. At most all
-        # evictions since have been added: here is the last count, less `_evictions` of then.
+        # To count the evicted streams of a principal takes long where they are many. So the last
+        # count is kept, less `_evictions` of then: each eviction since has added one at most.
         self._counted: dict[str, int] = {}
         self._evictions = 0
         self._next_due_at = math.inf  # when the next evicted stream is due, in wall time

@@ -269,7 +269,7 @@ class SQLiteLookups:
         return found[0][1] if found and found[0][0] == stream else None
 
     def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
-        if is_secret:  # with many streams, an unknown name reads a third of the pages
+        if is_secret:  # with many streams, an unknown name reads a quarter of the pages
             found = self._all(_NAMED, name)
             return found[0][0] if found else None
         # As in `principal_of`.
