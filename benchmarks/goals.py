@@ -115,24 +115,24 @@ GOALS: Final = (
         0.8,
     ),
     Goal(
-        "1 million streams, restart to serving", "scale", scale.RESTART, "", 0, 5, is_ceiling=True
+        "10 million streams, restart to serving", "scale", scale.RESTART, "", 0, 2, is_ceiling=True
     ),
     Goal(
-        "1 million streams, restart, over that of a tenth",
+        "10 million streams, restart, over that of a tenth",
         "scale",
         scale.RESTART,
         scale.RESTART_OF_A_TENTH,
         0,
-        10,
+        2,
         is_ceiling=True,
     ),
     Goal(
-        "1 million streams, memory for each",
+        "10 million streams, memory for each",
         "scale",
         scale.STREAM_BYTES,
         "",
         0,
-        64,
+        24,
         is_ceiling=True,
     ),
     Goal("1,000 come back, SSE, over Python SDK", "storm", storm.OURS, storm.STOCK, 200, 25),

@@ -23,7 +23,7 @@ SUITES: Final = {
         ),
         Suite(
             "scale",
-            "1 million idle streams, 10 million messages",
+            "10 million idle streams, a message each",
             scale.opened,
             rounds=1,
             warms_up=False,

@@ -40,6 +40,7 @@ LOOK_AGAIN_S: Final = 1.0  # until streams that may still be confirmed are looke
 LOOKED_AT_ONCE: Final = 100  # records
 SWEPT_AT_ONCE: Final = 500  # records, then other tasks have their turn
 PAUSE_S: Final = 0.05
+COUNTED_MAX: Final = 10_000  # principals whose last count of evicted streams is kept
 
 _number = attrgetter("number")
 
@@ -85,6 +86,10 @@ class Cache:
         self._is_crowded = trio.Event()
         self._crowd = limits.resident_max + limits.resident_max // 10
         self._touched = 0  # since the last wait for a commit
+        # To count the evicted streams of a principal takes long where they are many. So the last
+        # count is kept, less `_evictions` of then: each eviction since has added one at most.
+        self._counted: dict[str, int] = {}
+        self._evictions = 0
         self._next_due_at = math.inf  # when the next evicted stream is due, in wall time
         self._is_earlier = trio.Event()  # an evicted stream is due before that
 
@@ -132,10 +137,10 @@ class Cache:
             await self.find(stream_id)
 
     async def named(self, name: bytes) -> Stream | None:
-        """The stream of this name (`Stream.names`)."""
+        """The stream of this name (`Stream.names`), which is a hash of a token or a key."""
         stream = self._streams.named(name)
         if stream is None and self._streams.evicted:
-            stream_id = await self._journal.named(name)
+            stream_id = await self._journal.named(name, is_secret=True)
             return None if stream_id is None else await self.find(stream_id)
         if stream is not None:
             self.used(stream)
@@ -327,6 +332,10 @@ class Cache:
         is_read = is_probably_read(stream)
         return Evict(stream.id, stream.record.fence, due + self._wall_ahead_s, is_read, names)
 
+    def evicting(self) -> None:
+        """The eviction of a stream is committed now, or was: a count of before may lack it."""
+        self._evictions += 1
+
     def evicted(self, stream: Stream, change: Evict) -> None:
         """A stream's eviction is durable, and nothing has happened to the stream meanwhile."""
         self._streams.evict(stream)
@@ -386,8 +395,6 @@ class Cache:
 
         Raises `Refusal` where no stream can be chosen.
         """
-        if self._streams.has_room(principal):
-            return []  # without asking the journal
         try:
             return await self._make_room(principal)
         except Refusal:
@@ -400,17 +407,31 @@ class Cache:
     async def _make_room(self, principal: str) -> list[Stream]:
         elsewhere = Elsewhere()
         if self._streams.evicted:
-            counted = await self._journal.count(principal)
-            forgotten = self._forgotten.values()
-            elsewhere = Elsewhere(
-                wanted=counted - sum(r.is_wanted and r.principal == principal for r in forgotten)
-            )
+            elsewhere.wanted = self._wanted_at_most(principal)
+            if self._streams.is_full(principal, elsewhere):
+                elsewhere.wanted = await self._count_wanted(principal)
             if self._streams.is_full(principal, elsewhere):
                 elsewhere.read = await self._oldest_read(principal)
                 elsewhere.unwanted = await self._oldest_unwanted()
         chosen = self._streams.make_room(principal, elsewhere)
         found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]
         return [stream for stream in found if stream is not None]
+
+    def _wanted_at_most(self, principal: str) -> int:
+        """An upper bound of the principal's wanted streams in the journal, without a lookup."""
+        total = self._streams.total
+        if principal not in self._counted:
+            return total
+        return min(total, self._counted[principal] + self._evictions)
+
+    async def _count_wanted(self, principal: str) -> int:
+        evictions = self._evictions
+        counted = await self._journal.count(principal)
+        if len(self._counted) >= COUNTED_MAX:
+            self._counted.clear()
+        self._counted[principal] = counted - evictions
+        forgotten = self._forgotten.values()
+        return counted - sum(r.is_wanted and r.principal == principal for r in forgotten)
 
     async def _oldest_read(self, principal: str) -> Record | None:
         after = 0
@@ -453,11 +474,14 @@ class _Eviction:
         stream = self._stream
         self._delivered, self._outcome = stream.state.delivered, stream.state.outcome
         self._change = self._cache.eviction(stream)
-        stream.was_evicted |= self._change is not None
+        if self._change is not None:
+            stream.was_evicted = True
+            self._cache.evicting()
         return self._change
 
     def committed(self, seq: int) -> None:
         stream, change = self._stream, self._change
+        self._cache.evicting()
         is_same = (stream.state.delivered, stream.state.outcome) == (self._delivered, self._outcome)
         if change is not None and is_same and self._cache.eviction(stream) == change:
             self._cache.evicted(stream, change)

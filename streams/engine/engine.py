@@ -27,7 +27,7 @@ from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
 from streams.journal.records import Outcome, Record, Restart
-from streams.keys import Keyring, new_id
+from streams.keys import Keyring, new_stream_id
 from streams.limits import Limits, Overflow
 from streams.messages import Message
 from streams.protocol.extension import Mark
@@ -135,13 +135,14 @@ class Engine:
         is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
         # A stream with pages becomes reachable later, when its client has a page token.
         is_reachable = is_told or (mark is not None and not mark.is_own)
+        now = wall()
         record = Record(
-            stream=new_id(),
+            stream=new_stream_id(now),
             principal=principal,
             origin=request,
             min_s=min_s,
             max_s=max_s,
-            created_at=wall(),
+            created_at=now,
             fence=FENCE_FIRST,
             is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,

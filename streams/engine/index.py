@@ -125,13 +125,6 @@ class Registry:
         streams = list(itertools.islice(found, size + 1))
         return streams[:size], len(streams) > size
 
-    def has_room(self, principal: str) -> bool:
-        """Whether there is surely room for one more stream, however many of the evicted ones belong
-        to this principal.
-        """
-        theirs = len(self._wanted.get(principal, ())) + self.evicted
-        return theirs < self._limits.streams_per_principal_max and not self._is_server_full
-
     def is_full(self, principal: str, elsewhere: Elsewhere) -> bool:
         """Whether one more stream of this principal would pass its limit or the server's."""
         return self._is_principal_full(principal, elsewhere) or self._is_server_full
@@ -149,8 +142,13 @@ class Registry:
         return sum(stream.state.kept_bytes for stream in self._wanted.get(principal, {}).values())
 
     @property
+    def total(self) -> int:
+        """How many streams the journal has, or will have when all changes are durable."""
+        return len(self._by_id) + self.evicted
+
+    @property
     def _is_server_full(self) -> bool:
-        return len(self._by_id) + self.evicted >= self._limits.streams_max
+        return self.total >= self._limits.streams_max
 
     def make_room(
         self, principal: str, elsewhere: Elsewhere = NOTHING_ELSEWHERE

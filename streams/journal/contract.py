@@ -61,8 +61,11 @@ class Lookups(Protocol):
         nothing: a backend can read the next row instead.
         """
 
-    async def named(self, name: bytes) -> str | None:
-        """The id of the evicted stream that was given this name."""
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
+        """The id of the evicted stream that was given this name.
+
+        With `is_secret` only its owner can ask for it, so an unknown one may be answered sooner.
+        """
 
     async def grants(self, stream: str) -> Sequence[Grant]:
         """The grants of a stream, in the order in which they were last saved."""

@@ -83,7 +83,7 @@ class MemoryJournal:
         record = await self.find(stream)
         return None if record is None else record.principal
 
-    async def named(self, name: bytes) -> str | None:
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
         await trio.lowlevel.checkpoint()
         return self._names.get(name)
 

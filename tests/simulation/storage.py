@@ -126,8 +126,8 @@ class MortalJournal:
     async def principal_of(self, stream: str) -> str | None:
         return await self._ask(lambda: self.inner.principal_of(stream))
 
-    async def named(self, name: bytes) -> str | None:
-        return await self._ask(lambda: self.inner.named(name))
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
+        return await self._ask(lambda: self.inner.named(name, is_secret=is_secret))
 
     async def grants(self, stream: str) -> Sequence[Grant]:
         return await self._ask(lambda: self.inner.grants(stream))

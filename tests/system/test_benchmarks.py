@@ -2,14 +2,15 @@
 
 import importlib
 import re
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import trio
+from msgspec.structs import replace
 
-from benchmarks import goals, harness, publish, raw, reconnect, report, scale
+from benchmarks import goals, harness, idle, publish, raw, reconnect, report, scale
 from benchmarks.__main__ import main
 from benchmarks.chart import Bar, bar_chart
 from benchmarks.events import Check, Event, EventParser
@@ -21,6 +22,11 @@ from benchmarks.peers.children import executable, node_module
 from benchmarks.servers import http_server, stdio_server, websocket_server
 from benchmarks.suites import SUITES, latency, live, resume
 from benchmarks.suites.peers import PEERS
+from streams.journal.contract import Totals
+from streams.journal.ownership import key_path
+from streams.journal.sqlite import SQLiteStore
+from streams.journal.sqlite.verify import inspect
+from streams.keys import Keyring
 from streams.messages import notification
 from tests.rigs import HERE
 
@@ -389,9 +395,27 @@ def test_longer_bars_are_larger_values_and_words_are_escaped():
     assert "a < b" in [text.text for text in picture.iter(f"{SVG}text")]
 
 
+def test_copied_streams_are_found_as_those_that_the_journal_has_written(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    idle.write(path, 5, 3)
+    keyring = Keyring.load(key_path(path))
+    with closing(SQLiteStore(path)) as store:
+        assert store.claim() == []
+        assert store.lookups.totals() == Totals(last_number=5, evicted=5)
+        written, *copies = store.lookups.listed(idle.PRINCIPAL, after=0, limit=9)
+        assert [each.number for each in copies] == [2, 3, 4, 5]
+        for each in copies:
+            assert replace(each, stream=written.stream, number=1) == written
+            [name] = keyring.names(each.stream)
+            assert store.lookups.named(name) == each.stream
+            found = store.read(each.stream, 0, bytes_max=10_000)
+            assert found == store.read(written.stream, 0, bytes_max=10_000) != []
+    assert not inspect(path).problems
+
+
 def test_many_idle_streams_are_all_there(tmp_path: Path) -> None:
     plan = scale.Plan(streams=40, messages=120, few=4, polls=10)
-    results = scale.run(plan, tmp_path)
+    results = scale.measure(plan, scale.prepare(plan, tmp_path))
     assert [(f.streams, f.messages) for f in results.figures] == [(4, 12), (40, 120)]
     assert all(f.restart_s > 0 and f.resident_bytes > 0 for f in results.figures)
     grown = results.figures[1].resident_bytes - results.figures[0].resident_bytes

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streams.errors import JournalUnusable
-from streams.keys import Keyring, name_of, new_id, new_request_id, place_of
+from streams.keys import Keyring, name_of, new_id, new_request_id, new_stream_id, place_of
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too
 
@@ -79,6 +79,17 @@ def test_no_id_is_taken_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(["-first", "--second", "th-ird"])
     monkeypatch.setattr("secrets.token_urlsafe", lambda _: next(drawn))
     assert new_id() == "th-ird"
+
+
+@pytest.mark.parametrize("now", [0.0, 1.8e9, 2.0**29 - 1, 2.0**31])
+def test_the_ids_of_streams_that_begin_together_lie_together(now: float) -> None:
+    ids = {new_stream_id(now + n / 1000) for n in range(900)}
+    assert len(ids) == 900
+    assert len({each[:4] for each in ids}) == 1
+    assert new_stream_id(now + 3600)[:4] != min(ids)[:4]
+    for each in ids:
+        assert len(base64.urlsafe_b64decode(each + "=")) == 32
+        assert not each.startswith("-")
 
 
 def test_ids_do_not_come_twice() -> None:

@@ -177,8 +177,8 @@ class SQLiteJournal:
     async def principal_of(self, stream: str) -> str | None:
         return await self._look_up(lambda tables: tables.principal_of(stream))
 
-    async def named(self, name: bytes) -> str | None:
-        return await self._look_up(lambda tables: tables.named(name))
+    async def named(self, name: bytes, *, is_secret: bool = False) -> str | None:
+        return await self._look_up(lambda tables: tables.named(name, is_secret=is_secret))
 
     async def grants(self, stream: str) -> Sequence[Grant]:
         return await self._look_up(lambda tables: tables.grants(stream))

@@ -87,8 +87,10 @@ DISK_BYTES_MIN: Final = 8 * MIB
 AMPLE_BYTES: Final = RESERVE_BYTES
 AMPLE_S: Final = 0.01
 
-# How often the rows of anonymous callers are counted at most, once they near their limit.
+# How often the rows of anonymous callers are counted at most, once they near their limit. A count
+# delays a commit, with ten million streams by 4 s: so the next one waits ten times as long.
 COUNT_S: Final = 1.0
+COUNT_PART: Final = 10
 _COUNT: Final = """
 WITH theirs AS (
     SELECT id, length(origin) AS size FROM streams
@@ -198,14 +200,14 @@ class Share:
         self._writer = writer
         used = _pages(writer, "page_count") - _pages(writer, "freelist_count")
         self._bytes = used  # an upper bound until the rows are counted
-        self._counted_at = -math.inf
+        self._next_count_at = -math.inf
         self.shortage: Shortage | None = None  # see `Journal.anonymous_shortage`
         self._is_near = self._judge() is not None  # whether the count nears the limit
 
     @property
     def is_due(self) -> bool:
         """Whether the next commit will count the rows, which takes a while."""
-        return self._is_near and steady() - self._counted_at >= COUNT_S
+        return self._is_near and steady() >= self._next_count_at
 
     def recount(self, unwritten: Callable[[], int]) -> None:
         """Before a commit: count the rows if that is due. `unwritten` gives the bytes in no row.
@@ -215,7 +217,7 @@ class Share:
         """
         if not self.is_due:
             return
-        self._counted_at = steady()
+        began_at = steady()
         try:
             [rows] = self._writer.execute(_COUNT).fetchone()
         except sqlite3.Error as error:
@@ -223,6 +225,8 @@ class Share:
         else:
             self._bytes = rows + unwritten()
             self._is_near = self._judge() is not None
+        now = steady()
+        self._next_count_at = now + max(COUNT_S, COUNT_PART * (now - began_at))
 
     def add(self, added: int) -> None:
         """After a commit: add the bytes that it has added."""

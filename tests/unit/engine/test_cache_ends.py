@@ -1,6 +1,5 @@
 """Evicted streams expire in their time, and make room as all others do."""
 
-import pytest
 import trio
 from trio.testing import MockClock
 
@@ -143,26 +142,35 @@ async def test_evicted_streams_count_and_undelivered_ones_are_kept(
         await acking.begin(3, "step")
 
 
-async def test_a_call_far_below_all_limits_asks_the_journal_for_no_count(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+class _Counting(MemoryJournal):
+    """A journal that counts the counts."""
+
+    counts = 0
+
+    async def count(self, principal: str) -> int:
+        self.counts += 1
+        return await super().count(principal)
+
+
+async def test_evicted_streams_are_counted_only_where_they_may_be_too_many(
+    autojump_clock: MockClock,
 ) -> None:
-    journal, asked = MemoryJournal(), []
-    count = journal.count
-
-    async def counted(principal: str) -> int:
-        asked.append(principal)
-        return await count(principal)
-
-    monkeypatch.setattr(journal, "count", counted)
-    server, steps = serving(streams_per_principal_max=3)
+    journal = _Counting()
+    server, steps = serving(streams_per_principal_max=4)
     async with open_house(server, journal=journal) as house:
-        await idle(house, steps, 2)
-        talker = await house.dial()
-        assert not asked
-        await talker.begin(1, "step")
-        assert not asked
-        await talker.request(2, "tools/call", name="step")
-        assert asked
+        for _ in range(4):
+            await idle(house, steps)
+        assert (evicted(house), journal.counts) == (4, 0)  # the journal has no more than that
+        await idle(house, steps, principal="bob")
+        assert journal.counts == 1
+        await idle(house, steps, principal="bob")  # few were evicted since that count
+        assert (evicted(house), journal.counts) == (6, 1)
+        for _ in range(2):
+            await idle(house, steps, principal="bob")
+        for principal in ("alice", "bob"):
+            talker = await house.dial(principal=principal)
+            refused = await talker.request(1, "tools/call", name="step")
+            assert reason(refused) == "too_many_streams"
 
 
 async def test_the_oldest_evicted_stream_that_a_plain_client_was_written_makes_room(

@@ -109,10 +109,13 @@ async def test_a_stream_goes_by_every_name_that_it_was_given(open_journal: OpenJ
         refused: list[Change] = [Create(record("c")), Evict("c", 1, 9.0, names=(NAMES[3],))]
         assert [type(answer) for answer in await journal.commit(refused)] == [type(None), Conflict]
         assert [await journal.named(name) for name in NAMES] == ["a", "b", "a", None]
+        secret = [await journal.named(name, is_secret=True) for name in NAMES]
+        assert secret == ["a", "b", "a", None]
         await applied(journal, Close("a", 1, Outcome.ABANDONED, 6.0))
         assert await journal.named(NAMES[2]) == "a"
         await applied(journal, Forget("a", 1), *ended("a"))
         assert [await journal.named(name) for name in NAMES] == [None, "b", None, None]
+        assert await journal.named(NAMES[0], is_secret=True) is None
         await applied(journal, *evicted("d", names=NAMES[:1]), Forget("b", 1))
         assert [await journal.named(name) for name in NAMES] == ["d", None, None, None]
 

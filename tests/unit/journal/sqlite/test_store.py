@@ -23,6 +23,7 @@ from streams.journal.sqlite import (
     SCHEMA_VERSION,
     SQLiteJournal,
     SQLiteStore,
+    disk,
     file,
     open_sqlite_journal,
     store,
@@ -458,6 +459,30 @@ def test_the_file_says_what_it_is(made: Path) -> None:
         assert not file.migrations.pending(db)
 
 
+def test_a_count_that_takes_long_is_made_less_often(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, count_s = 1000.0, 0.0
+
+    def steady() -> float:
+        nonlocal now
+        now += count_s
+        return now
+
+    monkeypatch.setattr(disk, "steady", steady)
+    with closing(SQLiteStore(path, anonymous_bytes_max=64 * 1024)) as opened:
+        share = opened._share
+        assert share is not None
+        assert share.is_due
+        count_s = 2.0
+        share.recount(lambda: 60_000)
+        count_s = 0.0
+        now += 19
+        assert not share.is_due
+        now += 1
+        assert share.is_due
+
+
 def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path: Path) -> None:
     """The count is not part of the commit, so its error does not fail the commit."""
     with closing(SQLiteStore(path, anonymous_bytes_max=64 * 1024)) as opened:
@@ -473,7 +498,7 @@ def test_a_share_that_cannot_be_counted_neither_undoes_nor_repeats_a_commit(path
             denied.append(column)
             return sqlite3.SQLITE_DENY
 
-        opened._share._counted_at = -float("inf")  # a second has passed
+        opened._share._next_count_at = -float("inf")  # a second has passed
         opened._writer.set_authorizer(authorize)
         assert opened.commit([append(2, 2)]) == [None]
         opened._writer.set_authorizer(None)
