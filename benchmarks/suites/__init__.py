@@ -3,7 +3,7 @@
 from typing import Final
 
 from benchmarks.harness import Suite
-from benchmarks.suites import append, frames, latency, live, memory, resume, scale, storm
+from benchmarks.suites import append, calls, frames, latency, live, memory, resume, scale, storm
 
 SUITES: Final = {
     suite.name: suite
@@ -14,6 +14,14 @@ SUITES: Final = {
         ),
         Suite("live", "While the tool sends: messages a second", live.opened, rounds=3),
         Suite("latency", "1,000 messages a second: how long each takes", latency.opened, rounds=3),
+        Suite(
+            "calls",
+            "Short calls: calls a second, the time of each, and CPU time",
+            calls.opened,
+            rounds=3,
+            warms_up=False,
+            columns=tuple(calls.COLUMNS),
+        ),
         Suite(
             "append",
             "1,000 streams appended to in turn",
