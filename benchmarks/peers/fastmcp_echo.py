@@ -13,11 +13,12 @@ from fastmcp import FastMCP
 server = FastMCP("echo", version="1")
 
 
-@server.tool
 async def echo(text: str) -> str:
     """Return the text."""
     return text
 
+
+server.tool(echo)
 
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
