@@ -3,7 +3,18 @@
 from typing import Final
 
 from benchmarks.harness import Suite
-from benchmarks.suites import append, calls, frames, latency, live, memory, resume, scale, storm
+from benchmarks.suites import (
+    append,
+    calls,
+    frames,
+    latency,
+    live,
+    memory,
+    mixed,
+    resume,
+    scale,
+    storm,
+)
 
 SUITES: Final = {
     suite.name: suite
@@ -21,6 +32,14 @@ SUITES: Final = {
             rounds=3,
             warms_up=False,
             columns=tuple(calls.COLUMNS),
+        ),
+        Suite(
+            "mixed",
+            "Short calls beside 1,000 idle streams, 50 live ones and a resume",
+            mixed.opened,
+            rounds=3,
+            warms_up=False,
+            columns=mixed.COLUMNS,
         ),
         Suite(
             "append",
