@@ -32,7 +32,7 @@ from streams.protocol.extension import KEY
 REVISION: Final = "2025-11-25"
 TIMEOUT_S: Final = 30.0  # no answer takes as long: the server has hung
 READ_BYTES: Final = 256 * 1024
-# What is in flight over pipes is written at once: 256 calls of 150 bytes fit into a pipe's 64 KiB.
+# Calls over pipes are written at once: 256 calls of 150 bytes fit into a pipe's 64 KiB.
 IN_FLIGHT_MAX: Final = 256
 
 _MARK: Final = b"%d" % FIRST  # stands for the number of a call until it is sent
@@ -43,6 +43,7 @@ _HELLO: Final = {
 }
 _INITIALIZE: Final = request(0, "initialize", _HELLO)
 _READY: Final = notification("notifications/initialized")
+_ACCEPTED: Final = b"HTTP/1.1 202 "  # a notification
 _SESSION: Final = re.compile(rb"\r\nmcp-session-id: *(\S+)", re.IGNORECASE)
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _CLOSES: Final = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
@@ -101,7 +102,7 @@ class Driver(Protocol):
     def close(self) -> None: ...
 
 
-# What is measured
+# Figures
 
 
 def cpu_s(pid: int) -> float:
@@ -142,20 +143,23 @@ class _Window:
 
     def result(self) -> Took:
         assert self._ended is not None
-        taken = sorted(self._seconds)
-        real, server, driver = (
-            end - begin for end, begin in zip(self._ended, self._began, strict=True)
-        )
-        return Took(
-            per_s=len(taken) / real,
-            p50_ms=1e3 * taken[len(taken) // 2],
-            p99_ms=1e3 * taken[len(taken) * 99 // 100],
-            server_us=1e6 * server / len(taken),
-            driver_us=1e6 * driver / len(taken),
-        )
+        clocks = zip(self._ended, self._began, strict=True)
+        return figures(self._seconds, *(end - begin for end, begin in clocks))
 
 
-# What is checked
+def figures(each_s: Sequence[float], real: float, server: float = 0, driver: float = 0) -> Took:
+    """The figures of so many calls, in so many seconds, and so many of CPU time."""
+    taken = sorted(each_s)
+    return Took(
+        per_s=len(taken) / real,
+        p50_ms=1e3 * taken[len(taken) // 2],
+        p99_ms=1e3 * taken[len(taken) * 99 // 100],
+        server_us=1e6 * server / len(taken),
+        driver_us=1e6 * driver / len(taken),
+    )
+
+
+# Checks
 
 
 class _Content(msgspec.Struct, gc=False):
@@ -228,6 +232,8 @@ def response_in(came: bytes, *, is_ended: bool = False) -> Response | None:
         if is_ended:
             raise Lost(f"the server hung up: {came!r}")
         return None
+    if head.startswith(_ACCEPTED):
+        return Response([], closes=True)
     if not head.startswith(b"HTTP/1.1 200 "):
         raise Lost(f"the server refused: {came[:300]!r}")
     if length := _LENGTH.search(head):
@@ -291,6 +297,17 @@ class _Client:
             self.close()
         return True
 
+    def wait(self) -> None:
+        """Wait for the answer. Raises `TimeoutError`."""
+        assert self.connection is not None
+        readable = select.poll()
+        readable.register(self.connection, select.POLLIN)
+        while True:
+            if not readable.poll(TIMEOUT_S * 1e3):
+                raise TimeoutError("a call has no answer")
+            if self.is_answered():
+                return
+
     def close(self) -> None:
         if self.connection is not None:
             self.connection.close()
@@ -324,18 +341,19 @@ class HttpDriver:
             REVISION.encode(),
         )
         came = self._said(fields, _READY)
-        if not came.startswith(b"HTTP/1.1 202 "):
+        if not came.startswith(_ACCEPTED):
             raise Lost(f"the session is not open: {came!r}")
         return fields
 
     def _said(self, fields: bytes, body: bytes) -> bytes:
-        """All of a response over a connection of its own, which then ends."""
+        """A response over a connection of its own."""
         with _dial(self._address) as connection:
-            fields += b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-            connection.sendall(fields + body)
-            came = b""
-            while data := connection.recv(READ_BYTES):
+            connection.sendall(fields + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            came, is_ended = b"", False
+            while response_in(came, is_ended=is_ended) is None:
+                data = connection.recv(READ_BYTES)
                 came += data
+                is_ended = not data
         return came
 
     def calls(self, in_flight: int, tool: Tool, plan: Plan) -> Took:
@@ -360,10 +378,10 @@ class HttpDriver:
                     readable.register(fd, select.EPOLLIN)
                 client.call(next(self._numbers))
 
-            for client in clients:  # connected before the clock starts
-                fd = client.connect()
-                by_fd[fd] = client
-                readable.register(fd, select.EPOLLIN)
+            # A busy server may accept slowly: each connection has an answer before the clock runs.
+            for client in clients:
+                call(client)
+                client.wait()
             window = _Window(plan, len(clients), self._pids)
             for client in clients:
                 call(client)

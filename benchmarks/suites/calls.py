@@ -28,6 +28,7 @@ from benchmarks.calls import (
     Took,
     Tool,
     WebSocketDriver,
+    figures,
 )
 from benchmarks.harness import Batch, Role, Subject, unmeasured
 from benchmarks.harness import Plan as WholePlan
@@ -64,8 +65,9 @@ KEY, MESSAGE = "idempotency keys", "with a message"
 EMPTY, GROWN = "HTTP, empty journal", "HTTP, journal of 10 million"
 FSYNC: Final = "fsync"
 
+TURNS: Final = 4  # of measurements that are compared closely: each then has a share of the time
 _FSYNC_BYTES: Final = 4096  # a page of the journal
-_FEW_FSYNCS: Final = 5
+_FSYNCS_MIN: Final = 5
 
 
 class Amount(msgspec.Struct, frozen=True):
@@ -78,7 +80,7 @@ class Amount(msgspec.Struct, frozen=True):
 
 QUICK: Final = Amount(calls.QUICK, messages=2_000, some=4)
 
-Calls = Callable[[int, Tool], Awaitable[Took]]
+Calls = Callable[[int, Tool, Plan], Awaitable[Took]]
 
 
 class Cell(NamedTuple):
@@ -116,7 +118,7 @@ async def opened(plan: WholePlan, folder: Path) -> AsyncIterator[Sequence[Subjec
     """All servers, and clients of theirs that have initialized."""
     amount = QUICK if plan.is_quick else Amount()
     async with AsyncExitStack() as stack:
-        servers = _Servers(stack, amount.plan)
+        servers = _Servers(stack, max(amount.plan.clients))
         mine = {
             (transport, journal): await servers.ours(transport, folder, journal)
             for transport in (HTTP, WEBSOCKET, STDIO)
@@ -139,94 +141,120 @@ async def opened(plan: WholePlan, folder: Path) -> AsyncIterator[Sequence[Subjec
             cells = [*grid, *limits]
             if in_flight <= amount.some:
                 cells.insert(1, keyed)
-            subjects += [each for cell in cells for each in _subjects(cell, in_flight)]
+            subjects += [each for cell in cells for each in _measured(cell, in_flight, amount.plan)]
         subjects += await _with_history(servers, amount, folder)
         for transport in (HTTP, STDIO):
             subjects += _lone(transport, mine, amount.plan, folder)
         yield [*subjects, *gone]
 
 
-def _subjects(cell: Cell, in_flight: int) -> list[Subject]:
-    figure = Batch(partial(cell.calls, in_flight, cell.tool)).figure
-    return [
-        Subject(
-            row(cell.name, in_flight, column),
-            0,
-            figure(read),
-            role=cell.role,
-            unit=unit,
-            version=cell.version,
+def _measured(cell: Cell, in_flight: int, plan: Plan) -> list[Subject]:
+    batch = Batch(partial(cell.calls, in_flight, cell.tool, plan))
+    return _rows(line(cell.name, in_flight), batch.figure, cell.role, cell.version)
+
+
+Figure = Callable[[Callable[[Took], float]], Callable[[], Awaitable[float]]]
+
+
+def _rows(
+    name: str,
+    figure: Figure,
+    role: Role = "ours",
+    version: str = "",
+    columns: Sequence[str] = tuple(COLUMNS),
+) -> list[Subject]:
+    """The columns of a line."""
+    rows = []
+    for column in columns:
+        unit, read = COLUMNS[column]
+        measure = figure(read)
+        rows.append(Subject(f"{name}: {column}", 0, measure, role, unit, version=version))
+    return rows
+
+
+class _InTurn:
+    """Lines that are measured by turns within a round, so that other work affects all alike."""
+
+    def __init__(self, lines: Mapping[str, Callable[[Plan], Awaitable[Took]]], plan: Plan) -> None:
+        part = msgspec.structs.replace(
+            plan, timed_s=plan.timed_s / TURNS, ramp_s=plan.ramp_s / TURNS
         )
-        for column, (unit, read) in COLUMNS.items()
-    ]
+
+        async def run() -> Mapping[str, Took]:
+            turns = [{name: await each(part) for name, each in lines.items()} for _ in range(TURNS)]
+            return {name: _median([turn[name] for turn in turns]) for name in lines}
+
+        self.figure = Batch(run).figure
+
+    def of(self, name: str) -> Figure:
+        """The figures of one line."""
+        return lambda read: self.figure(lambda found: read(found[name]))
+
+
+def _median(turns: Sequence[Took]) -> Took:
+    return Took(*(statistics.median(figures) for figures in zip(*turns, strict=True)))
 
 
 async def _with_history(servers: "_Servers", amount: Amount, folder: Path) -> list[Subject]:
     """Calls on a journal of many messages and on an empty one."""
-    subjects = []
     journals = {EMPTY: folder / "empty.db", GROWN: folder / "grown.db"}
     await write_history(journals[GROWN], amount.messages)
-    for name, journal in journals.items():
-        calling = await servers.http(http_server(APP, journal), clients=amount.some)
-        for cell in (Cell(name, calling), Cell(f"{name}, {MESSAGE}", calling, NOTE)):
-            subjects += _subjects(cell, amount.some)
+    calling = {
+        name: await servers.http(http_server(APP, journal), clients=amount.some)
+        for name, journal in journals.items()
+    }
+    subjects = []
+    for tool, more in ((ECHO, ""), (NOTE, f", {MESSAGE}")):
+        lines = {
+            line(name + more, amount.some): partial(calls, amount.some, tool)
+            for name, calls in calling.items()
+        }
+        turns = _InTurn(lines, amount.plan)
+        subjects += [row for name in lines for row in _rows(name, turns.of(name))]
     return subjects
-
-
-# A lone call with a message, beside a bare sync and the call without a journal
-
-
-class _Lone(NamedTuple):
-    durable: Took
-    bare: Took
-    fsync_ms: float
 
 
 def _lone(
     transport: str, mine: Mapping[tuple[str, str], Calls], plan: Plan, folder: Path
 ) -> list[Subject]:
-    async def run() -> _Lone:
-        return _Lone(
-            await mine[transport, DURABLE](1, NOTE),
-            await mine[transport, NO_JOURNAL](1, NOTE),
-            await trio.to_thread.run_sync(fsync_ms, folder / "fsync", plan.timed_s),
-        )
+    """A lone call with a message, beside a bare sync and the call without a journal."""
+    kept, bare = (ours(transport, each, MESSAGE) for each in (DURABLE, NO_JOURNAL))
+    durable, quick, sync = line(kept, 1), line(bare, 1), f"{FSYNC}, beside {transport}"
 
-    figure = Batch(run).figure
-    durable, bare = (ours(transport, each, MESSAGE) for each in (DURABLE, NO_JOURNAL))
+    async def syncs(part: Plan) -> Took:
+        return await trio.to_thread.run_sync(fsyncs, folder / "fsync", part)
 
-    def subject(name: str, read: Callable[[_Lone], float], role: Role = "ours") -> Subject:
-        return Subject(row(name, 1, P50), 0, figure(read), role=role, unit="ms")
-
+    turns = _InTurn(
+        {
+            durable: partial(mine[transport, DURABLE], 1, NOTE),
+            quick: partial(mine[transport, NO_JOURNAL], 1, NOTE),
+            sync: syncs,
+        },
+        plan,
+    )
+    both = turns.figure(lambda found: found[quick].p50_ms + found[sync].p50_ms)
     return [
-        subject(durable, lambda lone: lone.durable.p50_ms),
-        subject(bare, lambda lone: lone.bare.p50_ms),
-        subject(after(bare), lambda lone: lone.bare.p50_ms + lone.fsync_ms, "limit"),
-        Subject(
-            f"{FSYNC}, beside {transport}: {P50}",
-            0,
-            figure(lambda lone: lone.fsync_ms),
-            role="limit",
-            unit="ms",
-        ),
+        *_rows(durable, turns.of(durable)),
+        *_rows(quick, turns.of(quick)),
+        *_rows(sync, turns.of(sync), "limit", columns=(P50, P99)),
+        Subject(row(after(bare), 1, P50), 0, both, "limit", "ms"),
     ]
 
 
-def fsync_ms(path: Path, timed_s: float) -> float:
-    """The median time to append a page to a file and sync it."""
+def fsyncs(path: Path, plan: Plan) -> Took:
+    """Append a page to a file and sync it, for some time."""
     taken: list[float] = []
     page = os.urandom(_FSYNC_BYTES)
-    until = time.perf_counter() + timed_s
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        while len(taken) < _FEW_FSYNCS or time.perf_counter() < until:
+        while len(taken) < _FSYNCS_MIN or sum(taken) < plan.timed_s:
             began_at = time.perf_counter()
             os.write(fd, page)
             os.fsync(fd)
             taken.append(time.perf_counter() - began_at)
     finally:
         os.close(fd)
-    return 1e3 * statistics.median(taken)
+    return figures(taken, sum(taken))
 
 
 # The servers
@@ -235,9 +263,9 @@ def fsync_ms(path: Path, timed_s: float) -> float:
 class _Servers:
     """Starts servers; all of them end with `stack`."""
 
-    def __init__(self, stack: AsyncExitStack, plan: Plan) -> None:
+    def __init__(self, stack: AsyncExitStack, clients: int) -> None:
         self._stack = stack
-        self._plan = plan
+        self._clients = clients
 
     async def ours(self, transport: str, folder: Path, kept: str) -> Calls:
         """One of our servers, with a journal of its own or without one."""
@@ -257,13 +285,13 @@ class _Servers:
         clients: int = 0,
         has_sessions: bool = True,
     ) -> Calls:
-        """A server over HTTP, with so many clients, or with as many as the plan has at most."""
+        """A server over HTTP, with so many clients, or with as many as are measured at most."""
         served = await self._stack.enter_async_context(opening)
         make = partial(
             HttpDriver,
             served.url,
             [served.pid],
-            clients or max(self._plan.clients),
+            clients or self._clients,
             has_sessions=has_sessions,
         )
         return await self._driven(make)
@@ -287,14 +315,15 @@ class _Servers:
         return Cell(name, driven, role="peer", version=echo.version)
 
     async def _driven(self, make: Callable[[], Driver]) -> Calls:
+        """The calls of a driver, which is closed in the end."""
         driver = await trio.to_thread.run_sync(make)
 
         async def close() -> None:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(driver.close)
 
-        async def calls(in_flight: int, tool: Tool) -> Took:
-            return await trio.to_thread.run_sync(driver.calls, in_flight, tool, self._plan)
+        async def calls(in_flight: int, tool: Tool, plan: Plan) -> Took:
+            return await trio.to_thread.run_sync(driver.calls, in_flight, tool, plan)
 
         self._stack.push_async_callback(close)
         return calls

@@ -1,10 +1,13 @@
-"""Servers whose `echo` and `note` make one mistake each, for the test of the benchmarks."""
+"""Servers whose tools make one mistake each, for the test of short calls."""
 
+from benchmarks.numbered import FIRST, METHOD, params
 from streams import Call, Server
 
 stale = Server("stale", resume_min_s=0)
 failing = Server("failing", resume_min_s=0)
 mute = Server("mute", resume_min_s=0)
+gapped = Server("gapped", resume_min_s=0)
+chatty = Server("chatty", resume_min_s=0)
 
 
 class _Last:
@@ -28,3 +31,18 @@ async def echo_an_error(text: str) -> str:
 async def note_nothing(call: Call, text: str) -> str:
     """Send no log message."""
     return text
+
+
+@gapped.tool(name="pace")
+async def pace_with_a_gap(call: Call, count: int, size: int, per_second: int) -> int:
+    """Leave out the third message."""
+    for number in (0, 1, 3):
+        await call.notify(METHOD, params(FIRST + number, ""))
+    return count
+
+
+@chatty.tool(name="wait")
+async def wait_and_talk(call: Call) -> None:
+    """Send a second message."""
+    await call.notify(METHOD, params(FIRST, ""))
+    await call.notify(METHOD, params(FIRST + 1, ""))

@@ -5,6 +5,7 @@ import sys
 import time
 from functools import partial
 
+import msgspec
 import pytest
 import trio
 
@@ -22,6 +23,7 @@ from benchmarks.calls import (
     cpu_s,
     response_in,
 )
+from benchmarks.mixed import Process, Work
 from benchmarks.numbered import Lost
 from benchmarks.peers import Missing
 from benchmarks.peers.echo import ECHOES
@@ -33,7 +35,7 @@ from benchmarks.servers import (
     stdio_server,
     websocket_server,
 )
-from benchmarks.suites.calls import owner
+from benchmarks.suites.calls import fsyncs, owner
 from tests.rigs import HERE
 
 FAULTY = HERE / "faulty_echo.py"
@@ -212,3 +214,41 @@ def test_the_cpu_time_of_a_process_includes_all_of_its_work():
     while time.process_time() - before[1] < 0.02:
         pass
     assert cpu_s(os.getpid()) - before[0] >= 0.02
+
+
+def test_syncs_are_timed(tmp_path):
+    took = fsyncs(tmp_path / "file", SHORT)
+    assert 0 < took.p50_ms <= took.p99_ms
+
+
+# The mixed load
+
+
+@pytest.mark.parametrize("mistake", ["lossy", "twisted", "curt"])
+async def test_a_client_that_resumes_beside_the_calls_finds_mistakes(mistake, tmp_path, capfd):
+    app = f"{HERE / 'faulty_fill.py'}:{mistake}"
+    async with websocket_server(app, tmp_path / "journal.db") as served:
+        with pytest.raises(Lost):
+            await trio.to_thread.run_sync(Process, "resume", Work(served.url, resumed=50))
+    assert "Lost" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("mistake", "work"),
+    [("gapped", Work(idle=0, live=1)), ("chatty", Work(idle=1, live=0))],
+    ids=["gapped", "chatty"],
+)
+async def test_a_mistake_in_an_idle_stream_or_a_live_one_is_found(mistake, work, tmp_path, capfd):
+    def run(url):
+        crowd = Process("crowd", msgspec.structs.replace(work, url=url))
+        try:
+            while True:
+                crowd.ask(b"well?")
+        finally:
+            crowd.close()
+
+    with trio.fail_after(PATIENCE_S):
+        async with websocket_server(f"{FAULTY}:{mistake}", tmp_path / "journal.db") as served:
+            with pytest.raises(Lost, match="has ended"):
+                await trio.to_thread.run_sync(run, served.url)
+    assert "Lost" in capfd.readouterr().err
