@@ -182,7 +182,7 @@ class _InTurn:
 
         async def run() -> Mapping[str, Took]:
             turns = [{name: await each(part) for name, each in lines.items()} for _ in range(TURNS)]
-            return {name: _median([turn[name] for turn in turns]) for name in lines}
+            return {name: median([turn[name] for turn in turns]) for name in lines}
 
         self.figure = Batch(run).figure
 
@@ -191,7 +191,8 @@ class _InTurn:
         return lambda read: self.figure(lambda found: read(found[name]))
 
 
-def _median(turns: Sequence[Took]) -> Took:
+def median(turns: Sequence[Took]) -> Took:
+    """The median of each figure."""
     return Took(*(statistics.median(figures) for figures in zip(*turns, strict=True)))
 
 

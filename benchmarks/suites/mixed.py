@@ -15,7 +15,7 @@ from benchmarks.harness import Batch, Plan, Subject
 from benchmarks.mixed import Process, Resumed, Work
 from benchmarks.servers import APP, everywhere
 from benchmarks.suites.calls import COLUMNS as COLUMNS_OF_CALLS
-from benchmarks.suites.calls import P50, P99, RATE
+from benchmarks.suites.calls import P50, P99, RATE, TURNS, median
 
 RESUMED: Final = "resumed messages"
 # As in the suite `calls`.
@@ -27,7 +27,7 @@ ALONE, MEANWHILE = "32 clients of short calls", "32 clients, and one that resume
 class Amount(msgspec.Struct, frozen=True):
     """The amounts of the suite."""
 
-    plan: calls.Plan = calls.Plan(timed_s=3.0)
+    plan: calls.Plan = calls.Plan()
     clients: int = 32
     work: Work = Work()
 
@@ -58,13 +58,24 @@ async def opened(plan: Plan, folder: Path) -> AsyncIterator[Sequence[Subject]]:
         web = served["http"]
         driver = await trio.to_thread.run_sync(HttpDriver, web.url, [web.pid], amount.clients)
 
-        def run() -> _Mixed:
+        def turn() -> _Mixed:
             alone = driver.calls(amount.clients, ECHO, amount.plan)
             resuming.ask(b"begin")
             meanwhile = driver.calls(amount.clients, ECHO, amount.plan)
             resumed = msgspec.json.decode(resuming.ask(b"end"), type=Resumed)
             crowd.ask(b"well?")
             return _Mixed(alone, meanwhile, resumed)
+
+        def run() -> _Mixed:
+            turns = [turn() for _ in range(TURNS)]
+            return _Mixed(
+                median([each.alone for each in turns]),
+                median([each.meanwhile for each in turns]),
+                Resumed(
+                    sum(each.resumed.messages for each in turns),
+                    sum(each.resumed.seconds for each in turns),
+                ),
+            )
 
         figure = Batch(partial(trio.to_thread.run_sync, run)).figure
         subjects = [
