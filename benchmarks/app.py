@@ -52,3 +52,16 @@ async def wait(call: Call) -> None:
     """Send one message and then nothing, until the call is cancelled."""
     await call.notify(METHOD, params(FIRST, ""))
     await trio.sleep_forever()
+
+
+@server.tool
+async def echo(text: str) -> str:
+    """Return the text."""
+    return text
+
+
+@server.tool
+async def note(call: Call, text: str) -> str:
+    """Send one log message, and return the text."""
+    await call.log("info", text)
+    return text

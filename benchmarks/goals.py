@@ -5,7 +5,18 @@ from typing import Final, NamedTuple
 
 from benchmarks.harness import Results
 from benchmarks.memory import OURS_HTTP, OURS_WEBSOCKET, STOCK
-from benchmarks.suites import append, frames, latency, live, memory, resume, scale, storm
+from benchmarks.suites import (
+    append,
+    calls,
+    frames,
+    latency,
+    live,
+    memory,
+    mixed,
+    resume,
+    scale,
+    storm,
+)
 from benchmarks.suites.peers import SDK_CLIENT
 
 REDIS_PARSED: Final = "Redis: hiredis"
@@ -65,7 +76,7 @@ def _raw(transport: str, small: float, large: float) -> Iterator[Goal]:
 
 def _live(streams: str) -> Iterator[Goal]:
     what = f"live, journaled over no journal, {streams}"
-    return _each(what, "live", live.journaled(streams), live.bare(streams), (0.55, 0.55))
+    return _each(what, "live", live.journaled(streams), live.bare(streams), (0.55, 0.7))
 
 
 def _latency(journal: str, most: float) -> Iterator[Goal]:
@@ -79,10 +90,26 @@ def _attached(kind: str, most: float) -> Goal:
     return Goal(f"memory, {name} over Python SDK's", "memory", name, of, 0, most, is_ceiling=True)
 
 
+def _calls(
+    cell: str, of: str, in_flight: int, column: str, bound: float, *, at_most: bool = False
+) -> Goal:
+    """Two lines of the suite `calls`, with as many calls in flight."""
+    row, other = (calls.row(name, in_flight, column) for name in (cell, of))
+    return Goal(f"short calls, {row} over {of}", "calls", row, other, 0, bound, at_most)
+
+
+def _lone(transport: str, most: float) -> Goal:
+    bare = calls.ours(transport, calls.NO_JOURNAL, calls.MESSAGE)
+    durable = calls.ours(transport, calls.DURABLE, calls.MESSAGE)
+    return _calls(durable, calls.after(bare), 1, calls.P50, most, at_most=True)
+
+
+_HTTP_CALLS: Final = calls.ours(calls.HTTP, calls.DURABLE)
+
 GOALS: Final = (
-    *_raw(resume.STDIO, 0.45, 0.60),
-    *_raw(resume.WEBSOCKET, 0.45, 0.60),
-    *_raw(resume.HTTP, 0.45, 0.60),
+    *_raw(resume.STDIO, 0.75, 0.75),
+    *_raw(resume.WEBSOCKET, 0.75, 0.75),
+    *_raw(resume.HTTP, 0.75, 0.75),
     *_raw(resume.EVENTS, 0.15, 0.30),
     *_each("resume, our client over Python SDK's", "resume", OUR_CLIENT, SDK_CLIENT, (60, 12)),
     *_each(
@@ -90,7 +117,7 @@ GOALS: Final = (
         "resume",
         OUR_RUNS,
         REDIS_PARSED,
-        (1.5, 1.2),
+        (3, 1.5),
     ),
     *_each(
         "resume, raw client, one message a frame over a `send_message` loop",
@@ -103,6 +130,30 @@ GOALS: Final = (
     *_live(live.MANY),
     *_latency(latency.POWER, 3.0),
     *_latency(latency.PROCESS, 1.5),
+    _calls(_HTTP_CALLS, calls.SDK_EVENTS, 32, calls.RATE, 5),
+    _calls(_HTTP_CALLS, calls.SDK_JSON, 32, calls.RATE, 3),
+    _calls(_HTTP_CALLS, calls.SDK_EVENTS, 1, calls.P50, 0.7, at_most=True),
+    _calls(_HTTP_CALLS, calls.SDK_JSON, 1, calls.P50, 1, at_most=True),
+    _calls(_HTTP_CALLS, calls.BARE, 32, calls.CPU, 3, at_most=True),
+    *(
+        _calls(calls.ours(transport, calls.DURABLE), calls.SDK_STDIO, 32, calls.RATE, 8)
+        for transport in (calls.WEBSOCKET, calls.STDIO)
+    ),
+    *(
+        _calls(calls.GROWN + more, calls.EMPTY + more, 32, calls.RATE, 0.95)
+        for more in ("", f", {calls.MESSAGE}")
+    ),
+    _lone(calls.HTTP, 1.5),
+    _lone(calls.STDIO, 1.5),
+    Goal(
+        "short calls, p99, beside a resume of 100,000 messages over without",
+        "mixed",
+        mixed.row(mixed.MEANWHILE, calls.P99),
+        mixed.row(mixed.ALONE, calls.P99),
+        0,
+        2,
+        is_ceiling=True,
+    ),
     Goal("append, over rowid + index", "append", append.OURS, append.PLAIN, 200, 6),
     Goal("append, commit p99", "append", append.COMMIT_P99, "", 200, 5, is_ceiling=True),
     Goal("append, largest WAL", "append", append.WAL, "", 200, 64, is_ceiling=True),
@@ -135,14 +186,14 @@ GOALS: Final = (
         24,
         is_ceiling=True,
     ),
-    Goal("1,000 come back, SSE, over Python SDK", "storm", storm.OURS, storm.STOCK, 200, 25),
+    Goal("1,000 come back, SSE, over Python SDK", "storm", storm.OURS, storm.STOCK, 200, 40),
     Goal(
         "1,000 come back, WebSocket, over Python SDK",
         "storm",
         storm.OURS_WEBSOCKET,
         storm.STOCK,
         200,
-        10,
+        40,
     ),
     _attached(OURS_HTTP, 0.6),
     _attached(OURS_WEBSOCKET, 0.8),

@@ -138,13 +138,18 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Suite(NamedTuple):
-    """Subjects that are compared; `open` prepares them, in a folder of their own."""
+    """Subjects that are compared; `open` prepares them, in a folder of their own.
+
+    With `columns`, a row's name ends with one of them, after a colon: rows of the same beginning
+    are one line of the table. The chart shows the first column.
+    """
 
     name: str
     title: str
     open: Callable[[Plan, Path], AbstractAsyncContextManager[Sequence[Subject]]]
     rounds: int = 5
     warms_up: bool = True
+    columns: Sequence[str] = ()
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -154,6 +159,7 @@ class Measured(msgspec.Struct, frozen=True):
     title: str
     rounds: int
     rows: Sequence[Row]
+    columns: Sequence[str] = ()
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -215,7 +221,7 @@ async def _measured(suite: Suite, plan: Plan, folder: Path, on_step: OnStep) -> 
                 if not one.failed:
                     on_step(f"{suite.name}, {_which(number, rounds)}: {one.label}")
                     await one.once(is_kept=number > 0)
-    return Measured(suite.name, suite.title, rounds, _rows(tries))
+    return Measured(suite.name, suite.title, rounds, _rows(tries), suite.columns)
 
 
 def _which(number: int, rounds: int) -> str:

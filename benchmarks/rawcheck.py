@@ -39,14 +39,39 @@ def check_messages(
     """
     numbers = range(FIRST + 1, FIRST + count)
     _compare(lines, numbers, size)
-    rest = [msgspec.json.decode(line) for line in lines[len(numbers) :]]
+    _check_result(lines[len(numbers) :], is_embedded=is_embedded)
+    return len(numbers) + 1, sum(map(len, lines[: len(numbers)]))
+
+
+def check_runs(came: bytes, whole: bytes, size: int) -> None:
+    """Lines after message 1, as `check_lines` has them, against `whole`: all of these messages.
+
+    Compares a run at a time, for a client that has to check while a clock runs. Raises `Lost`.
+    """
+    at, seq, compared = 0, 2, 0
+    while came.startswith(_POSITION, at):
+        start = came.index(b"\n", at) + 1
+        told = msgspec.json.decode(came[at:start])["params"]
+        if told["seq"] != seq:
+            raise Lost(f"a run from {seq} on was expected: {told}")
+        seq += told["count"]
+        expected = whole[compared : compared + told["count"] * size]
+        at, compared = start + len(expected), compared + len(expected)
+        if came[start:at] != expected:
+            raise Lost(f"another message is in a run: {told}")
+    if compared != len(whole):
+        raise Lost(f"{compared // size} messages have come, {len(whole) // size} were to")
+    _check_result(came[at:].splitlines(), is_embedded=False)
+
+
+def _check_result(lines: Sequence[bytes], *, is_embedded: bool) -> None:
+    rest = [msgspec.json.decode(line) for line in lines]
     results = [line["result"] for line in rest if "result" in line]
     if is_embedded:
         results = [result["_meta"].get("mcp-streams/response") for result in results]
         results = [response["result"] for response in results if response]
     if not results or results[0].get("isError", False):
         raise Lost(f"a result was expected: {rest}")
-    return len(numbers) + 1, sum(map(len, lines[: len(numbers)]))
 
 
 def check_events(body: bytes, last_event: str, count: int, size: int) -> Came:

@@ -8,13 +8,21 @@ done, and resumes it over a connection that is already open.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from benchmarks.numbered import Lost
-from benchmarks.rawcheck import check_events, check_lines, check_messages, chunks_of, frames_of
+from benchmarks.numbered import Lost, lines_of
+from benchmarks.rawcheck import (
+    check_events,
+    check_lines,
+    check_messages,
+    check_runs,
+    chunks_of,
+    frames_of,
+)
 from benchmarks.rawpeers import ENDED, PIECE_BYTES, Child, Http, Kept, Peer, WebSocket, hello_of
 from streams.messages import notification, request
 
@@ -81,6 +89,27 @@ def _over_websocket(url: str, subprotocol: str, count: int, size: int) -> Resume
             came = check_messages([frame + b"\n" for frame in frames], count, size)
         _drop(peer, left, count + 1)
     return Resumed(*came, seconds)
+
+
+def websocket_again(url: str, count: int, size: int) -> Iterator[Resumed]:
+    """Resume one call again and again, each time over a new connection; never ends.
+
+    No message is acknowledged, so each resume has all of them. Raises `Lost`.
+    """
+    subprotocol = "mcp-streams.v1"
+    with contextlib.closing(WebSocket(url, subprotocol)) as peer:
+        _introduce(peer, positions=True)
+        left = _leave(peer, count, size)
+    whole = b"".join(islice(lines_of(count, size), 1, None))
+    kept = Kept(count, size)
+    while True:
+        kept.end = 0
+        with contextlib.closing(WebSocket(url, subprotocol)) as peer:
+            _introduce(peer, positions=True)
+            _, seconds = _resume(peer, left, kept, b"}\n")
+        frames, _ = frames_of(kept.all())
+        check_runs(b"".join(frames), whole, size)
+        yield Resumed(count, len(whole), seconds)
 
 
 def http_lines(url: str, count: int, size: int) -> Resumed:

@@ -52,6 +52,13 @@ def show(results: Results, console: Console) -> None:
 def _table(measured: Measured) -> Table:
     title = f"{measured.title} (medians of {_rounds(measured)})"
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    if measured.columns:
+        table.add_column(measured.name, overflow="fold")
+        for heading in _headings(measured):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for cells in _lines(measured):
+            table.add_row(*cells)
+        return table
     table.add_column(measured.name, overflow="fold")
     for heading in ("size", "median", "range"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -60,6 +67,25 @@ def _table(measured: Measured) -> Table:
         spread = "" if row.failed else "-".join(short(figure) for figure in row.span)
         table.add_row(row.name, _size(row.size), _median(row), spread, _ratio(row))
     return table
+
+
+def _headings(measured: Measured) -> list[str]:
+    """The columns, each with the unit of its rows."""
+    units = {row.name.rpartition(": ")[2]: row.unit for row in measured.rows}
+    named = [(column, units.get(column, column)) for column in measured.columns]
+    return [column if unit == column else f"{column}, {unit}" for column, unit in named]
+
+
+def _lines(measured: Measured) -> list[list[str]]:
+    """The rows of a suite with columns: the name of each line, and its cells."""
+    lines: dict[str, dict[str, str]] = {}
+    for row in measured.rows:
+        name, _, column = row.name.rpartition(": ")
+        lines.setdefault(name, {})[column] = row.failed or short(row.median)
+    return [
+        [name, *(cells.get(column, "") for column in measured.columns)]
+        for name, cells in lines.items()
+    ]
 
 
 def _goals_table(found: Sequence[Verdict]) -> Table:
@@ -129,14 +155,24 @@ def goals_markdown(results: Results) -> str:
 
 
 def _suite_markdown(measured: Measured) -> str:
-    lines = [f"Medians of {_rounds(measured)}.", ""]
-    lines += ["| | size | median | lowest | highest | ratio |", _ALIGN]
+    table = _columns_markdown(measured) if measured.columns else _rows_markdown(measured)
+    why = {f"{row.name}: {row.detail}" for row in measured.rows if row.failed == "missing"}
+    lines = [f"Medians of {_rounds(measured)}.", "", *table]
+    return "\n".join([*lines, *[f"\n{line}" for line in sorted(why)]])
+
+
+def _rows_markdown(measured: Measured) -> list[str]:
+    lines = ["| | size | median | lowest | highest | ratio |", _ALIGN]
     for row in _by_size(measured):
         lowest, highest = ("", "") if row.failed else map(short, row.span)
         cells = [row.name, _size(row.size), _median(row), lowest, highest, _ratio(row)]
         lines.append(f"| {' | '.join(cells)} |")
-    why = {f"{row.name}: {row.detail}" for row in measured.rows if row.failed == "missing"}
-    return "\n".join([*lines, *[f"\n{line}" for line in sorted(why)]])
+    return lines
+
+
+def _columns_markdown(measured: Measured) -> list[str]:
+    lines = [f"| | {' | '.join(_headings(measured))} |", f"|---|{'--:|' * len(measured.columns)}"]
+    return [*lines, *(f"| {' | '.join(cells)} |" for cells in _lines(measured))]
 
 
 def _rounds(measured: Measured) -> str:
@@ -152,12 +188,26 @@ def _versions(results: Results) -> str:
 
 
 def charts(results: Results) -> Mapping[str, str]:
-    """An SVG for each suite whose rows are all of one unit."""
+    """An SVG for each suite whose rows are all of one unit, or that has columns."""
+    shown = {measured.name: _charted(measured) for measured in results.suites}
     return {
-        measured.name: _chart(measured, machine_words(results))
-        for measured in results.suites
+        name: _chart(measured, machine_words(results))
+        for name, measured in shown.items()
         if len({row.unit for row in measured.rows if not row.failed}) == 1
     }
+
+
+def _charted(measured: Measured) -> Measured:
+    """Only the first column, where there are columns."""
+    if not measured.columns:
+        return measured
+    end = f": {measured.columns[0]}"
+    rows = [
+        msgspec.structs.replace(row, name=row.name.removesuffix(end))
+        for row in measured.rows
+        if row.name.endswith(end)
+    ]
+    return msgspec.structs.replace(measured, rows=rows)
 
 
 def headline(results: Results) -> str:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import trio
@@ -83,6 +83,11 @@ def websocket_server(
 def http_server(app: str, journal: Path | None) -> AbstractAsyncContextManager[Served]:
     """A server that listens on loopback, for our own framing and for server-sent events."""
     return listening([*_serve(app, journal), "--http", "127.0.0.1:0"])
+
+
+def bare_server(kind: Literal["trio", "uvicorn"]) -> AbstractAsyncContextManager[Served]:
+    """A server that answers short calls and does no more: see `benchmarks.bare`."""
+    return listening([sys.executable, "-m", "benchmarks.bare", kind])
 
 
 @asynccontextmanager

@@ -3,7 +3,18 @@
 from typing import Final
 
 from benchmarks.harness import Suite
-from benchmarks.suites import append, frames, latency, live, memory, resume, scale, storm
+from benchmarks.suites import (
+    append,
+    calls,
+    frames,
+    latency,
+    live,
+    memory,
+    mixed,
+    resume,
+    scale,
+    storm,
+)
 
 SUITES: Final = {
     suite.name: suite
@@ -14,6 +25,22 @@ SUITES: Final = {
         ),
         Suite("live", "While the tool sends: messages a second", live.opened, rounds=3),
         Suite("latency", "1,000 messages a second: how long each takes", latency.opened, rounds=3),
+        Suite(
+            "calls",
+            "Short calls: calls a second, the time of each, and CPU time",
+            calls.opened,
+            rounds=3,
+            warms_up=False,
+            columns=tuple(calls.COLUMNS),
+        ),
+        Suite(
+            "mixed",
+            "Short calls beside 1,000 idle streams, 50 live ones and a resume",
+            mixed.opened,
+            rounds=3,
+            warms_up=False,
+            columns=mixed.COLUMNS,
+        ),
         Suite(
             "append",
             "1,000 streams appended to in turn",
