@@ -122,20 +122,6 @@ def test_those_elsewhere_count_once() -> None:
     assert streams.registry.is_full("alice", Elsewhere(wanted=2))
 
 
-def test_there_is_surely_room_while_all_evicted_ones_may_be_theirs() -> None:
-    streams = Streams(streams_per_principal_max=3, streams_max=4)
-    of_bob = streams.add("bob")
-    streams.registry.evict(of_bob)
-    assert streams.registry.has_room("alice")
-    streams.add()
-    assert streams.registry.has_room("alice")
-    streams.add()
-    assert not streams.registry.has_room("alice")
-    assert not streams.registry.is_full("alice", Elsewhere())
-    streams.add("carol")
-    assert not streams.registry.has_room("dora")  # the server is full
-
-
 def test_what_was_written_first_goes_first_wherever_it_is() -> None:
     streams = Streams(streams_per_principal_max=2)
     older, here, newer = streams.written(), streams.written(), streams.written()
