@@ -4,6 +4,7 @@ It knows no MCP. It checks connections, bounds all times and sizes, and writes r
 that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
+import math
 import select
 from contextlib import suppress
 from dataclasses import dataclass
@@ -92,69 +93,81 @@ class _Server:
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
-        phase = Phase.HEAD  # the first request must come at once
         try:
             self.listener.check_room(connection.tcp)
-            while request := await self._next_request(connection, requests, phase):
-                if connection.turns.spend(TURN_UNITS):
-                    await connection.turns.wait()
-                try:
-                    with self.listener.counted(request.caller):
-                        await self._answer(request, requests, connection)
-                except HttpError as refused:
-                    refused.request_id = messages.salvage_id(request.body)
-                    raise
-                await connection.unwatch()
-                if not requests.next_cycle():
-                    await connection.close_gracefully()
-                    return
-                phase = Phase.NOTHING
+            # One scope for all requests, with the deadline of what is waited for.
+            with trio.CancelScope() as patience:
+                await self._serve_in_turn(connection, requests, patience)
+            if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
+                raise _incomplete()
         except HttpError as refused:
             await connection.unwatch()
             await connection.refuse(refused)
         finally:
             connection.end()
 
-    async def _next_request(
-        self, connection: "_Connection", requests: Requests, phase: Phase
-    ) -> Request | None:
-        """The next request, or None when the peer has hung up or was idle for too long.
+    async def _serve_in_turn(
+        self, connection: "_Connection", requests: Requests, patience: trio.CancelScope
+    ) -> None:
+        phase = Phase.HEAD  # the first request must come at once
+        while request := await self._next_request(connection, requests, phase, patience):
+            if connection.turns.spend(TURN_UNITS):
+                await connection.turns.wait()
+            try:
+                with self.listener.counted(request.caller):
+                    await self._answer(request, requests, connection)
+            except HttpError as refused:
+                refused.request_id = messages.salvage_id(request.body)
+                raise
+            await connection.unwatch()
+            if not requests.next_cycle():
+                await connection.close_gracefully()
+                return
+            phase = Phase.NOTHING
 
-        Raises `HttpError`, also for a request of which only a part came in time.
+    async def _next_request(
+        self,
+        connection: "_Connection",
+        requests: Requests,
+        phase: Phase,
+        patience: trio.CancelScope,
+    ) -> Request | None:
+        """The next request, or None when the peer has hung up.
+
+        Raises `HttpError`, also for a request of which only a part came.
         """
         caller: Caller | None = None
         is_admitted = False
-        with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
-            while (request := requests.next_request(EVENTS_MAX)) is None:
-                if requests.phase not in (phase, Phase.NOTHING):
-                    phase = requests.phase
-                    scope.deadline = trio.current_time() + PATIENCE_S[phase]
-                if not is_admitted and requests.head is not None:
-                    caller = await self.listener.authenticate(requests.head)
-                    self._screen(requests, requests.head, caller)
-                    is_admitted = True
-                if permission := requests.go_ahead():
-                    await connection.send(permission)
-                if requests.has_more:
-                    connection.turns.spend(TURN_UNITS)
-                    await connection.turns.wait()
-                    continue
-                bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
-                data = await connection.receive(bytes_max)
-                if not data:
-                    break
-                requests.feed(data)
-                if connection.turns.spend():
-                    await connection.turns.wait()
-            else:
-                if not is_admitted:
-                    caller = await self.listener.authenticate(request)
-                if caller is not None:
-                    request = msgspec.structs.replace(request, caller=caller)
-                return request
-        if requests.phase is Phase.NOTHING:
-            return None
-        raise HttpError(408, "The request did not come whole in time: send it again.")
+        patience.deadline = trio.current_time() + PATIENCE_S[phase]
+        while (request := requests.next_request(EVENTS_MAX)) is None:
+            if requests.phase not in (phase, Phase.NOTHING):
+                phase = requests.phase
+                patience.deadline = trio.current_time() + PATIENCE_S[phase]
+            if not is_admitted and (head := requests.head) is not None:
+                caller = await self.listener.authenticate(head)
+                self._screen(requests, head, caller)
+                is_admitted = True
+            if permission := requests.go_ahead():
+                await connection.send(permission)
+            if requests.has_more:
+                connection.turns.spend(TURN_UNITS)
+                await connection.turns.wait()
+                continue
+            bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
+            data = await connection.receive(bytes_max)
+            if not data:
+                if requests.phase is Phase.NOTHING:
+                    return None
+                raise _incomplete()
+            requests.feed(data)
+            if connection.turns.spend():
+                await connection.turns.wait()
+        if not is_admitted:
+            caller = await self.listener.authenticate(request)
+        if patience.cancel_called:
+            raise _incomplete()
+        patience.deadline = math.inf
+        return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
         """Check a request before its body is read. Raises `HttpError`."""
@@ -180,6 +193,10 @@ class _Server:
                 raise _failed() from None
             if not response.has_ended:
                 await connection.close()  # an incomplete response must not look complete
+
+
+def _incomplete() -> HttpError:
+    return HttpError(408, "The request did not come whole in time: send it again.")
 
 
 def _failed() -> HttpError:
