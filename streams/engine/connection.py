@@ -199,7 +199,7 @@ class Delivery:
         connection: "Connection",
         *,
         after: int,
-        preamble: Sequence[bytes],
+        preamble: Callable[[], Sequence[bytes]],
         speaks: tuple[Dialect, ...],
         reply_id: RequestId | None = None,
         takes_over: bool = False,
@@ -208,7 +208,8 @@ class Delivery:
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
 
-        `preamble` are lines without numbers that go first, in the dialects that the client speaks.
+        `preamble` makes the lines without numbers that go first, in the dialects that the client
+        speaks.
         """
         self.stream = stream
         self.connection = connection
@@ -275,9 +276,9 @@ class Delivery:
         return not self.reader.confirms and self.stream.is_progress_wanted
 
     def is_lone(self, run: Run) -> bool:
-        """Whether `run` is the final response, and nothing else will ever be sent."""
+        """Whether `run` is the response to the call, and the only message of the stream."""
         is_all = run.seq == run.count == 1 and self.stream.state.is_finished(1)
-        return is_all and self.reply_id is None and not self.preamble
+        return is_all and self.reply_id is None
 
     @property
     def embeds_response(self) -> bool:
@@ -340,6 +341,10 @@ class Delivery:
             self._close(messages.error(self.waiting_id, refusal(reason)))
         else:
             self._close(b"")
+
+    def answer(self, line: bytes) -> None:
+        """See `Follower.answer`."""
+        self._close(line)
 
     def fail(self, refused: Refusal) -> None:
         """See `Follower.fail`."""
@@ -465,13 +470,19 @@ class Connection:
         stream, framing = delivery.stream, self._framing
         self.deliveries[delivery] = None
         self.session.attach(delivery)
-        if framing.has_ids and self.event_ids is not None:
-            event_id = self.event_ids.grant(delivery)
-            framing.identify(event_id if stream.record.is_announced else b"")
+        if delivery.reply_id is not None or delivery.granted is not None:
+            self._identify(delivery)  # now, because a grant takes a commit
         if not framing.announces:
-            delivery.preamble, delivery.dialects = (), ()
+            delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
-        delivery.wake()
+        if not stream.is_deferred:
+            delivery.wake()
+
+    def _identify(self, delivery: Delivery) -> None:
+        """Give the messages of this stream event ids, if the response has such."""
+        if self._framing.has_ids and self.event_ids is not None:
+            event_id = self.event_ids.grant(delivery)
+            self._framing.identify(event_id if delivery.stream.record.is_announced else b"")
 
     def forget(self, delivery: Delivery) -> None:
         """Deliver nothing more of a stream; what is in the current write is still written."""
@@ -522,9 +533,12 @@ class Connection:
     async def respond(self) -> None:
         """Send all that is owed, as the response to one request, and watch whether the peer lives.
 
-        Most responses are complete at once. So the first write comes before the tasks are started.
+        Most responses are complete at once, or as soon as a deferred call ends. So the first write
+        comes before the tasks are started.
         """
         try:
+            if self._is_owing:
+                await self.has_work.wait()
             if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
                 await self._send_once()
         except trio.BrokenResourceError:
@@ -649,12 +663,14 @@ class Connection:
 
     def _open(self, delivery: Delivery, runs: Sequence[Run], write: _Write) -> None:
         delivery.is_open = True
-        stream = delivery.stream
+        stream, preamble = delivery.stream, delivery.preamble()
+        if delivery.granted is None:
+            self._identify(delivery)
         opening = self._framing.opening(
-            delivery.preamble,
+            preamble,
             delivery.position,
             retry_s=stream.record.min_s,
-            is_lone=bool(runs) and delivery.is_lone(runs[0]),
+            is_lone=bool(runs) and not preamble and delivery.is_lone(runs[0]),
         )
         write.add(opening)
         write.runs.append((delivery, delivery.position))

@@ -20,13 +20,13 @@ from streams.engine.idempotency import KeyedCalls
 from streams.engine.operations import Operations
 from streams.engine.rates import Rates
 from streams.engine.stream import Stream
-from streams.engine.streams import Streams
+from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Channel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
-from streams.journal.records import Create, Outcome, Record, Restart
+from streams.journal.records import Outcome, Record, Restart
 from streams.keys import Keyring, new_id
 from streams.limits import Limits, Overflow
 from streams.messages import Message
@@ -81,12 +81,13 @@ class Engine:
         enforce_min: bool,
         require_token: bool,
         restart_handler: RestartHandler,
+        deferral_s: float,
     ) -> None:
         self._journal = journal
         self._restart_handler = restart_handler
         self._committer = Committer(journal)
         self._failure: BaseException | None = None
-        self._streams = Streams(journal, self._committer, keyring, limits)
+        self._streams = Streams(journal, self._committer, keyring, limits, deferral_s=deferral_s)
         self.sessions = self._streams.sessions
         self.operations = Operations(
             self._streams, keyring, enforce_min=enforce_min, require_token=require_token
@@ -96,7 +97,7 @@ class Engine:
         self._connections: dict[Connection, None] = {}  # in the order of their arrival
         self._is_closing = False
         self._running = 0  # handlers
-        self._stirred = trio.Event()  # set when a handler or a connection begins or ends
+        self._stirred = trio.lowlevel.ParkingLot()  # until a handler or a connection begins or ends
         self._nursery: trio.Nursery
 
     # New streams
@@ -112,6 +113,7 @@ class Engine:
         overflow: Overflow = "block",
         is_paged: bool = False,
         is_restartable: bool = False,
+        is_repeatable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
@@ -119,8 +121,9 @@ class Engine:
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
-        resume it. `mark` stands in the request in place of its idempotency key. `origin` is the
-        request, where that was parsed already.
+        resume it. With `is_repeatable` a second run of the call does no harm, so an idempotency key
+        need not be durable before the first. `mark` stands in the request in place of its
+        idempotency key. `origin` is the request, where that was parsed already.
 
         The caller must have called `make_room`, and must not have waited for anything since.
         """
@@ -145,9 +148,9 @@ class Engine:
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
-        self._committer.add(Create(record))
-        self._committer.mark(stream, 0)  # calls `stream.committed` when the record is durable
-        preamble = self.operations.announcements(stream, dialects)
+        preamble = partial(self.operations.announcements, stream, dialects)
+        is_urgent = is_paged or (mark is not None and not is_repeatable)
+        self._streams.defer(stream, is_urgent=is_urgent)
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )
@@ -174,8 +177,8 @@ class Engine:
         # The `try` is outside of the scope: an error during cancellation is raised at its end.
         try:
             with stream.scope:
-                if stream.mark is not None:  # else a retry after a crash would run the tool twice
-                    await stream.recorded()
+                if stream.mark is not None and not stream.is_deferred:
+                    await stream.recorded()  # else a retry after a crash would run the tool twice
                 final = await handler(stream)
         except Refusal as refused:
             failure = refused
@@ -190,7 +193,7 @@ class Engine:
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        self._stir()
+        self._stirred.unpark_all()
 
     # Connections
 
@@ -233,13 +236,13 @@ class Engine:
     @asynccontextmanager
     async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
         self._connections[connection] = None
-        self._stir()
+        self._stirred.unpark_all()
         try:
             yield connection
         finally:
             self._connections.pop(connection, None)
             connection.close()
-            self._stir()
+            self._stirred.unpark_all()
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 
@@ -247,16 +250,12 @@ class Engine:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:
             if self._connections or self._running:
-                await self._stirred.wait()
+                await self._stirred.park()
                 continue
             with trio.move_on_after(linger_s):
-                await self._stirred.wait()
+                await self._stirred.park()
                 continue
             return
-
-    def _stir(self) -> None:
-        self._stirred.set()
-        self._stirred = trio.Event()
 
     # Start and shutdown
 
@@ -299,7 +298,7 @@ class Engine:
             connection.hang_up()
         with trio.move_on_after(CLOSE_S):
             while self._connections:
-                await self._stirred.wait()
+                await self._stirred.park()
 
     @property
     def failure(self) -> BaseException | None:
@@ -334,13 +333,14 @@ async def open_engine(
     enforce_min: bool = False,
     require_token: bool = False,
     restart_handler: RestartHandler = lambda _: None,
+    deferral_s: float = DEFERRAL_S,
 ) -> AsyncIterator[Engine]:
     """Open an engine on this journal for the length of a block; leaving the block shuts it down.
 
     `enforce_min` refuses a client that resumes before `min` instead of serving it. `require_token`
     refuses a streamId without its resume token to any caller but the stream's own principal.
-    `restart_handler` finds the handlers of restarted calls. Raises `JournalUnusable` where the
-    journal cannot be used any more.
+    `restart_handler` finds the handlers of restarted calls. A call that ends within `deferral_s`
+    seconds is not stored. Raises `JournalUnusable` where the journal cannot be used any more.
     """
     engine = Engine(
         journal,
@@ -349,6 +349,7 @@ async def open_engine(
         enforce_min=enforce_min,
         require_token=require_token,
         restart_handler=restart_handler,
+        deferral_s=deferral_s,
     )
     _engines.add(engine)
     async with trio.open_nursery() as nursery:

@@ -1,7 +1,7 @@
 """The index of the streams in memory, by id, name and principal, and the limits on their number."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -38,6 +38,7 @@ class Registry:
         self.evicted = 0  # how many streams of the journal are not in memory
         self._by_id: dict[str, Stream] = {}
         self._by_name: dict[bytes, Stream] = {}  # for requests with a token or key and no id
+        self._names: dict[Stream, Sequence[bytes]] = {}  # all that lead to each stream
         # The wanted streams of each principal, by their numbers and in that order. The order is
         # lost where an evicted stream is loaded.
         self._wanted: dict[str, dict[int, Stream]] = {}
@@ -62,15 +63,24 @@ class Registry:
         return self._by_name.get(name)
 
     def add(self, stream: Stream) -> None:
-        """Add a stream, as a wanted one."""
+        """Add a stream, as a wanted one. Only its idempotency key leads to it, until `name`."""
         self._by_id[stream.id] = stream
-        if stream.record.is_announced:
-            self._by_name |= dict.fromkeys(stream.names, stream)
+        if stream.mark is not None:
+            self._give(stream, [bytes.fromhex(stream.mark.name)])
         principal = stream.record.principal
         wanted = self._wanted.setdefault(principal, {})
         if wanted and stream.number < next(reversed(wanted)):
             self._disordered.add(principal)
         wanted[stream.number] = stream
+
+    def name(self, stream: Stream) -> None:
+        """Let the tokens of a stream lead to it, if its client is told of them."""
+        if stream.record.is_announced:
+            self._give(stream, stream.names)
+
+    def _give(self, stream: Stream, names: Sequence[bytes]) -> None:
+        self._names[stream] = names
+        self._by_name |= dict.fromkeys(names, stream)
 
     def retire(self, stream: Stream) -> None:
         """Make a stream an unwanted one."""
@@ -85,9 +95,8 @@ class Registry:
     def remove(self, stream: Stream) -> None:
         """Remove a stream."""
         self._by_id.pop(stream.id, None)
-        if stream.record.is_announced:
-            for name in stream.names:
-                self._by_name.pop(name, None)
+        for name in self._names.pop(stream, ()):
+            self._by_name.pop(name, None)
         self._unwanted.pop(stream, None)
         self._unwant(stream)
 

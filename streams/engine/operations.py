@@ -29,6 +29,9 @@ from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Re
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
+# How long a poll of all waits for records of new streams, which take a commit. After that it leaves
+# them out.
+RECORDED_S: Final = 1.0
 
 
 class Operations:
@@ -190,7 +193,7 @@ class Operations:
                 stream,
                 connection,
                 after=after,
-                preamble=preamble,
+                preamble=lambda: preamble,
                 speaks=speaks,
                 reply_id=reply_id,
                 takes_over=takes_over,
@@ -220,7 +223,7 @@ class Operations:
             stream,
             connection,
             after=event.seq,
-            preamble=self._beginning(stream, speaks, event.seq, called_as),
+            preamble=lambda: self._beginning(stream, speaks, event.seq, called_as),
             speaks=speaks,
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
@@ -288,9 +291,15 @@ class Operations:
                 INVALID_PARAMS, "Unknown cursor: send nextCursor unchanged, or no cursor."
             )
         found, last = await self._cache.page(session.principal, int(cursor[1]), POLL_PAGE_SIZE)
+        # A client that is told of a stream may come back to it, whatever crashes.
+        with trio.move_on_after(RECORDED_S):
+            for each in found:
+                if isinstance(each, Stream):
+                    await each.recorded()
         reports = [
             self._report_loaded(each) if isinstance(each, Stream) else self._report_evicted(each)
             for each in found
+            if not isinstance(each, Stream) or each.is_recorded
         ]
         return reports, None if last is None else f"after-{last}"
 

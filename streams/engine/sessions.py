@@ -346,6 +346,8 @@ class Sessions:
 
     def forget(self, stream: Stream) -> None:
         """A stream has left memory, and with it the rights to resume it there."""
+        if not self._unclaimed and stream.id not in self._holders:
+            return  # without making its keys
         keys = self._keyring.event_keys(stream.id)
         for key in keys:
             self._unclaimed.pop(key, None)

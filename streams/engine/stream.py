@@ -22,7 +22,7 @@ from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
-from streams.journal.records import Ack, Append, Close, Forget, Record
+from streams.journal.records import Ack, Append, Close, Create, Forget, Record
 from streams.keys import Keyring, new_request_id
 from streams.limits import Limits, Overflow
 from streams.messages import LEVELS, Message, RequestId, Run
@@ -78,6 +78,9 @@ class Follower(Protocol):
     def drop(self) -> None:
         """Detach from the stream and send nothing more."""
 
+    def answer(self, line: bytes) -> None:
+        """Detach from the stream and send this line, which the journal does not have."""
+
     def fail(self, refused: Refusal) -> None:
         """Detach from the stream and send this error to the client."""
 
@@ -122,6 +125,7 @@ class Stream:
         "_limits",
         "_newest_handed",
         "_on_settled",
+        "_on_stored",
         "_progress_token",
         "_reader",
         "_rerun_answers",
@@ -131,6 +135,7 @@ class Stream:
         "digest",
         "id",
         "is_anonymous",
+        "is_deferred",
         "is_evicted",
         "is_progress_wanted",
         "is_reachable",
@@ -156,6 +161,7 @@ class Stream:
         keyring: Keyring,
         *,
         answers: dict[RequestId, Answer],
+        on_stored: Callable[["Stream"], None],
         on_settled: Callable[["Stream"], None],
         overflow: Overflow = "block",
         origin: Message | None = None,
@@ -190,6 +196,10 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether a client can resume it
         self.is_recorded = False  # whether its record is durable; it is announced after that
+        # Whether a new stream is unknown to the journal, and so no client can come back to it. If
+        # its result is the first thing that the handler sends, it is sent as a plain response, and
+        # nothing of the stream is ever stored.
+        self.is_deferred = False
         self.was_evicted = False  # it was loaded from the journal, which can find it too
         self.is_evicted = False  # a later load makes another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
@@ -199,6 +209,7 @@ class Stream:
         self._answers = answers
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
+        self._on_stored = on_stored
         self._on_settled = on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
@@ -226,11 +237,25 @@ class Stream:
         """Whether its idempotency key leads to it from another connection or session too."""
         return self.mark is not None and not self.mark.is_own
 
-    # For the handler
+    # Its record
+
+    def store(self) -> None:
+        """Give the record to the journal, if that is deferred."""
+        if self.is_deferred:
+            self.is_deferred = False
+            self._committer.add(Create(self.record))
+            self._committer.mark(self, 0)  # calls `committed` when the record is durable
+            self._on_stored(self)
+            if self.delivery is not None:
+                self.delivery.wake()
 
     async def recorded(self) -> None:
-        """Wait until its record is durable, so that no crash can make it unknown."""
-        while not self.is_recorded:
+        """Wait until its record is durable, so that no crash can make it unknown.
+
+        Returns as well once nothing is kept of it.
+        """
+        self.store()
+        while not (self.is_recorded or self.state.is_tombstone):
             await self._committer.commit_done()
 
     async def send(self, line: bytes, *, is_droppable: bool = False) -> None:
@@ -316,7 +341,8 @@ class Stream:
         return LEVELS[0] if self._reader is None else self._reader.level
 
     async def flush(self) -> None:
-        """Wait until everything sent so far is durable."""
+        """Wait until everything sent so far is durable, and the record of the call as well."""
+        await self.recorded()
         seq = self.state.last
         while self.state.durable < min(seq, self.state.last):  # `close` may lower `last`
             await self._committer.commit_done()
@@ -345,6 +371,7 @@ class Stream:
             await committer.commit_done()
 
     def _mark(self, size_before: int) -> None:
+        self.store()
         self._committer.mark(self, self.state.batch_bytes - size_before)
 
     async def _let_out_ahead_of(self, line: bytes) -> None:
@@ -375,6 +402,7 @@ class Stream:
         outcome = self.state.outcome
         if outcome is not LIVE:
             raise Ended(f"a checkpoint: the stream is {outcome.value} already")
+        self.store()
         # Progress that was held back belongs before the checkpoint.
         self.make_use_of_room(is_forced=True)
         await self.rerun.checkpoint(self.state.last, state)
@@ -420,7 +448,10 @@ class Stream:
     def _end(self, line: bytes, event: Event, *, is_error: bool) -> None:
         size = self.state.batch_bytes
         self.state.end(line, event, is_error=is_error, at=wall())
-        self._mark(size)
+        if self.is_deferred and self.delivery is not None:
+            self.delivery.answer(line)
+        else:
+            self._mark(size)
 
     @property
     def can_wait(self) -> bool:
@@ -471,14 +502,15 @@ class Stream:
         """Abandon or cancel the stream; returns the change for the journal."""
         return self.state.close(event, self.record.fence, at=wall())
 
-    def forget(self) -> Forget:
-        """Keep nothing of the stream; returns the change for the journal.
+    def forget(self) -> Forget | None:
+        """Keep nothing of the stream; returns the change for the journal, if that has the stream.
 
         All that the handler sends from now on is dropped.
         """
         if not self.state.is_tombstone:
             self.close(Event.ABANDON if self.state.is_ended else Event.CANCEL)
-        return Forget(self.id, self.record.fence)
+        was_deferred, self.is_deferred = self.is_deferred, False
+        return None if was_deferred else Forget(self.id, self.record.fence)
 
     def acknowledge(self, seq: int) -> None:
         """The client is known to have everything up to `seq`.
@@ -559,6 +591,7 @@ class Stream:
 
         Does not call `on_settled`, which would end a stream that no client can resume.
         """
+        self.store()
         displaced, self.delivery = self.delivery, None
         if displaced is not None:
             self.state.detach(trio.current_time())

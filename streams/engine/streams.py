@@ -29,6 +29,13 @@ from streams.limits import Limits, Overflow
 from streams.logs import log
 from streams.messages import Message, RequestId
 
+# How long the record of a call is kept back. A call that takes longer is worth a commit.
+DEFERRAL_S: Final = 0.005
+# A busy server begins many calls before it runs them. So after that time, all tasks that can run
+# get so many turns more.
+DEFERRAL_TURNS: Final = 2
+STORED_AT_ONCE: Final = 100  # deferred streams, at 20 µs each; then other tasks have their turn
+
 # How long a sum of bytes is used. A principal with thousands of streams may begin thousands more.
 WEIGHED_EVERY_S: Final = 1.0
 
@@ -37,8 +44,15 @@ class Streams:
     """The streams of one journal. First `take_over`, then `run` in a task of its own."""
 
     def __init__(
-        self, journal: Journal, committer: Committer, keyring: Keyring, limits: Limits
+        self,
+        journal: Journal,
+        committer: Committer,
+        keyring: Keyring,
+        limits: Limits,
+        *,
+        deferral_s: float,
     ) -> None:
+        """`deferral_s` is how long the record of a new stream may be kept back."""
         self._journal = journal
         self._committer = committer
         self._keyring = keyring
@@ -48,6 +62,9 @@ class Streams:
         self.sessions = Sessions(committer, keyring, limits, on_end=self._end_session)
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
+        self._deferral_s = deferral_s
+        self._deferred: list[Stream] = []  # their records are kept back, or were
+        self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
         # The principals of ended sessions: never more than there were sessions.
@@ -72,6 +89,7 @@ class Streams:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deadlines.run)
             nursery.start_soon(self.cache.run)
+            nursery.start_soon(self._store_deferred)
             async for principal in self._next_over:
                 await self._drop_evicted(principal)
 
@@ -91,6 +109,7 @@ class Streams:
     def _hold_stored(self, record: Record, idle_since: float) -> Stream:
         """Hold a stream that the journal has, with no delivery attached."""
         stream = self.hold(record)
+        self.index.name(stream)
         stream.is_recorded = True
         stream.state.detach(idle_since)
         if stream.state.is_tombstone or stream.state.is_drained:
@@ -108,6 +127,7 @@ class Streams:
             self._committer,
             self._keyring,
             answers=self.answers,
+            on_stored=self.index.name,
             on_settled=self._settled,
             overflow=overflow,
             origin=origin,
@@ -116,6 +136,33 @@ class Streams:
             stream.rerun = Rerun(record, self._journal, self._committer, self._limits)
         self.index.add(stream)
         return stream
+
+    def defer(self, stream: Stream, *, is_urgent: bool) -> None:
+        """Keep the record of a new stream back, since the call may end very soon.
+
+        With `is_urgent` it is stored at once. If no client can ever come back to the stream, it
+        waits until a message needs it.
+        """
+        stream.is_deferred = True
+        if is_urgent or not self._deferral_s:
+            stream.store()
+        elif stream.is_reachable or stream.mark is not None:
+            self._deferred.append(stream)
+            self._has_deferred.set()
+
+    async def _store_deferred(self) -> None:
+        """Store what was deferred for `deferral_s`, or up to twice that, for ever."""
+        while True:
+            await self._has_deferred.wait()
+            self._has_deferred = trio.Event()
+            deferred, self._deferred = self._deferred, []
+            await trio.sleep(self._deferral_s)
+            for _ in range(DEFERRAL_TURNS):
+                await trio.lowlevel.checkpoint()
+            for number, stream in enumerate(deferred, 1):
+                stream.store()
+                if number % STORED_AT_ONCE == 0:
+                    await trio.lowlevel.checkpoint()
 
     async def make_room(self, principal: str) -> None:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
@@ -147,6 +194,7 @@ class Streams:
         if stream.rerun is None:
             self.interrupt(stream)
         else:
+            stream.store()
             stream.rerun.suspend()
             stream.scope.cancel()
 
@@ -156,6 +204,11 @@ class Streams:
 
     def _settled(self, stream: Stream) -> None:
         """A stream has lost its delivery, or its client has all of it."""
+        if stream.is_deferred and stream.state.is_ended:
+            self._forget(stream)  # its response is sent, and was all of it
+            return
+        if stream.is_deferred and stream.is_reachable:
+            stream.store()  # its client is gone, and may look for its streams
         is_lost = stream.delivery is None and not stream.is_reachable
         if is_lost and stream.mark is None:
             self._drop(stream)
@@ -189,6 +242,7 @@ class Streams:
         if not stream.record.is_announced:
             self._drop(stream)
             return
+        stream.store()
         self._committer.add(stream.close(event))
         stream.scope.cancel()
         self.index.retire(stream)
@@ -214,7 +268,8 @@ class Streams:
             self.cache.forget(stream)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
-            self._committer.add(stream.forget())
+            if (change := stream.forget()) is not None:
+                self._committer.add(change)
 
     def _end_session(self, session: HttpSession) -> None:
         # A client with dialects was told resume tokens, and may resume without the session.

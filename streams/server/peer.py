@@ -435,6 +435,7 @@ class Peer:
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
             is_restartable=tool.restart,
+            is_repeatable=tool.is_repeatable,
             mark=mark,
             origin=message if mark is None else None,  # with a mark, `line` differs from `message`
         )

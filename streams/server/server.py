@@ -1,5 +1,6 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -7,6 +8,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
+from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
 from streams.exchange import Channel
 from streams.journal.contract import Journal
@@ -30,6 +32,11 @@ class Server:
 
     A caller resumes its own streams by their streamId. Other callers need the resumeToken too. For
     a stream of an anonymous caller they need it only if `require_resume_token` is set.
+
+    A call that ends within `announce_after_s` seconds, and sends nothing but its result, is
+    answered as by any MCP server: its client is not told how to resume, and nothing is stored. With
+    0 every call is stored and announced. Calls with pages always are, and calls with an idempotency
+    key unless the tool has the hint `readOnlyHint` or `idempotentHint`.
     """
 
     def __init__(
@@ -40,6 +47,7 @@ class Server:
         instructions: str | None = None,
         resume_min_s: float = 1.0,
         resume_max_s: float = 3600.0,
+        announce_after_s: float = DEFERRAL_S,
         enforce_min: bool = False,
         require_resume_token: bool = False,
         limits: Limits | None = None,
@@ -47,11 +55,14 @@ class Server:
     ) -> None:
         if not resume_min_s >= 0 or not resume_max_s >= 0:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
+        if not 0 <= announce_after_s < math.inf:
+            raise ValueError("announce_after_s is in seconds, 0 or more, and not endless")
         self.name = name
         self.version = version
         self.instructions = instructions
         self.resume_min_s = resume_min_s
         self.resume_max_s = resume_max_s
+        self.announce_after_s = announce_after_s
         self.enforce_min = enforce_min
         self.require_resume_token = require_resume_token
         self.limits = limits or Limits()
@@ -107,6 +118,7 @@ class Server:
                 enforce_min=self.enforce_min,
                 require_token=self.require_resume_token,
                 restart_handler=handlers.restart_handler,
+                deferral_s=self.announce_after_s,
             ) as engine:
                 yield RunningServer(self, engine, handlers)
         finally:

@@ -137,6 +137,12 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     output_check: OutputCheck | None
     output_given: GivenSchema | None  # checks output, besides `output_check`
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether its hints say that a second run of the same call does no harm."""
+        hints = self.annotations or {}
+        return bool(hints.get("readOnlyHint") or hints.get("idempotentHint"))
+
     def check_scopes(self, granted: Scopes) -> None:
         """Raise `InsufficientScope` unless all scopes of the tool were granted."""
         if granted is not None and (

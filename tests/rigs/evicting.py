@@ -20,7 +20,9 @@ MAX_S = 600
 
 def serving(resident_max: int = 0, **limits: Any) -> tuple[Server, Steps]:
     limited = Limits(resident_max=resident_max, **limits)
-    server = Server("tested", resume_min_s=0, resume_max_s=MAX_S, limits=limited)
+    server = Server(
+        "tested", resume_min_s=0, resume_max_s=MAX_S, announce_after_s=0, limits=limited
+    )
     return server, Steps(server)
 
 

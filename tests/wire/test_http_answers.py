@@ -21,7 +21,17 @@ from tests.wire.httpverbs import (
 from tests.wire.process import Gate, ServerProcess
 from tests.wire.raw import Message
 from tests.wire.rawhttp import BOTH, EVENTS, JSON, LINES, Exchange
-from tests.wire.verbs import COMPLETED, CREATE, END, POSITION, POSITIONS, STREAMS, counted, up_to
+from tests.wire.verbs import (
+    COMPLETED,
+    CREATE,
+    END,
+    PLAIN,
+    POSITION,
+    POSITIONS,
+    STREAMS,
+    counted,
+    up_to,
+)
 
 OUR_CLIENTS = f"{LINES}, {JSON}, {EVENTS}"
 
@@ -83,11 +93,12 @@ def test_a_call_is_answered_in_an_event_stream(http: Http) -> None:
     assert messages[-1].answers(7)
 
 
-def test_a_response_that_comes_alone_is_json(http: Http) -> None:
+@pytest.mark.parametrize("capabilities", [PLAIN, STREAMS])
+def test_a_response_that_comes_alone_is_json(http: Http, capabilities: dict[str, Any]) -> None:
     """W§6: "plain JSON for the rest, and where the first message is the final response already and
     no announcement is due": this depends on the speed of the tool, and most tools here are quick.
     """
-    client = http.opened()
+    client = http.opened(capabilities)
     kinds = []
     for n in range(20):
         exchange = client.call("blocks", n)
@@ -98,8 +109,10 @@ def test_a_response_that_comes_alone_is_json(http: Http) -> None:
 
 
 def test_an_announcement_is_no_json_answer(http: Http) -> None:
-    """W§6: JSON only "where […] no announcement is due"."""
-    exchange = streamed(http.opened(STREAMS).call("blocks", 7))
+    """W§6: JSON only "where […] no announcement is due": a call with a key is stored first."""
+    key = {"mcp-streams/idempotencyKey": "for one call of one session"}
+    blocks = {"name": "blocks", "arguments": {}, "_meta": key}
+    exchange = streamed(http.opened(STREAMS).request("tools/call", blocks, id=7))
     create, response, end = messages_of(exchange.events())
     assert [create.method, response.method, end.method] == [CREATE, None, END]
 

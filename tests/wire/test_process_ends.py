@@ -107,7 +107,9 @@ def test_a_server_that_has_failed_ends_at_its_deadline_and_says_why(tmp_path: Pa
             started = start(peer, "shielded")
             Reader(peer).until_seq(started.stream, 1)
             os.unlink(server.journal)
-            peer.call("add", a=1, b=2)
+            key = {"mcp-streams/idempotencyKey": "stored before its tool starts"}
+            add = {"name": "add", "arguments": {"a": 1, "b": 2}, "_meta": key}
+            peer.request("tools/call", add)
             assert server.wait() == 2
         assert any("was removed" in line for line in server.log), server.log
         assert not any("Traceback" in line for line in server.log)

@@ -46,9 +46,11 @@ class Streams:
             Committer(MemoryJournal()),
             self.keyring,
             answers={},
+            on_stored=lambda _: None,
             on_settled=lambda _: None,
         )
         self.registry.add(stream)
+        self.registry.name(stream)
         return stream
 
     def written(self, principal: str = "alice", **more: Any) -> Stream:

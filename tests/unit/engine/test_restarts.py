@@ -42,7 +42,7 @@ class Lives:
 
     def house(self, work: Work, **settings: Any) -> Any:
         """A life, in which the tool `step` does this."""
-        server = Server("tested", limits=self.limits)
+        server = Server("tested", announce_after_s=0, limits=self.limits)
         server.tool(**({"name": "step", "restart": True} | settings))(work)
         return open_house(server, journal=self.journal, keyring=self.keyring)
 

@@ -23,7 +23,11 @@ from tests.rigs.web import EVENTS, JSON, LINES, browsing, logged
 @pytest.fixture(params=RESIDENT_MAX)
 def server(request: pytest.FixtureRequest) -> Server:
     return Server(
-        "tested", resume_min_s=20, resume_max_s=600, limits=Limits(resident_max=request.param)
+        "tested",
+        resume_min_s=20,
+        resume_max_s=600,
+        announce_after_s=0,
+        limits=Limits(resident_max=request.param),
     )
 
 

@@ -27,7 +27,9 @@ from tests.rigs.web import EVENTS, JSON, Answer, Browser, browsing, logged
 
 @pytest.fixture(params=RESIDENT_MAX)
 def server(request: pytest.FixtureRequest) -> Server:
-    server = Server("tested", resume_max_s=600, limits=Limits(resident_max=request.param))
+    server = Server(
+        "tested", resume_max_s=600, announce_after_s=0, limits=Limits(resident_max=request.param)
+    )
 
     @server.tool(pages=True)
     async def count(call: Call, to: int = 3) -> AsyncIterator[str]:

@@ -26,6 +26,7 @@ def server(request: pytest.FixtureRequest) -> Server:
         "tested",
         resume_min_s=20,
         resume_max_s=600,
+        announce_after_s=0,
         limits=Limits(resident_max=request.param, sessions_max=3),
     )
 
