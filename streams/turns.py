@@ -20,7 +20,7 @@ import trio
 
 from streams.clock import worked
 
-# A frame takes 25 µs, a message 50 to 300, a request over HTTP as much as some of them.
+# A frame takes 25 µs, a message 50 to 300, and so does a short call over HTTP.
 TURN_UNITS: Final = 4
 # Units that a connection may use without joining the queue: more than usual clients need.
 FREE_PER_S: Final = 100.0

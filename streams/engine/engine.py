@@ -22,7 +22,7 @@ from streams.engine.rates import Rates
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Channel
+from streams.exchange import Channel, ResponseChannel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
@@ -204,45 +204,45 @@ class Engine:
         At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
-        async with (
-            self._connected(Connection(channel, self._journal)) as connection,
-            trio.open_nursery() as nursery,
-        ):
-            connection.run(nursery)
-            yield connection
-            await connection.drained()
-            nursery.cancel_scope.cancel()
+        connection = self._opened(Connection(channel, self._journal))
+        try:
+            async with trio.open_nursery() as nursery:
+                connection.run(nursery)
+                yield connection
+                await connection.drained()
+                nursery.cancel_scope.cancel()
+        finally:
+            await self._close(connection)
 
-    @asynccontextmanager
-    async def response(
+    async def respond(
         self,
-        channel: Channel,
+        channel: ResponseChannel,
         session: Session,
         framing: Framing,
+        begin: Callable[[Connection], Awaitable[None]],
         *,
         event_ids: EventIds,
-    ) -> AsyncIterator[Connection]:
-        """Open a connection for the response to one HTTP request.
-
-        At the end of the block the response is sent, and then the connection is closed.
-        """
-        connection = Connection(
-            channel, self._journal, session, framing=framing, event_ids=event_ids
+    ) -> None:
+        """Open a connection for the response to one HTTP request, and send what `begin` begins."""
+        connection = self._opened(
+            Connection(channel, self._journal, session, framing=framing, event_ids=event_ids)
         )
-        async with self._connected(connection):
-            yield connection
+        try:
+            await begin(connection)
             await connection.respond()
+        finally:
+            await self._close(connection, is_complete=channel.is_complete)
 
-    @asynccontextmanager
-    async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
+    def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
         self._stirred.unpark_all()
-        try:
-            yield connection
-        finally:
-            self._connections.pop(connection, None)
-            connection.close()
-            self._stirred.unpark_all()
+        return connection
+
+    async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
+        self._connections.pop(connection, None)
+        connection.close()
+        self._stirred.unpark_all()
+        if not is_complete:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
 

@@ -111,11 +111,14 @@ class _Server:
     ) -> None:
         phase = Phase.HEAD  # the first request must come at once
         while request := await self._next_request(connection, requests, phase, patience):
-            if connection.turns.spend(TURN_UNITS):
+            if connection.turns.spend():
                 await connection.turns.wait()
             try:
-                with self.listener.counted(request.caller):
+                if request.caller is None:
                     await self._answer(request, requests, connection)
+                else:
+                    with self.listener.counted(request.caller):
+                        await self._answer(request, requests, connection)
             except HttpError as refused:
                 refused.request_id = messages.salvage_id(request.body)
                 raise
@@ -244,15 +247,19 @@ class _Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # the peer has hung up
 
-    async def send(self, *data: bytes) -> None:
+    async def send(self, *data: bytes, is_whole: bool = False) -> None:
         """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
+
+        Other tasks run before the write, unless the data are a whole response: then they run when
+        the next request is waited for, or by `turns`.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
         if self.gone.is_set():
             raise trio.BrokenResourceError("the peer has hung up")
         try:
-            await trio.lowlevel.checkpoint()
+            if not is_whole:
+                await trio.lowlevel.checkpoint()
             if rest := send_now(self._stream, data):  # most writes fit the socket's buffer
                 await self._send_watched(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
@@ -343,7 +350,7 @@ class _Response:
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         response = self._requests.whole(status, headers, body)
         self.has_begun = self.has_ended = True
-        await self._connection.send(response)
+        await self._connection.send(response, is_whole=True)
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)

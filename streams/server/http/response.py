@@ -89,6 +89,10 @@ class ResponseChannel:
         self._has_begun = True
         await self._responder.respond(status, (*content(JSON), *headers), line)
 
+    @property
+    def is_complete(self) -> bool:
+        return self._has_begun and not self._is_open
+
     async def ping(self) -> bool:
         """Write a keep-alive if nothing was written for a while. A client never answers it."""
         is_quiet = trio.current_time() - self._wrote_at >= KEEP_ALIVE_S / 2
@@ -108,7 +112,7 @@ class ResponseChannel:
         return self._responder.unsent_bytes()
 
     async def aclose(self) -> None:
-        if not self._responder.is_open():
+        if self.is_complete or not self._responder.is_open():
             return
         with trio.move_on_after(CLOSE_S):
             try:
