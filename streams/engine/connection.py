@@ -491,7 +491,8 @@ class Connection:
         self.session.detach(delivery)
         self.ready.pop(delivery, None)
         self.has_work.set()  # `respond` ends when nothing is owed any more
-        self._moved.unpark_all()
+        if self._moved:
+            self._moved.unpark_all()
 
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
@@ -718,7 +719,8 @@ class Connection:
             stream.notify()
         self.separation.wrote(write.size)
         self._finish(write)
-        self._moved.unpark_all()
+        if self._moved:
+            self._moved.unpark_all()
 
     def _finish(self, write: _Write) -> None:
         for delivery in write.finished:

@@ -193,7 +193,7 @@ class Engine:
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        self._stirred.unpark_all()
+        self._stir()
 
     # Connections
 
@@ -235,16 +235,20 @@ class Engine:
 
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
-        self._stirred.unpark_all()
+        self._stir()
         return connection
 
     async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
         self._connections.pop(connection, None)
         connection.close()
-        self._stirred.unpark_all()
+        self._stir()
         if not is_complete:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
+
+    def _stir(self) -> None:
+        if self._stirred:  # for each call three times, and nearly always in vain
+            self._stirred.unpark_all()
 
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""

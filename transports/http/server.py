@@ -29,7 +29,7 @@ from transports.net.sockets import (
     receive_some,
     send_now,
     send_pieces,
-    unsent_bytes,
+    unsent_to_socket,
 )
 
 # How long the next part of a request may take, after the previous part has ended. Clients and
@@ -320,7 +320,7 @@ class _Connection:
             self._sending.cancel()  # `send_pieces` waits for a peer that is gone
 
     def unsent_bytes(self) -> int | None:
-        return unsent_bytes(self.tcp.socket.fileno())
+        return unsent_to_socket(self.tcp.socket.fileno())
 
     async def close(self) -> None:
         """Close at once; the peer sees that the response is incomplete."""

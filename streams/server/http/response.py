@@ -47,7 +47,7 @@ class ResponseChannel:
         self._caller = caller
         self._has_begun = self._is_open = False
         self._is_sending = False
-        self._wrote_at = trio.current_time()
+        self._wrote_at = 0.0  # while it is open
 
     @property
     def principal(self) -> str:
@@ -82,7 +82,8 @@ class ResponseChannel:
             self._has_begun = self._is_open = True
             await self._responder.start(200, content(self._media_type), *lines)
         self._is_sending = False
-        self._wrote_at = trio.current_time()
+        if self._is_open:
+            self._wrote_at = trio.current_time()
 
     async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
         """Respond with an HTTP error. Nothing may be sent before it or after it."""
