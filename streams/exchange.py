@@ -211,7 +211,8 @@ class Responder(Protocol):
     """Sends the response: either `respond` once, or `start`, any number of `write`, `finish`.
 
     These four raise `trio.BrokenResourceError` when the peer is gone. One caller at a time. A
-    cancelled call leaves half a response, so the connection closes.
+    cancelled call leaves half a response, so the connection closes. Raises `ValueError` for headers
+    that HTTP does not allow, or that say where the body ends.
     """
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:

@@ -1,7 +1,8 @@
 """HTTP/1.1 on a server, without I/O: bytes become requests, responses become bytes.
 
-h11 has the protocol. This module adds limits of size, refuses framing that two readers could
-understand in two ways, and words the refusals.
+Usual requests are read by `transports.net.heads` and their Content-Length, all others, and so all
+errors, by h11. This module adds limits of size, refuses framing that two readers could understand
+in two ways, and words the refusals. Responses are composed here.
 """
 
 import enum
