@@ -1,7 +1,7 @@
 """The contract between the engine or a client and the transports, which know nothing else of them.
 
-- `Channel`, `ClientChannel`, `RequestChannel`, `Dialer`: a connection as messages. `transports`
-  tells the promises that each of them keeps.
+- `Channel`, `ResponseChannel`, `ClientChannel`, `RequestChannel`, `Dialer`: a connection as
+  messages. `transports` tells the promises that each of them keeps.
 - `Request`, `Responder`, `Endpoint`: one HTTP request and its response, without sockets. The
   listener of `transports.http` calls an endpoint; an ASGI application could do the same.
 - `Admit` authenticates a request, and `Screen` may refuse it, by its head alone: then its body is
@@ -80,6 +80,14 @@ class Channel(Protocol):
 
     async def aclose(self) -> None:
         """Close, gracefully if that takes at most a second. May be called twice."""
+
+
+class ResponseChannel(Channel, Protocol):
+    """A channel that sends the response to one request."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the response is over, so that nothing is left to close."""
 
 
 class ClientChannel(Channel, Protocol):
@@ -203,7 +211,8 @@ class Responder(Protocol):
     """Sends the response: either `respond` once, or `start`, any number of `write`, `finish`.
 
     These four raise `trio.BrokenResourceError` when the peer is gone. One caller at a time. A
-    cancelled call leaves half a response, so the connection closes.
+    cancelled call leaves half a response, so the connection closes. Raises `ValueError` for headers
+    that HTTP does not allow, or that say where the body ends.
     """
 
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:

@@ -16,7 +16,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 import trio
 
-from benchmarks import calls
+from benchmarks import calls, idle
 from benchmarks.calls import (
     ECHO,
     KEYED,
@@ -32,7 +32,6 @@ from benchmarks.calls import (
 )
 from benchmarks.harness import Batch, Role, Subject, unmeasured
 from benchmarks.harness import Plan as WholePlan
-from benchmarks.history import write_history
 from benchmarks.peers import Missing
 from benchmarks.peers.echo import ECHOES, Echo
 from benchmarks.servers import (
@@ -55,6 +54,8 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[Took], float]]]] = {
     CPU: ("µs", lambda took: took.server_us),
     DRIVER_CPU: ("µs", lambda took: took.driver_us),
 }
+
+RUN_MESSAGES: Final = 1_000  # of a stream in the journal with many: one run has at most 252 KiB
 
 DURABLE, NO_JOURNAL = "durable", "no journal"
 HTTP, WEBSOCKET, STDIO = "HTTP", "WebSocket", "stdio"
@@ -199,7 +200,9 @@ def median(turns: Sequence[Took]) -> Took:
 async def _with_history(servers: "_Servers", amount: Amount, folder: Path) -> list[Subject]:
     """Calls on a journal of many messages and on an empty one."""
     journals = {EMPTY: folder / "empty.db", GROWN: folder / "grown.db"}
-    await write_history(journals[GROWN], amount.messages)
+    streams = -(-amount.messages // RUN_MESSAGES)
+    each = amount.messages // streams
+    await trio.to_thread.run_sync(idle.write, journals[GROWN], streams, each)
     calling = {
         name: await servers.http(http_server(APP, journal), clients=amount.some)
         for name, journal in journals.items()

@@ -782,7 +782,8 @@ class Connection:
             stream.notify()
         self.separation.wrote(write.size)
         self._finish(write)
-        self._moved.unpark_all()
+        if self._moved:
+            self._moved.unpark_all()
 
     def _finish(self, write: _Write) -> None:
         for delivery in write.finished:

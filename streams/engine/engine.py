@@ -22,7 +22,7 @@ from streams.engine.rates import Rates
 from streams.engine.stream import Stream
 from streams.engine.streams import DEFERRAL_S, Streams
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Channel
+from streams.exchange import Channel, ResponseChannel
 from streams.faults import let_pass, log_failure
 from streams.forks import end_child, in_child
 from streams.journal.contract import Journal
@@ -196,8 +196,7 @@ class Engine:
                 stream.finish(line, is_error=is_error)
         self._streams.cache.used(stream)
         self._running -= 1
-        if self._stirred:
-            self._stirred.unpark_all()
+        self._stir()
 
     # Connections
 
@@ -208,50 +207,54 @@ class Engine:
         At the end of the block everything that is owed is written before the connection is closed.
         The block is cancelled when the connection fails.
         """
-        async with (
-            self._connected(Connection(channel, self._journal)) as connection,
-            trio.open_nursery() as nursery,
-        ):
-            connection.run(nursery)
-            self._young[connection] = None
-            self._has_young.unpark()
-            yield connection
-            await connection.drained()
-            nursery.cancel_scope.cancel()
+        connection = self._opened(Connection(channel, self._journal))
+        try:
+            async with trio.open_nursery() as nursery:
+                connection.run(nursery)
+                self._young[connection] = None
+                self._has_young.unpark()
+                yield connection
+                await connection.drained()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._young.pop(connection, None)
+            await self._close(connection)
 
-    @asynccontextmanager
-    async def response(
+    async def respond(
         self,
-        channel: Channel,
+        channel: ResponseChannel,
         session: Session,
         framing: Framing,
+        begin: Callable[[Connection], Awaitable[None]],
         *,
         event_ids: EventIds,
-    ) -> AsyncIterator[Connection]:
-        """Open a connection for the response to one HTTP request.
-
-        At the end of the block the response is sent, and then the connection is closed.
-        """
-        connection = Connection(
-            channel, self._journal, session, framing=framing, event_ids=event_ids
+    ) -> None:
+        """Open a connection for the response to one HTTP request, and send what `begin` begins."""
+        connection = self._opened(
+            Connection(channel, self._journal, session, framing=framing, event_ids=event_ids)
         )
-        async with self._connected(connection):
-            yield connection
-            await connection.respond()
-
-    @asynccontextmanager
-    async def _connected(self, connection: Connection) -> AsyncIterator[Connection]:
-        self._connections[connection] = None
-        self._stirred.unpark_all()
         try:
-            yield connection
+            await begin(connection)
+            await connection.respond()
         finally:
-            self._connections.pop(connection, None)
-            self._young.pop(connection, None)
-            connection.close()
-            self._stirred.unpark_all()
+            await self._close(connection, is_complete=channel.is_complete)
+
+    def _opened(self, connection: Connection) -> Connection:
+        self._connections[connection] = None
+        self._stir()
+        return connection
+
+    async def _close(self, connection: Connection, *, is_complete: bool = False) -> None:
+        self._connections.pop(connection, None)
+        connection.close()
+        self._stir()
+        if not is_complete:
             with trio.CancelScope(shield=True):
                 await connection.channel.aclose()
+
+    def _stir(self) -> None:
+        if self._stirred:  # for each call three times, and nearly always in vain
+            self._stirred.unpark_all()
 
     async def _watch_young(self) -> None:
         """Watch each connection from the age of `YOUNG_S` on, for ever."""

@@ -1,21 +1,23 @@
 """HTTP/1.1 on a server, without I/O: bytes become requests, responses become bytes.
 
-h11 has the protocol. This module adds limits of size, refuses framing that two readers could
-understand in two ways, and words the refusals.
+Usual requests are read by `transports.net.heads` and their Content-Length, all others, and so all
+errors, by h11. This module adds limits of size, refuses framing that two readers could understand
+in two ways, and words the refusals. Responses are composed here.
 """
 
 import enum
 import http
+import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 from urllib.parse import urlsplit
 
 import h11
 
 from streams.errors import refusal
 from streams.exchange import Head, Headers, HttpError, Request
-from transports.net.heads import plain_head
+from transports.net.heads import PlainHead, plain_head
 from transports.net.origins import Origins
 
 # Some bearer tokens have several kilobytes. No usual head needs more.
@@ -34,9 +36,13 @@ CHUNKING_BYTES_MAX: Final = 64 * 1024
 # How many parts of a request are parsed before other tasks run: a chunk of one byte takes 20 µs.
 EVENTS_MAX: Final = 8
 
-_PHRASES: Final = {status.value: status.phrase.encode() for status in http.HTTPStatus}
+_PHRASES: Final = {status.value: status.phrase for status in http.HTTPStatus}
 _VERSIONS: Final = (b"1.0", b"1.1")
 _HAS_NO_BODY: Final = (204, 304)
+# RFC 9110, 5.5 and 5.6.2: a field of a response, which is one line. This module adds the framing.
+_FIELD: Final = re.compile(
+    r"(?!(?i:content-length|transfer-encoding):)[-!#$%&'*+.^_`|~0-9A-Za-z]+: [\t -~\x80-\xff]*"
+)
 
 
 class Phase(enum.Enum):
@@ -58,47 +64,41 @@ class Requests:
         self._origins = origins
         self._body_bytes_max = body_bytes_max
         self._limit = body_bytes_max  # of the body that is being read
-        self._h11: h11.Connection | None = None
-        self._unseen = b""  # all that came of the request, while h11 has not read it
-        self._is_plain = False  # the request was read without h11
-        self._head: h11.Request | None = None
-        self._fields: dict[str, list[str]] = {}  # its header, names in lower case
+        self._unread = b""  # what came before the current request was begun, or behind its end
+        self._plain: PlainHead | None = None  # of the current request, where h11 does not read it
+        self._h11: h11.Connection | None = None  # reads the current request, where that is unusual
+        self._head: h11.Request | None = None  # of that request
+        self._fields: Mapping[str, Sequence[str]] = {}  # its header, names in lower case
         self._body = bytearray()
         self.has_more = False  # some of the fed bytes are not parsed yet
-        self._fed_bytes = 0  # of the current head or body, and of all that came behind it
-        self._may_have_body = True  # of the response
-        self._ends_with_connection = False  # of the response
+        self._fed_bytes = 0  # to h11: of the current head or body, and of all that came behind it
+        self._is_alone = False  # the connection ends with the response
+        self._may_have_body = True  # the response
+        self._is_chunked = True  # the response, if its length is unknown
+        self._is_answered = False
 
     # -- reading
 
     def feed(self, data: bytes) -> None:
         """Add bytes that were read. At the end of the input, `phase` tells what is incomplete."""
-        if not self._fed_bytes and self._head is None:
-            self._unseen = data
+        if self._h11 is not None:
+            self._h11.receive_data(data)
+            self._fed_bytes += len(data)
+        elif self._plain is not None:
+            self._body += data
         else:
-            self._protocol.receive_data(data)
-        self._fed_bytes += len(data)
-
-    @property
-    def _protocol(self) -> h11.Connection:
-        """h11, created when it is needed, with all bytes that have come."""
-        if self._h11 is None:
-            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
-        if self._unseen:
-            self._h11.receive_data(self._unseen)
-            self._unseen = b""
-        return self._h11
+            self._unread += data
 
     @property
     def phase(self) -> Phase:
-        if self._head is not None:
+        if self._plain is not None or self._head is not None:
             return Phase.BODY
-        return Phase.HEAD if self._fed_bytes else Phase.NOTHING
+        return Phase.HEAD if self._unread or self._fed_bytes else Phase.NOTHING
 
     @property
     def head(self) -> Head | None:
         """The head of a request whose body is incomplete."""
-        return None if self._head is None else Head(*self._told(self._head))
+        return Head(*self._told()) if self.phase is Phase.BODY else None
 
     def limit_body(self, bytes_max: int) -> None:
         """Limit the body of this request to so many bytes. Raises `HttpError`."""
@@ -114,16 +114,45 @@ class Requests:
         request were parsed.
         """
         self.has_more = False
-        if self._unseen and (request := self._plain_request(self._unseen)):
-            return request
+        if self.phase is Phase.HEAD and self._h11 is None:
+            self._begin()
+        if self._plain is not None:
+            return self._complete_plain(self._plain)
+        return None if self._h11 is None else self._parse(self._h11, events_max)
+
+    def _begin(self) -> None:
+        """Read the head without h11 if it is a usual one that came in one piece."""
+        data, self._unread = self._unread, b""
+        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
+        if head is None:
+            self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
+            self.feed(data)
+            return
+        self._fields = head.fields
+        self._check_names(head.fields["host"])
+        self._check_length()
+        self._may_have_body = head.method != "HEAD"
+        self._is_chunked = True
+        self._plain = head
+        self.feed(data[head.size :])
+
+    def _complete_plain(self, head: PlainHead) -> Request | None:
+        if len(self._body) < head.body_bytes:
+            return None
+        self._unread = bytes(self._body[head.body_bytes :])
+        del self._body[head.body_bytes :]
+        return self._complete()
+
+    def _parse(self, protocol: h11.Connection, events_max: int) -> Request | None:
         try:
             for _ in range(events_max):
-                event = self._protocol.next_event()
+                event = protocol.next_event()
                 if isinstance(event, h11.Request):
-                    self._begin(event)
+                    self._begin_unusual(protocol, event)
                 elif isinstance(event, h11.Data):
                     self._add(event.data)
                 elif isinstance(event, h11.EndOfMessage):
+                    self._unread = protocol.trailing_data[0]
                     return self._complete()
                 else:
                     self._check_chunking()
@@ -134,56 +163,44 @@ class Requests:
         self._check_chunking()
         return None
 
-    def _plain_request(self, data: bytes) -> Request | None:
-        """A usual request that came in one piece, read without h11.
-
-        h11 reads it later, if its response needs that.
-        """
-        head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
-        if head is None or head.method == "HEAD" or head.size + head.body_bytes != len(data):
-            return None
-        self._check_names(head.fields["host"], head.fields.get("origin", ()))
-        body = data[head.size :]
-        if len(body.rstrip(b"\r\n")) > self._body_bytes_max:
-            raise self._too_large()
-        self._fed_bytes = 0
-        self._may_have_body = True
-        self._is_plain = True
-        return Request(head.method, _path_of(head.target), _joined(head.fields), body)
-
     def go_ahead(self) -> bytes:
         """The 100 response for a client that waits for it; empty for any other."""
-        if not self._protocol.they_are_waiting_for_100_continue:
+        if self._h11 is None or not self._h11.they_are_waiting_for_100_continue:
             return b""
-        return self._send(
-            h11.InformationalResponse(status_code=100, headers=[], reason=_PHRASES[100])
-        )
+        permission = h11.InformationalResponse(status_code=100, headers=[], reason=_PHRASES[100])
+        return self._h11.send(permission) or b""
 
-    def _begin(self, head: h11.Request) -> None:
-        before, self._fed_bytes = self._fed_bytes, len(self._protocol.trailing_data[0])
+    def _begin_unusual(self, protocol: h11.Connection, head: h11.Request) -> None:
+        before, self._fed_bytes = self._fed_bytes, len(protocol.trailing_data[0])
         if before - self._fed_bytes > HEAD_BYTES_MAX:  # h11 checks incomplete heads only
             raise _head_too_long()
         if head.http_version not in _VERSIONS:
             raise HttpError(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here: send one of them.")
         if len(head.headers) > HEADERS_MAX:
             raise HttpError(431, f"More than {HEADERS_MAX} header fields: send fewer.")
-        self._fields = {}
+        fields: dict[str, list[str]] = {}
         for name, value in head.headers:
-            self._fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
+            fields.setdefault(name.decode(), []).append(value.decode("latin-1"))
+        self._fields = fields
         self._check_origins(head)
         self._check_framing(head)
+        self._may_have_body = head.method != b"HEAD"
+        self._is_chunked = head.http_version == b"1.1"
         self._head = head
 
     def _check_framing(self, head: h11.Request) -> None:
-        lengths = self._fields.get("content-length")
-        if "transfer-encoding" in self._fields:
+        if "transfer-encoding" not in self._fields:
+            self._check_length()
+        elif "content-length" in self._fields or head.http_version < b"1.1":
             # RFC 9112, 6.1: both together, or a transfer coding in HTTP/1.0, "might indicate an
             # attempt to perform request smuggling".
-            if lengths or head.http_version < b"1.1":
-                raise HttpError(
-                    400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
-                )
-        elif lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
+            raise HttpError(
+                400, "Send either a Content-Length or, in HTTP/1.1, Transfer-Encoding: chunked."
+            )
+
+    def _check_length(self) -> None:
+        lengths = self._fields.get("content-length")
+        if lengths and int(lengths[0]) > self._limit + NEWLINE_BYTES:
             raise self._too_large()
 
     def _check_origins(self, head: h11.Request) -> None:
@@ -191,9 +208,10 @@ class Requests:
         names = self._fields.get("host", [""])
         if not head.target.startswith(b"/") and head.target != b"*":
             names = [*names, _authority_of(head)]
-        self._check_names(names, self._fields.get("origin", ()))
+        self._check_names(names)
 
-    def _check_names(self, names: Sequence[str], origins: Sequence[str]) -> None:
+    def _check_names(self, names: Sequence[str]) -> None:
+        origins = self._fields.get("origin", ())
         for name in names:
             if why := self._origins.why_refused(name, origins):
                 raise HttpError(403, why)
@@ -212,87 +230,87 @@ class Requests:
         return HttpError(413, refusal("too_large", limit=self._limit))
 
     def _complete(self) -> Request:
-        assert self._head is not None  # h11 ends no message that has not begun
-        head, body = self._head, bytes(self._body)
-        self._head = None
-        self._body = bytearray()
-        if len(body.rstrip(b"\r\n")) > self._limit:
+        if len(self._body.rstrip(b"\r\n")) > self._limit:
             raise self._too_large()
+        request = Request(*self._told(), bytes(self._body))
+        self._is_alone = not self._is_chunked or "close" in _listed(self._fields, "connection")
+        self._plain = self._h11 = self._head = None
+        self._fed_bytes = 0
         self._limit = self._body_bytes_max
-        self._fed_bytes = len(self._protocol.trailing_data[0])
-        self._may_have_body = head.method != b"HEAD"
-        return Request(*self._told(head), body)
+        self._body.clear()
+        return request
 
-    def _told(self, head: h11.Request) -> tuple[str, str, dict[str, str]]:
+    def _told(self) -> tuple[str, str, dict[str, str]]:
         """Method, path and headers of a head."""
-        return head.method.decode(), _path_of(head.target.decode()), _joined(self._fields)
+        if self._plain is not None:
+            method, target = self._plain.method, self._plain.target
+        else:
+            assert self._head is not None
+            method, target = self._head.method.decode(), self._head.target.decode()
+        headers = {name: ", ".join(values) for name, values in self._fields.items()}
+        return method, _path_of(target), headers
 
-    # -- writing; raises `h11.LocalProtocolError` for a response that HTTP does not allow
+    # -- writing; raises `ValueError` for a response that HTTP does not allow
 
     def whole(self, status: int, headers: Headers, body: bytes) -> bytes:
         """A whole response."""
-        fields = list(headers)
-        if status not in _HAS_NO_BODY:
-            fields.append(("Content-Length", str(len(body))))
-        return b"".join((self._start(status, fields), *self.more(body), self.end()))
+        framing = "" if status in _HAS_NO_BODY else f"Content-Length: {len(body)}"
+        head = self._composed(status, headers, framing)
+        self._is_answered = True
+        return head + body if self._may_have_body else head
 
     def begin(self, status: int, headers: Headers) -> bytes:
         """The head of a response of unknown length: chunked, or until the connection closes."""
-        if ("connection", "close") not in headers:
-            return self._start(status, headers)
-        self._ends_with_connection = True  # h11 would chunk it as well
-        lines = [f"HTTP/1.1 {status} ".encode() + _PHRASES[status]]
-        lines += [f"{name}: {value}".encode("latin-1") for name, value in headers]
-        return b"\r\n".join([*lines, b"", b""])
+        if _names_close(headers):
+            self._is_chunked = False
+        is_framed = self._is_chunked and status not in _HAS_NO_BODY
+        return self._composed(status, headers, "Transfer-Encoding: chunked" if is_framed else "")
 
     def more(self, *data: bytes) -> Sequence[bytes]:
         """A part of the body in pieces: one chunk, where the response is chunked."""
-        if not self._may_have_body or self._ends_with_connection:
-            return data if self._may_have_body else ()
-        body = _Pieces(data)
-        framed = self._protocol.send_with_data_passthrough(h11.Data(data=cast(bytes, body)))
-        return [
-            piece
-            for each in framed or ()
-            for piece in (data if isinstance(each, _Pieces) else (each,))
-        ]
+        if not self._may_have_body:
+            return ()
+        if not self._is_chunked:
+            return data
+        size = sum(map(len, data))
+        return (b"%x\r\n" % size, *data, b"\r\n") if size else ()
 
     def end(self) -> bytes:
-        return b"" if self._ends_with_connection else self._send(h11.EndOfMessage())
+        self._is_answered = True
+        return b"0\r\n\r\n" if self._is_chunked and self._may_have_body else b""
 
     def next_cycle(self) -> bool:
         """Prepare for the next request; False when the connection must close."""
-        is_done = {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}
-        if self._ends_with_connection or self._protocol.states != is_done:
-            return False
-        self._protocol.start_next_cycle()
-        return True
+        may_go_on = self._is_answered and not self._is_alone
+        self._is_answered = False
+        return may_go_on
 
-    def _start(self, status: int, headers: Headers) -> bytes:
-        if self._is_plain:
-            self._is_plain = False
-            while not isinstance(self._protocol.next_event(), h11.EndOfMessage):
-                pass
+    def _composed(self, status: int, headers: Headers, framing: str) -> bytes:
+        """The head of a response; `framing` is the field that tells where the body ends."""
         if status in _HAS_NO_BODY:
             self._may_have_body = False
-        fields = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        reason = _PHRASES.get(status, b"")
-        return self._send(h11.Response(status_code=status, headers=fields, reason=reason))
+        lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}"]
+        for name, value in headers:
+            line = f"{name}: {value}"
+            if _FIELD.fullmatch(line) is None:
+                raise ValueError(f"this field cannot be sent: {line[:100]!r}")
+            lines.append(line)
+        if framing:
+            lines.append(framing)
+        if _names_close(headers):
+            self._is_alone = True
+        elif self._is_alone:
+            lines.append("Connection: close")
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
-    def _send(
-        self, event: h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage
-    ) -> bytes:
-        return self._protocol.send(event)
+
+def _names_close(headers: Headers) -> bool:
+    return any((name.lower(), value) == ("connection", "close") for name, value in headers)
 
 
-class _Pieces:
-    """Pieces of a body for h11, which only needs their length."""
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._length = sum(map(len, pieces))
-
-    def __len__(self) -> int:
-        return self._length
+def _listed(fields: Mapping[str, Sequence[str]], name: str) -> list[str]:
+    """The elements of a header that is a list, in lower case."""
+    return [each.strip().lower() for line in fields.get(name, ()) for each in line.split(",")]
 
 
 def _authority_of(head: h11.Request) -> str:
@@ -304,10 +322,6 @@ def _authority_of(head: h11.Request) -> str:
     if head.method == b"CONNECT" or parts is None or parts.scheme not in ("http", "https"):
         raise HttpError(400, "The request's target is not a path: send the path of the endpoint.")
     return parts.netloc
-
-
-def _joined(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    return {name: ", ".join(values) for name, values in fields.items()}
 
 
 def _path_of(target: str) -> str:

@@ -4,6 +4,7 @@ It knows no MCP. It checks connections, bounds all times and sizes, and writes r
 that may hang up meanwhile. `transports.http.requests` has the protocol.
 """
 
+import math
 import select
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from transports.net.sockets import (
     receive_some,
     send_now,
     send_pieces,
-    unsent_bytes,
+    unsent_to_socket,
 )
 
 # How long the next part of a request may take, after the previous part has ended. Clients and
@@ -92,69 +93,84 @@ class _Server:
 
     async def _serve_requests(self, connection: "_Connection") -> None:
         requests = Requests(self.listener.origins, self.body_bytes_max)
-        phase = Phase.HEAD  # the first request must come at once
         try:
             self.listener.check_room(connection.tcp)
-            while request := await self._next_request(connection, requests, phase):
-                if connection.turns.spend(TURN_UNITS):
-                    await connection.turns.wait()
-                try:
-                    with self.listener.counted(request.caller):
-                        await self._answer(request, requests, connection)
-                except HttpError as refused:
-                    refused.request_id = messages.salvage_id(request.body)
-                    raise
-                await connection.unwatch()
-                if not requests.next_cycle():
-                    await connection.close_gracefully()
-                    return
-                phase = Phase.NOTHING
+            # One scope for all requests, with the deadline of what is waited for.
+            with trio.CancelScope() as patience:
+                await self._serve_in_turn(connection, requests, patience)
+            if patience.cancelled_caught and requests.phase is not Phase.NOTHING:
+                raise _incomplete()
         except HttpError as refused:
             await connection.unwatch()
             await connection.refuse(refused)
         finally:
             connection.end()
 
-    async def _next_request(
-        self, connection: "_Connection", requests: Requests, phase: Phase
-    ) -> Request | None:
-        """The next request, or None when the peer has hung up or was idle for too long.
+    async def _serve_in_turn(
+        self, connection: "_Connection", requests: Requests, patience: trio.CancelScope
+    ) -> None:
+        phase = Phase.HEAD  # the first request must come at once
+        while request := await self._next_request(connection, requests, phase, patience):
+            if connection.turns.spend():
+                await connection.turns.wait()
+            try:
+                if request.caller is None:
+                    await self._answer(request, requests, connection)
+                else:
+                    with self.listener.counted(request.caller):
+                        await self._answer(request, requests, connection)
+            except HttpError as refused:
+                refused.request_id = messages.salvage_id(request.body)
+                raise
+            await connection.unwatch()
+            if not requests.next_cycle():
+                await connection.close_gracefully()
+                return
+            phase = Phase.NOTHING
 
-        Raises `HttpError`, also for a request of which only a part came in time.
+    async def _next_request(
+        self,
+        connection: "_Connection",
+        requests: Requests,
+        phase: Phase,
+        patience: trio.CancelScope,
+    ) -> Request | None:
+        """The next request, or None when the peer has hung up.
+
+        Raises `HttpError`, also for a request of which only a part came.
         """
         caller: Caller | None = None
         is_admitted = False
-        with trio.CancelScope(deadline=trio.current_time() + PATIENCE_S[phase]) as scope:
-            while (request := requests.next_request(EVENTS_MAX)) is None:
-                if requests.phase not in (phase, Phase.NOTHING):
-                    phase = requests.phase
-                    scope.deadline = trio.current_time() + PATIENCE_S[phase]
-                if not is_admitted and requests.head is not None:
-                    caller = await self.listener.authenticate(requests.head)
-                    self._screen(requests, requests.head, caller)
-                    is_admitted = True
-                if permission := requests.go_ahead():
-                    await connection.send(permission)
-                if requests.has_more:
-                    connection.turns.spend(TURN_UNITS)
-                    await connection.turns.wait()
-                    continue
-                bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
-                data = await connection.receive(bytes_max)
-                if not data:
-                    break
-                requests.feed(data)
-                if connection.turns.spend():
-                    await connection.turns.wait()
-            else:
-                if not is_admitted:
-                    caller = await self.listener.authenticate(request)
-                if caller is not None:
-                    request = msgspec.structs.replace(request, caller=caller)
-                return request
-        if requests.phase is Phase.NOTHING:
-            return None
-        raise HttpError(408, "The request did not come whole in time: send it again.")
+        patience.deadline = trio.current_time() + PATIENCE_S[phase]
+        while (request := requests.next_request(EVENTS_MAX)) is None:
+            if requests.phase not in (phase, Phase.NOTHING):
+                phase = requests.phase
+                patience.deadline = trio.current_time() + PATIENCE_S[phase]
+            if not is_admitted and (head := requests.head) is not None:
+                caller = await self.listener.authenticate(head)
+                self._screen(requests, head, caller)
+                is_admitted = True
+            if permission := requests.go_ahead():
+                await connection.send(permission)
+            if requests.has_more:
+                connection.turns.spend(TURN_UNITS)
+                await connection.turns.wait()
+                continue
+            bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
+            data = await connection.receive(bytes_max)
+            if not data:
+                if requests.phase is Phase.NOTHING:
+                    return None
+                raise _incomplete()
+            requests.feed(data)
+            if connection.turns.spend():
+                await connection.turns.wait()
+        if not is_admitted:
+            caller = await self.listener.authenticate(request)
+        if patience.cancel_called:
+            raise _incomplete()
+        patience.deadline = math.inf
+        return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
         """Check a request before its body is read. Raises `HttpError`."""
@@ -180,6 +196,10 @@ class _Server:
                 raise _failed() from None
             if not response.has_ended:
                 await connection.close()  # an incomplete response must not look complete
+
+
+def _incomplete() -> HttpError:
+    return HttpError(408, "The request did not come whole in time: send it again.")
 
 
 def _failed() -> HttpError:
@@ -227,15 +247,19 @@ class _Connection:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # the peer has hung up
 
-    async def send(self, *data: bytes) -> None:
+    async def send(self, *data: bytes, is_whole: bool = False) -> None:
         """Write all pieces of `data`; cancelled or failed half-way, it closes the connection.
+
+        Other tasks run before the write, unless the data are a whole response: then they run when
+        the next request is waited for, or by `turns`.
 
         Raises `trio.BrokenResourceError` when the peer is gone.
         """
         if self.gone.is_set():
             raise trio.BrokenResourceError("the peer has hung up")
         try:
-            await trio.lowlevel.checkpoint()
+            if not is_whole:
+                await trio.lowlevel.checkpoint()
             if rest := send_now(self._stream, data):  # most writes fit the socket's buffer
                 await self._send_watched(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
@@ -296,7 +320,7 @@ class _Connection:
             self._sending.cancel()  # `send_pieces` waits for a peer that is gone
 
     def unsent_bytes(self) -> int | None:
-        return unsent_bytes(self.tcp.socket.fileno())
+        return unsent_to_socket(self.tcp.socket.fileno())
 
     async def close(self) -> None:
         """Close at once; the peer sees that the response is incomplete."""
@@ -326,7 +350,7 @@ class _Response:
     async def respond(self, status: int, headers: Headers = (), body: bytes = b"") -> None:
         response = self._requests.whole(status, headers, body)
         self.has_begun = self.has_ended = True
-        await self._connection.send(response)
+        await self._connection.send(response, is_whole=True)
 
     async def start(self, status: int, headers: Headers, *first: bytes) -> None:
         head = self._requests.begin(status, headers)

@@ -177,12 +177,19 @@ def unsent_bytes(fd: int) -> int | None:
     if fd < 0:
         return None  # closed
     mode = os.fstat(fd).st_mode
+    if stat.S_ISSOCK(mode):
+        return unsent_to_socket(fd)
     if stat.S_ISFIFO(mode):
-        question = termios.FIONREAD
-    elif stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
-        question = termios.TIOCOUTQ  # equals SIOCOUTQ, which is for sockets
-    else:
-        return None
+        return _queued(fd, termios.FIONREAD)
+    return _queued(fd, termios.TIOCOUTQ) if stat.S_ISCHR(mode) else None
+
+
+def unsent_to_socket(fd: int) -> int | None:
+    """The same for a socket, whose kind need not be asked for."""
+    return None if fd < 0 else _queued(fd, termios.TIOCOUTQ)  # equals SIOCOUTQ
+
+
+def _queued(fd: int, question: int) -> int | None:
     answer = array.array("i", [0])
     try:
         fcntl.ioctl(fd, question, answer)

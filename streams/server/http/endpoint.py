@@ -4,9 +4,9 @@ A POST has one message. The HTTP response to a request is a `Connection` of its 
 the JSON-RPC response. After a cut, a GET with the id of the last event resumes that response.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+from collections.abc import Callable, Set
+from contextlib import suppress
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 import trio
@@ -143,12 +143,13 @@ class HttpEndpoint:
 
     async def _work(self, request: Request, work: Callable[[], _T]) -> _T:
         """Do one piece of work on the body. Work on a large body waits for its turn."""
+        if len(request.body) < LARGE_BYTES:
+            return work()
         principal = _principal(request) or ""
-        is_large = len(request.body) >= LARGE_BYTES
-        if is_large and _may_have_session(request):
+        if _may_have_session(request):
             with suppress(HttpError):
                 principal = self._session(request).principal
-        return await large_work().do_sized(len(request.body), principal, work)
+        return await large_work().do(principal, work)
 
     async def _initialize(
         self, message: Message, request: Request, responder: Responder, accepted: str
@@ -176,10 +177,9 @@ class HttpEndpoint:
         accepted: str,
     ) -> None:
         framing = self._framing(session, accepted)
-        channel, response = self._response(
-            request, responder, session, accepted, framing, id_of(message)
-        )
-        async with response as connection:
+        channel = _channel(request, responder, session, accepted, framing, id_of(message))
+
+        async def begin(connection: Connection) -> None:
             try:
                 reply = await peer.handle(message, request.body, connection)
             except InsufficientScope as refused:
@@ -189,6 +189,9 @@ class HttpEndpoint:
                 return
             if reply is not None:
                 connection.reply(reply)
+
+        event_ids = self._event_ids(session, request)
+        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
 
     def _event_ids(self, session: HttpSession, request: Request) -> SessionEventIds:
         return self._engine.sessions.event_ids(session, request.headers.get(LAST_EVENT))
@@ -236,13 +239,17 @@ class HttpEndpoint:
         if not has_more:
             raise HttpError(405, "This response is complete: there is nothing to resume.", _ALLOW)
         framing = self._framing(session, EVENTS, may_be_json=False)
-        channel, response = self._response(request, responder, session, EVENTS, framing)
-        async with response as connection:
+        channel = _channel(request, responder, session, EVENTS, framing)
+
+        async def begin(connection: Connection) -> None:
             try:
                 operations.resume_response(connection, event_id)
             except Refusal as refused:
                 line = error_line(operations.request_id(event_id), refused)
                 await channel.send(end_event(last_event, line))
+
+        event_ids = self._event_ids(session, request)
+        await self._engine.respond(channel, session, framing, begin, event_ids=event_ids)
 
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
@@ -274,27 +281,6 @@ class HttpEndpoint:
 
     # Common to several methods
 
-    def _response(
-        self,
-        request: Request,
-        responder: Responder,
-        session: HttpSession,
-        media_type: str,
-        framing: Framing,
-        request_id: RequestId | None = None,
-    ) -> tuple[ResponseChannel, AbstractAsyncContextManager[Connection]]:
-        """The response to a request as a channel, and its connection for the length of a block."""
-        channel = ResponseChannel(
-            responder,
-            session.principal,
-            media_type,
-            framing,
-            caller=request.caller,
-            request_id=request_id,
-        )
-        event_ids = self._event_ids(session, request)
-        return channel, self._engine.response(channel, session, framing, event_ids=event_ids)
-
     def _check_rate(self, principal: str) -> None:
         try:
             self._engine.rates.check(principal)
@@ -318,6 +304,25 @@ class HttpEndpoint:
         if session is None:
             raise HttpError(404, "Unknown session: initialize again.")
         return session
+
+
+def _channel(
+    request: Request,
+    responder: Responder,
+    session: HttpSession,
+    media_type: str,
+    framing: Framing,
+    request_id: RequestId | None = None,
+) -> ResponseChannel:
+    """The response to a request as a channel."""
+    return ResponseChannel(
+        responder,
+        session.principal,
+        media_type,
+        framing,
+        caller=request.caller,
+        request_id=request_id,
+    )
 
 
 def _principal(request: Request) -> str | None:
@@ -354,9 +359,14 @@ def _media_type(value: str) -> str:
     return value.partition(";")[0].strip().lower()
 
 
-def _acceptable(request: Request) -> set[str]:
+def _acceptable(request: Request) -> Set[str]:
     """The media types that the client accepts. Without `Accept`, and with */*: those of MCP."""
-    named = {_media_type(each) for each in request.headers.get("accept", "*/*").split(",")}
+    return _named(request.headers.get("accept", "*/*"))
+
+
+@lru_cache(maxsize=64)  # a client sends the same header with each request
+def _named(accept: str) -> Set[str]:
+    named = {_media_type(each) for each in accept.split(",")}
     if "*/*" in named:
         named |= {JSON, EVENTS}
     return named & {JSON, EVENTS, LINES}

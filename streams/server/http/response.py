@@ -47,7 +47,7 @@ class ResponseChannel:
         self._caller = caller
         self._has_begun = self._is_open = False
         self._is_sending = False
-        self._wrote_at = trio.current_time()
+        self._wrote_at = 0.0  # while it is open
 
     @property
     def principal(self) -> str:
@@ -82,12 +82,17 @@ class ResponseChannel:
             self._has_begun = self._is_open = True
             await self._responder.start(200, content(self._media_type), *lines)
         self._is_sending = False
-        self._wrote_at = trio.current_time()
+        if self._is_open:
+            self._wrote_at = trio.current_time()
 
     async def refuse(self, status: int, headers: Headers, line: bytes) -> None:
         """Respond with an HTTP error. Nothing may be sent before it or after it."""
         self._has_begun = True
         await self._responder.respond(status, (*content(JSON), *headers), line)
+
+    @property
+    def is_complete(self) -> bool:
+        return self._has_begun and not self._is_open
 
     async def ping(self) -> bool:
         """Write a keep-alive if nothing was written for a while. A client never answers it."""
@@ -108,7 +113,7 @@ class ResponseChannel:
         return self._responder.unsent_bytes()
 
     async def aclose(self) -> None:
-        if not self._responder.is_open():
+        if self.is_complete or not self._responder.is_open():
             return
         with trio.move_on_after(CLOSE_S):
             try:
