@@ -201,7 +201,8 @@ class World:
 
     def refused(self, job: Job, reason: str) -> None:
         """A caller was told that no more messages will come."""
-        is_restarted = job.part.is_lasting and (job.has_ticket or not job.part.is_short)
+        is_known = job.has_ticket or job.has_key or not job.part.is_short
+        is_restarted = job.part.is_lasting and is_known
         has_not_run = job.runs == 0 or job.part.is_repeatable
         is_crowded = self.plan.limits.streams_per_principal_max < 10
         is_fine = {
