@@ -182,6 +182,7 @@ class Engine:
             with stream.scope:
                 if stream.mark is not None and not stream.is_deferred:
                     await stream.recorded()  # else a retry after a crash would run the tool twice
+                await trio.lowlevel.checkpoint_if_cancelled()  # by the client, before it began
                 final = await handler(stream)
         except Refusal as refused:
             failure = refused

@@ -32,3 +32,20 @@ async def work(call: Call, steps: int, pause_s: float, effects: str, until: str)
     while not os.path.exists(until):
         await trio.sleep(pause_s)
     return ",".join(map(str, answers))
+
+
+def note(effects: str, name: str) -> None:
+    """Write a line in a file."""
+    with open(effects, "a") as file:
+        file.write(f"{name}\n")
+
+
+async def brief(name: str, pause_s: float, effects: str) -> str:
+    """Write a line in a file, and end about when the record of the call is stored."""
+    note(effects, name)
+    await trio.sleep(pause_s)
+    return name
+
+
+server.tool(brief)
+server.tool(name="brief_lasting", restart=True)(brief)

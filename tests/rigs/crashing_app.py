@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import trio
 
 from streams import Call, Server, logs
 from streams.journal.sqlite import JobThread, SQLiteJournal, SQLiteStore
@@ -44,9 +45,27 @@ async def work(call: Call, count: int, pad: int, ask_at: int, marks: str) -> str
     return f"worked {count}"
 
 
-def _mark(marks: str, number: int) -> None:
+@server.tool
+async def brief(name: str, pause_s: float, runs: str) -> str:
+    """Write down the run, and end about when the record of the call is stored."""
+    return await _be_brief(name, pause_s, runs)
+
+
+@server.tool(annotations={"readOnlyHint": True})
+async def reading(name: str, pause_s: float, runs: str) -> str:
+    """As `brief`, for a client that may ask twice."""
+    return await _be_brief(name, pause_s, runs)
+
+
+async def _be_brief(name: str, pause_s: float, runs: str) -> str:
+    _mark(runs, name)
+    await trio.sleep(pause_s)
+    return f"{name} is done"
+
+
+def _mark(marks: str, what: object) -> None:
     with open(marks, "a") as file:
-        file.write(f"{number}\n")
+        file.write(f"{what}\n")
 
 
 class Life(msgspec.Struct):

@@ -5,7 +5,7 @@ from pathlib import Path
 import trio
 
 from streams import Call, Server
-from streams.cli.selftest.torture_server import Worked, entry_of, note
+from streams.cli.selftest.torture_server import Worked, entry_of, note, note_run
 
 LOST, TWICE, DAMAGED, LATE = 1, 2, 3, 4  # the shortest call has five messages
 
@@ -29,6 +29,7 @@ async def work(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
 ) -> Worked:
     """Do as the real tool does, except for some of the messages."""
+    note_run(Path(notes), name)
     for number in numbers_of(count):
         await trio.sleep(1 / per_second)
         entry = entry_of(name, number)
@@ -38,4 +39,15 @@ async def work(
         if number % flush_every == 0:
             await call.flush()
             await note(Path(notes) / name, number)
+    return Worked(messages=count)
+
+
+@server.tool(name="reading")
+@server.tool
+async def short(call: Call, name: str, count: int, per_second: float, notes: str) -> Worked:
+    """Do as the real tool does, as if it were run twice."""
+    note_run(Path(notes), name)
+    note_run(Path(notes), name)
+    for number in range(1, count + 1):
+        await call.log("info", entry_of(name, number))
     return Worked(messages=count)

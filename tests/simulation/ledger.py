@@ -34,6 +34,8 @@ class Ledger:
         self._world = world
         self.known: dict[str, Known] = {}
         self.forgotten: set[str] = set()
+        self.filed: set[str] = set()  # streams whose records the journal was given
+        self.others: set[str] = set()  # streams of no job
         self.lines: dict[str, list[bytes]] = {}  # of each stream, all lines that ever had a number
         self.seqs: dict[str, dict[bytes, int]] = {}
 
@@ -41,10 +43,29 @@ class Ledger:
         """The server asks for a commit of these changes."""
         for change in changes:
             match change:
+                case Create():
+                    self._check_create(change.record)
                 case Ack():
                     self._check_ack(change)
                 case Forget():
                     self._check_forget(change)
+
+    def _check_create(self, record: Record) -> None:
+        """A call whose requests are all answered leaves nothing behind."""
+        self.filed.add(record.stream)
+        job = self._job_of(record)
+        if job is None:
+            return
+        if job.filed != record.stream:
+            self._world.expect(
+                job.open_requests, f"{job.key} is recorded after the answer to its request"
+            )
+        job.filed = record.stream
+        self._world.reach(job, "asked")
+
+    def _job_of(self, record: Record) -> Job | None:
+        arguments = msgspec.json.decode(record.origin)["params"]["arguments"]
+        return self._world.jobs[arguments["job"]] if "job" in arguments else None
 
     def _check_ack(self, change: Ack) -> None:
         known = self.known.get(change.stream)
@@ -55,6 +76,9 @@ class Ledger:
             )
 
     def _check_forget(self, change: Forget) -> None:
+        self._world.expect(
+            change.stream in self.filed, "a stream is forgotten that was never there"
+        )
         known = self.known.get(change.stream)
         if known is None:
             return
@@ -67,6 +91,17 @@ class Ledger:
             or (known.has_ended and job.handed == known.last)
         )
         self._world.expect(is_fine, f"{job.key} is forgotten: {job.handed} of {known.last}")
+
+    def has(self, job: Job, line: bytes) -> bool:
+        """Whether a message of a job is durable. A response may be under another request's id."""
+        if job.stream is None:
+            return False
+        if line in self.seqs[job.stream]:
+            return True
+        *_, last = self.lines[job.stream] or [b"{}"]
+        said, kept = msgspec.json.decode(line), msgspec.json.decode(last)
+        names = ("method", "result", "error")
+        return "method" not in said and all(said.get(name) == kept.get(name) for name in names)
 
     def is_news(self, stream: str, seq: int) -> bool:
         """Whether this line was not yet known to be durable."""
@@ -84,13 +119,20 @@ class Ledger:
     def _create(self, record: Record) -> None:
         if record.stream in self.known or record.stream in self.forgotten:
             return
-        origin = msgspec.json.decode(record.origin)
-        job = self._world.jobs[origin["params"]["arguments"]["job"]]
+        job = self._job_of(record)
+        if job is None:
+            self.others.add(record.stream)
+            return
         is_too_late = job.max_s < 1_000 and not job.has_ticket
         if job.stream in self.forgotten and is_too_late:
             job.begin_anew()
+        elif job.stream in self.forgotten and job.part.is_repeatable:
+            job.stream = None
         self._world.expect(job.stream is None, f"{job.key} has two streams")
-        job.stream = record.stream
+        job.stream = job.filed = record.stream
+        job.is_recorded = True
+        self._world.counts["records"] += 1
+        self._world.reach(job, "durable")
         self.known[record.stream] = Known(job)
         self.lines[record.stream] = []
         self.seqs[record.stream] = {}
@@ -134,6 +176,9 @@ class Ledger:
         """Check the journal after a crash: all is there, and of the commit in flight all or
         nothing.
         """
+        for job in self._world.jobs.values():
+            if not job.is_recorded:
+                job.filed = None
         if in_flight and await self._has(journal, in_flight):
             self.done(in_flight)
         for stream, known in self.known.items():

@@ -289,6 +289,12 @@ class Network:
         self._world.note("network", f"cut {self.cables[cable]}: {near_s:.1f} {far_s:.1f} {lose}")
         self.cut(cable, near_s, far_s, lose=lose)
 
+    def cut_channel(self, far: object) -> None:
+        """Cut the connection with this end at the server, if it is open."""
+        for cable in [cable for cable in self.cables if cable.far is far]:
+            near_s, far_s = self._weather.notice_s(), self._weather.notice_s()
+            self.cut(cable, near_s, far_s, lose=self._weather.is_so(0.7))
+
     def cut(self, cable: Cable, near_s: float, far_s: float, *, lose: bool) -> None:
         """Cut a connection; each end is told after so many seconds."""
         cable.blow(lose=lose)

@@ -30,6 +30,14 @@ BUDGETS: Final = (
 TOOLS: Final = ("talk", "talk", "talk", "brief", "strict", "lasting", "lasting")
 KINDS: Final = ("say", "say", "say", "report", "ask", "flush", "wait", "burst")
 
+# Short calls: they end at once, or about when the server stores their record.
+SHORT_TOOLS: Final = ("quick", "quick", "reading", "repeating", "quick-lasting", "reading-lasting")
+SHORT_S: Final = 0.01
+# The moments in a short call at which, or shortly after which, a fault occurs.
+MOMENTS: Final = ("arrived", "arrived", "asked", "durable", "announced", "answered")
+FAULTS: Final = ("crash", "crash", "stop", "cut", "cut", "full")
+WHIMS: Final = ("cancel", "again", "same id", "leave")  # of its caller
+
 
 class Step(msgspec.Struct, frozen=True):
     """A tool's next step: send or report so many things, ask, flush, or wait so many seconds."""
@@ -37,6 +45,14 @@ class Step(msgspec.Struct, frozen=True):
     kind: str
     count: int = 1
     pause_s: float = 0.0  # before each of them
+
+
+class Fate(msgspec.Struct, frozen=True):
+    """A fault in one short call, `after_s` seconds after a moment of it."""
+
+    moment: str
+    after_s: float
+    what: str
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -50,11 +66,19 @@ class Part(msgspec.Struct, frozen=True):
     dialects: tuple[str, ...]
     is_plain: bool  # a client without positions
     restlessness: float  # how likely its caller does something unusual at each message
+    is_short: bool = False
+    is_keyed: bool = False  # by a short call's own caller; our client decides by itself
+    fate: Fate | None = None
 
     @property
     def is_lasting(self) -> bool:
         """Whether its tool restarts after its server has died."""
-        return self.tool == "lasting"
+        return self.tool.endswith("lasting")
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the annotations of its tool say that it may run twice."""
+        return self.tool.startswith(("reading", "repeating"))
 
     @property
     def said(self) -> int:
@@ -105,9 +129,12 @@ def plan_of(chance: random.Random, seed: int) -> Plan:
         latency_s=chance.choice((0.0, 0.005, 0.2)),
         read_bytes=seed % 2 * 1_000,
         processes=chance.choice((1, 2, 2, 3)),
-        parts=tuple(
-            _part(chance, f"c{n}", 0.8 * chaos_s, may_be_plain=may_be_plain)
-            for n in range(chance.randint(2, 7))
+        parts=(
+            *(
+                _part(chance, f"c{n}", 0.8 * chaos_s, may_be_plain=may_be_plain)
+                for n in range(chance.randint(2, 7))
+            ),
+            *_short_parts(seed, 0.8 * chaos_s, may_be_plain=may_be_plain),
         ),
     )
 
@@ -127,6 +154,51 @@ def _part(chance: random.Random, key: str, until_s: float, *, may_be_plain: bool
         is_plain=is_plain,
         restlessness=max(chance.choice((0.0, 0.02, 0.1)), 0.5 * is_plain),
     )
+
+
+def _short_parts(seed: int, until_s: float, *, may_be_plain: bool) -> list[Part]:
+    """The short calls. They are drawn apart, so that the other choices of a seed stay the same."""
+    chance = random.Random(f"short calls of {seed}")
+    faults = chance.choice(((), ("cut",), FAULTS, FAULTS))
+    return [
+        _short_part(chance, f"s{n}", until_s, faults, may_be_plain=may_be_plain)
+        for n in range(chance.choice((0, 10, 20, 30)))
+    ]
+
+
+def _short_part(
+    chance: random.Random, key: str, until_s: float, faults: tuple[str, ...], *, may_be_plain: bool
+) -> Part:
+    is_ours = chance.random() < 0.4  # called by our client, which has positions
+    dialects: list[tuple[str, ...]] = [()]
+    if may_be_plain:
+        dialects += [("streams",), ("resumableRequests",)]
+    whats = faults if is_ours else (*faults, *WHIMS)
+    fate = None
+    if whats and chance.random() < 0.6:
+        after_s = chance.choice((0.0, chance.uniform(0, 1.2 * SHORT_S)))
+        what, moment = chance.choice(whats), chance.choice(MOMENTS)
+        if what in WHIMS and chance.random() < 0.5:
+            moment = "sent"  # by its caller: they arrive soon after each other
+        fate = Fate(moment, after_s, what)
+    return Part(
+        key=key,
+        tool=chance.choice(SHORT_TOOLS),
+        steps=tuple(_short_step(chance) for _ in range(chance.choice((0, 0, 1, 1, 1, 2)))),
+        fails=chance.random() < 0.1,
+        starts_at=chance.uniform(0, until_s),
+        dialects=chance.choice(dialects),
+        is_plain=not is_ours,
+        restlessness=0.0,
+        is_short=True,
+        is_keyed=may_be_plain and chance.random() < 0.6,
+        fate=fate,
+    )
+
+
+def _short_step(chance: random.Random) -> Step:
+    kind = chance.choice(("wait", "wait", "wait", "say", "report", "flush", "ask"))
+    return Step(kind, 1, chance.choice((0.0, chance.uniform(0, SHORT_S), chance.uniform(0, 1.0))))
 
 
 def _step(chance: random.Random) -> Step:

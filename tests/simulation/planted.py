@@ -12,16 +12,17 @@ from msgspec.structs import replace
 
 from streams.engine import operations
 from streams.engine.connection import Connection, Delivery
-from streams.engine.lifecycle import StreamState
+from streams.engine.lifecycle import Event, StreamState
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import refusal
 from streams.journal import records
 from streams.journal.memory import MemoryJournal
-from streams.journal.records import Ack, Append, Record
+from streams.journal.records import Ack, Append, Create, Forget, Record
 from streams.journal.sqlite.batch import Batch
 from streams.journal.sqlite.log import Tail, Tails
 from streams.messages import Run
+from streams.server.tools import Tool
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 PLANTS: Final[dict[str, Plant]] = {}
@@ -109,6 +110,85 @@ def a_late_pong_counts(patch: pytest.MonkeyPatch) -> None:
         stream.acknowledge(seq)
 
     patch.setattr(Stream, "prove", prove_any)
+
+
+# Records
+
+
+@plant
+def a_call_is_announced_before_its_record_is_durable(patch: pytest.MonkeyPatch) -> None:
+    """The client is told how to resume as soon as the record is given to the journal."""
+    patch.setattr(Delivery, "may_open", property(lambda delivery: not delivery.stream.is_deferred))
+
+
+@plant
+def a_call_with_a_key_runs_before_its_record_is_durable(patch: pytest.MonkeyPatch) -> None:
+    """The tool starts at once, and a retry after a crash runs it twice."""
+    recorded = Stream.recorded
+
+    async def recorded_but_for_keys(stream: Stream) -> None:
+        if stream.mark is None:
+            await recorded(stream)
+
+    patch.setattr(Stream, "recorded", recorded_but_for_keys)
+
+
+@plant
+def a_call_with_a_key_is_deferred(patch: pytest.MonkeyPatch) -> None:
+    """Every tool counts as one that may run twice."""
+    patch.setattr(Tool, "is_repeatable", True)
+
+
+@plant
+def a_plain_reply_is_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The record of a short call is stored after its plain reply: a retry finds it unfinished."""
+    forget = Stream.forget
+
+    def forget_and_store(stream: Stream) -> Forget | None:
+        if stream.is_deferred and stream.state.is_ended:
+            stream.is_deferred = False
+            stream._committer.add(Create(stream.record))
+            return None
+        return forget(stream)
+
+    patch.setattr(Stream, "forget", forget_and_store)
+
+
+@plant
+def a_call_is_answered_plainly_while_its_record_is_stored(patch: pytest.MonkeyPatch) -> None:
+    """The result overtakes the commit of the record, which stays."""
+    end = Stream._end
+
+    def end_wrongly(stream: Stream, line: bytes, event: Event, *, is_error: bool) -> None:
+        stream.is_deferred |= not stream.is_recorded and stream.mark is None
+        end(stream, line, event, is_error=is_error)
+
+    patch.setattr(Stream, "_end", end_wrongly)
+
+
+@plant
+def a_plain_reply_leaves_its_stream_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """The stream of a short call is never removed."""
+    settled = Streams._settled
+
+    def settle_wrongly(streams: Streams, stream: Stream) -> None:
+        if not (stream.is_deferred and stream.state.is_ended):
+            settled(streams, stream)
+
+    patch.setattr(Streams, "_settled", settle_wrongly)
+
+
+@plant
+def a_message_is_sent_before_its_record(patch: pytest.MonkeyPatch) -> None:
+    """A message goes out at once, although the record is kept back."""
+    send = Stream.send
+
+    async def send_at_once(stream: Stream, line: bytes, **how: Any) -> None:
+        if stream.is_deferred and isinstance(stream.delivery, Delivery):
+            stream.delivery.connection.reply(line)
+        await send(stream, line, **how)
+
+    patch.setattr(Stream, "send", send_at_once)
 
 
 # Trimming

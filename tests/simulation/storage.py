@@ -53,6 +53,10 @@ class MortalJournal:
         """Mark the process that uses it as dead."""
         self.is_dead = True
 
+    def trouble(self) -> None:
+        """Take nothing for a while, from now on."""
+        self._trouble_at = trio.current_time()
+
     @property
     def shortage(self) -> Shortage | None:
         return self.inner.shortage

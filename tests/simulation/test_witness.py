@@ -1,12 +1,16 @@
-"""The witness keeps an account for each request, also where one connection makes several."""
+"""The witness keeps an account for each request, also where one connection makes several; and it
+knows what must be durable before it is written.
+"""
 
 import random
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from trio.testing import MockClock
 
+from streams.journal.records import Change, Create, Record
 from streams.keys import Keyring
 from tests.simulation.ledger import Known, Ledger
 from tests.simulation.network import Cable, FarChannel
@@ -19,6 +23,9 @@ STREAM = "a stream"
 JOB = "c0"
 
 
+KEYRING = Keyring([bytes(32)])
+
+
 class Scene:
     """A witness, and what it is shown of one job's stream."""
 
@@ -29,7 +36,7 @@ class Scene:
         job = self.world.jobs[JOB]
         job.stream = STREAM
         self.ledger.known[STREAM] = Known(job, last=100, has_ended=True)
-        self.witness = Witness(self.world, self.ledger, Keyring([bytes(32)]))
+        self.witness = Witness(self.world, self.ledger, KEYRING)
 
     def channel(self) -> FarChannel:
         """The server's end of another connection."""
@@ -177,3 +184,128 @@ async def test_no_request_is_complete_that_lacks_some(scene: Scene) -> None:
     scene.is_sent_some(channel, seq=99)
     scene.is_told(channel, "1", "completed")
     assert scene.world.violations == [f"{JOB}: is complete, and lacks some"]
+
+
+SHORT = "c1"  # a job that has no stream yet
+ANSWER = {"content": [{"type": "text", "text": "the result"}]}
+
+
+class Short(Scene):
+    """A witness, and what it is shown of a short call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.job = self.world.jobs[SHORT]
+        self.near = self.channel()
+        self.called()
+
+    def called(self, id: str = "1", meta: dict[str, Any] | None = None) -> None:
+        params = {"name": "quick", "arguments": {"job": SHORT}, "_meta": meta or {}}
+        self._hear(self.near, {"id": id, "method": "tools/call", "params": params})
+
+    @property
+    def create(self) -> Change:
+        origin = msgspec.json.encode({"params": {"arguments": {"job": SHORT}}})
+        return Create(Record("short", "os(0)", origin, 0.0, 1.0, 0.0, 1, is_announced=True))
+
+    def is_recorded(self) -> None:
+        self.ledger.asked([self.create])
+        self.ledger.done([self.create])
+
+    def is_answered(self, id: str = "1") -> None:
+        self._say(self.near, {"id": id, "result": ANSWER})
+
+    def is_announced(self) -> None:
+        stream = {"streamId": "short", "resumeToken": KEYRING.token("short")}
+        self._say(
+            self.near, {"method": "notifications/stream/create", "params": {"stream": stream}}
+        )
+
+    def is_logged(self) -> None:
+        params = {"data": {"job": SHORT}}
+        self._say(self.near, {"method": "notifications/message", "params": params})
+
+
+@pytest.fixture
+async def short() -> Short:
+    return Short()
+
+
+async def test_a_call_is_answered_and_leaves_nothing(short: Short) -> None:
+    short.is_answered()
+    assert not short.world.violations
+    assert short.world.counts["plain replies"] == 1
+
+
+async def test_no_call_is_recorded_after_its_plain_reply(short: Short) -> None:
+    short.is_answered()
+    short.is_recorded()
+    assert short.world.violations == ["c1 is recorded after the answer to its request"]
+
+
+@pytest.mark.parametrize("is_durable", [True, False])
+async def test_a_call_that_is_recorded_has_no_plain_reply(short: Short, is_durable: bool) -> None:
+    """Not even while the journal has not confirmed the record."""
+    short.ledger.asked([short.create])
+    if is_durable:
+        short.ledger.done([short.create])
+    short.is_answered()
+    assert len(short.world.violations) == 1
+    assert "is a plain reply, and recorded" in short.world.violations[0]
+
+
+async def test_a_call_may_be_recorded_for_a_request_that_repeats_it(short: Short) -> None:
+    short.is_answered()
+    short.called("2")
+    short.is_recorded()
+    assert not short.world.violations
+
+
+async def test_a_call_is_announced_once_its_record_is_durable(short: Short) -> None:
+    short.is_recorded()
+    short.is_announced()
+    assert not short.world.violations
+
+
+async def test_no_call_is_announced_before_its_record_is_durable(short: Short) -> None:
+    short.ledger.asked([short.create])
+    short.is_announced()
+    assert short.world.violations == ["a call is announced, and its record is not durable"]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_no_message_is_sent_before_it_is_durable(short: Short, is_recorded: bool) -> None:
+    if is_recorded:
+        short.is_recorded()
+    short.is_logged()
+    assert len(short.world.violations) == 1
+    assert "is sent, and is not durable" in short.world.violations[0]
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_no_tool_runs_for_a_key_before_the_record_is_durable(
+    short: Short, is_recorded: bool
+) -> None:
+    short.called("2", {"mcp-streams/idempotencyKey": "a key"})
+    if is_recorded:
+        short.is_recorded()
+    short.world.started(short.job)
+    unsafe = ["c1 has a key, and is run before its record is durable"]
+    assert short.world.violations == ([] if is_recorded else unsafe)
+
+
+async def test_no_tool_runs_twice(short: Short) -> None:
+    short.called("2")
+    for _ in range(2):
+        short.world.started(short.job)
+    assert short.world.violations == ["c1 is run 2 times"]
+
+
+async def test_a_tool_that_is_safe_to_repeat_runs_once_for_a_request(short: Short) -> None:
+    short.job.part = replace(short.job.part, tool="reading")
+    short.called("2")
+    for _ in range(2):
+        short.world.started(short.job)
+    assert not short.world.violations
+    short.world.started(short.job)
+    assert short.world.violations == ["c1 is run 3 times"]

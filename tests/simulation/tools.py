@@ -39,6 +39,12 @@ def make_server(world: World, life: Life) -> Server:
             return await work(call, world.jobs[job])
 
         server.tool(name=name, **settings)(tool)
+
+    @server.tool
+    async def twin(of: str) -> str:
+        """A second call under the request id of another call."""
+        return f"the twin of {of}"
+
     return server
 
 
@@ -47,11 +53,17 @@ _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     "brief": {"resume_max_s": BRIEF_S},
     "strict": {"overflow": "fail"},
     "lasting": {"restart": True},
+    "quick": {},
+    "reading": {"annotations": {"readOnlyHint": True}},
+    "repeating": {"annotations": {"idempotentHint": True}},
+    "quick-lasting": {"restart": True},
+    "reading-lasting": {"restart": True, "annotations": {"readOnlyHint": True}},
 }
 
 
 async def _work(world: World, life: Life, call: Call, job: Job) -> str:
     world.started(job)
+    text = job.text_of(job.runs)
     first = job.restore(call.restored)
     for n, step in enumerate(job.part.steps[first:], first):
         for _ in range(step.count):
@@ -63,10 +75,14 @@ async def _work(world: World, life: Life, call: Call, job: Job) -> str:
         if job.part.is_lasting:
             await call.checkpoint(job.state(n + 1))
             await _live(life)
+            world.expect(
+                job.is_recorded or not job.is_resumable,
+                f"{job.key} has a checkpoint, and no record",
+            )
     world.note("tool", f"{job.key} is done")
     if job.part.fails:
-        raise RuntimeError(job.text)
-    return job.text
+        raise RuntimeError(text)
+    return text
 
 
 async def _live(life: Life) -> None:
@@ -86,6 +102,7 @@ async def _take(world: World, life: Life, call: Call, job: Job, step: Step) -> N
             said = job.said
             await call.flush()
             await _live(life)
+            world.expect(job.is_recorded, f"{job.key} is flushed, and its record is not durable")
             job.flushed = said
         case "ask":
             question = {"job": job.key, "question": job.answers + 1}

@@ -23,12 +23,13 @@ from streams.keys import Keyring
 from tests.simulation.callers import Caller, Process
 from tests.simulation.network import Cable, Network
 from tests.simulation.plain import PlainCaller
-from tests.simulation.plan import plan_of
+from tests.simulation.plan import FAULTS, Fate, plan_of
+from tests.simulation.short import ShortCaller
 from tests.simulation.storage import MortalJournal, Store
 from tests.simulation.tools import Life, make_server
 from tests.simulation.weather import Weather
 from tests.simulation.witness import Witness
-from tests.simulation.world import World
+from tests.simulation.world import Job, World
 
 KEYRING = Keyring([bytes(32)])
 CALM_S = 1_500.0  # in which all jobs are done, once no fault occurs any more
@@ -140,13 +141,20 @@ async def _live(world: World, folder: Path) -> None:
             for process in processes:
                 nursery.start_soon(process.run)
             for job in world.jobs.values():
-                if job.part.is_plain:
+                if job.part.fate is not None and job.part.fate.what in FAULTS:
+                    nursery.start_soon(servers.befall, job, job.part.fate)
+                if job.part.is_short and job.part.is_plain:
+                    nursery.start_soon(
+                        ShortCaller(job, world, weather, network, servers.ledger).run
+                    )
+                elif job.part.is_plain:
                     nursery.start_soon(
                         PlainCaller(job, world, weather, network, servers.ledger).run
                     )
                 else:
                     nursery.start_soon(Caller(job, world, weather, processes).run)
             await _see_it_through(world)
+            servers.check_memory()
             nursery.cancel_scope.cancel()
     except Exception as error:  # any error is reported with its seed
         world.violate(f"{type(first_of(error)).__name__}: {first_of(error)}")
@@ -182,19 +190,51 @@ class Servers:
         self._store = store
         self.ledger = store.ledger
         self._witness = Witness(world, store.ledger, KEYRING)
+        self._journal: MortalJournal | None = None
+        self._engine: Engine | None = None
+        self._doom = trio.Event()  # set where the server is to end now
+        self._is_to_stop = False
 
     async def run(self) -> None:
         """Start, die or stop, and start again."""
         async with trio.open_nursery() as nursery:
             while True:
                 journal, life = await self._store.open(), Life()
+                self._journal = journal
                 nursery.start_soon(self._serve, journal, life)
-                await trio.sleep(self._weather.crash_in_s())
-                if self._world.chance.random() < 0.75:
-                    self._crash(journal, life)
-                else:
+                self._doom, self._is_to_stop = trio.Event(), self._world.chance.random() > 0.75
+                with trio.move_on_after(self._weather.crash_in_s()):
+                    await self._doom.wait()
+                self._journal = None
+                if self._is_to_stop:
                     await self._stop(life)
+                else:
+                    self._crash(journal, life)
                 await trio.sleep(self._world.chance.choice((0.0, 1.0, 15.0)))
+
+    async def befall(self, job: Job, fate: Fate) -> None:
+        """Make something fail at a moment of a short call."""
+        await job.fate_is_due.wait()
+        await trio.sleep(fate.after_s)
+        if self._world.is_calm or self._journal is None:
+            return
+        self._world.note("fate", f"{fate.what}, {fate.after_s:.4f} s after {job.key} {fate.moment}")
+        self._world.counts[f"fates: {fate.what}"] += 1
+        match fate.what:
+            case "crash" | "stop":
+                self._is_to_stop = fate.what == "stop"
+                self._doom.set()
+            case "cut":
+                self._network.cut_channel(job.channel)
+            case "full":
+                self._journal.trouble()
+
+    def check_memory(self) -> None:
+        """Check that no stream is left in memory that the journal does not have."""
+        assert self._engine is not None
+        for stream in self._engine._streams.index:
+            is_known = stream.id in self.ledger.known or stream.id in self.ledger.others
+            self._world.expect(is_known, f"{stream.record.origin!r} is left in memory")
 
     async def watch(self) -> None:
         """Check now and then that displaced readers were told."""
@@ -254,6 +294,7 @@ class Servers:
         async with trio.open_nursery() as nursery:
             async with server.open(journal, KEYRING) as running:
                 self._world.note("server", "is up")
+                self._engine = running.engine
 
                 def accept(cable: Cable) -> None:
                     cable.far.witness = self._witness

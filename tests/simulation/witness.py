@@ -1,7 +1,10 @@
 """Watches the server's end of every connection: the newest reader wins, and the displaced one is
-told.
+told; and what is written is durable.
 
 A request for a stream is a claim on it. Once a claim was served, no older claim may be served.
+
+The answer to a call may be a plain reply instead, of which nothing is durable, before and after.
+Then nothing else of the call was written: neither how to come back, nor a message.
 """
 
 import itertools
@@ -14,11 +17,17 @@ import trio
 
 from streams.keys import Keyring
 from streams.messages import Incoming
+from streams.protocol.extension import KEY
 from tests.simulation.ledger import Ledger
 from tests.simulation.network import FarChannel
-from tests.simulation.world import World
+from tests.simulation.world import Job, World
 
 RESUMES: Final = ("stream/resume", "requests/resume")
+ANNOUNCEMENTS: Final = ("notifications/stream/create", "notifications/requests/resumePolicy")
+POSITION: Final = "notifications/stream/position"
+MESSAGES: Final = ("notifications/message", "notifications/progress", "elicitation/create")
+IN_USE: Final = b"This id is in use"  # an answer to another request than the one with that id
+TWIN: Final = b'"the twin of '  # the result of that other request
 TOLD_S: Final = 60.0  # a displaced request must be answered with `superseded` within this time
 
 
@@ -34,6 +43,7 @@ class Claim:
         self.key = key  # the job's
         self.channel = channel
         self.position = after  # the last seq that was written; None where it is unknown
+        self.is_call = False  # and no resume
         self.is_answered = False
         self.is_released = False  # by that answer: the client may resume
         # The client has cancelled it, and expects no answer. Messages on their way still go out,
@@ -48,9 +58,11 @@ class Witness:
         self._world = world
         self._ledger = ledger
         self._keyring = keyring
+        self._tokens: dict[str, str] = {}  # of each stream
         self._numbers = itertools.count(1)
         self._claims: dict[str, list[Claim]] = {}  # on each job, in the order of their arrival
         self._served: dict[str, Claim] = {}
+        self._keys: dict[FarChannel, dict[str, None]] = {}  # of the jobs that it was asked for
         self._asked: dict[tuple[FarChannel, Any], Claim] = {}  # by a request's id
         self._displaced: dict[Claim, float] = {}  # displaced since when, and not answered yet
 
@@ -65,30 +77,61 @@ class Witness:
     def _claim(self, channel: FarChannel, said: dict[str, Any]) -> None:
         params = said["params"]
         is_resume = said["method"] in RESUMES
-        key = self._key_of(params) if is_resume else params["arguments"]["job"]
+        key = self._key_of(params) if is_resume else params["arguments"].get("job")
         if key is not None:
             claim = Claim(next(self._numbers), key, channel, params.get("after"))
+            if not is_resume:
+                claim.is_call = True
+                self._called(self._world.jobs[key], params, channel)
             self._claims.setdefault(key, []).append(claim)
             self._asked[channel, said["id"]] = claim
+            self._keys.setdefault(channel, {})[key] = None
+
+    def _called(self, job: Job, params: dict[str, Any], channel: FarChannel) -> None:
+        job.requests += 1
+        job.open_requests += 1
+        job.has_key |= KEY in params.get("_meta", {})
+        job.channel = channel
+        self._world.reach(job, "arrived")
 
     def _key_of(self, params: dict[str, Any]) -> str | None:
         for stream, known in self._ledger.known.items():
             is_named = params.get("streamId") == stream
-            if is_named or params["resumeToken"] == self._keyring.token(stream):
+            if is_named or params["resumeToken"] == self._token(stream):
                 return known.job.key
         return None
 
+    def _token(self, stream: str) -> str:
+        if stream not in self._tokens:
+            self._tokens[stream] = self._keyring.token(stream)
+        return self._tokens[stream]
+
     def said(self, channel: FarChannel, written: bytes) -> None:
         """The server writes these lines."""
-        for line in written.splitlines():
-            if b"notifications/stream/position" in line:
-                params = msgspec.json.decode(line)["params"]
+        for line in written.splitlines(keepends=True):
+            said = msgspec.json.decode(line)
+            method, params = said.get("method"), said.get("params", {})
+            if method == POSITION:
                 known = self._ledger.known.get(params["streamId"])
                 if known is not None and self._serve(known.job.key, channel):
                     served = self._served[known.job.key]
                     served.position = params["seq"] + params["count"] - 1
-            elif b'"method"' not in line:
-                self._answer(channel, msgspec.json.decode(line)["id"], line)
+            elif method in ANNOUNCEMENTS:
+                self._announced(params.get("stream", params)["resumeToken"])
+            elif method in MESSAGES:
+                jobs = [self._world.jobs[key] for key in self._keys[channel]]
+                is_durable = any(self._ledger.has(job, line) for job in jobs)
+                self._world.expect(is_durable, f"{line!r} is sent, and is not durable")
+            elif method is None and IN_USE not in line:
+                self._answer(channel, said["id"], line)
+
+    def _announced(self, token: str) -> None:
+        key = self._key_of({"resumeToken": token})
+        if key is not None:
+            self._world.reach(self._world.jobs[key], "announced")
+            return
+        is_durable = any(self._token(stream) == token for stream in self._ledger.others)
+        self._world.expect(is_durable, "a call is announced, and its record is not durable")
 
     def _serve(self, key: str, channel: FarChannel) -> bool:
         served, number = self._served.get(key), 0
@@ -115,6 +158,8 @@ class Witness:
         claim = self._asked.get((channel, id))
         key = "" if claim is None else claim.key
         if claim is not None:
+            if claim.is_call and TWIN not in line:
+                self._answer_call(claim, self._world.jobs[key], line)
             claim.is_answered = True
             claim.is_released = b'"released"' in line
             is_late = self._displaced.pop(claim, None) is not None and claim.is_released
@@ -126,6 +171,16 @@ class Witness:
             number = math.inf if claim is None else claim.number
             is_newer = any(other.number > number for other in self._claims.get(key, ()))
             self._world.expect(is_newer, f"{key}: told `superseded` without a newer reader")
+
+    def _answer_call(self, claim: Claim, job: Job, line: bytes) -> None:
+        is_first = not claim.is_answered
+        job.open_requests -= is_first
+        self._world.reach(job, "answered")
+        if b'"result"' in line and not self._ledger.has(job, line):
+            self._world.counts["plain replies"] += 1
+            self._world.expect(is_first, f"{job.key}: {line!r} is a second answer")
+            is_left = job.filed is not None and job.filed not in self._ledger.forgotten
+            self._world.expect(not is_left, f"{job.key}: {line!r} is a plain reply, and recorded")
 
     def _check_complete(self, claim: Claim) -> None:
         known = self._ledger.known.get(self._world.jobs[claim.key].stream or "")

@@ -41,6 +41,14 @@ class Job:
         self.is_cancelled = False
         self.was_interrupted = False  # a server died, or stopped, before its end was durable
         self.has_ticket = False  # its caller was told how to resume
+        # Its requests, as its servers see them:
+        self.requests = 0  # that have arrived
+        self.open_requests = 0  # that have no answer
+        self.has_key = False
+        self.channel: object = None  # the server's end of the connection of the last one
+        self.is_recorded = False  # its record is durable
+        self.filed: str | None = None  # the stream of the record that the journal was given
+        self.fate_is_due = trio.Event()
 
     @property
     def max_s(self) -> float:
@@ -48,9 +56,18 @@ class Job:
         return BRIEF_S if self.part.tool == "brief" else LONG_S
 
     @property
-    def text(self) -> str:
-        """The text of its result."""
-        return f"{self.key}: {self.part.said} said, {self.part.asked} asked"
+    def is_resumable(self) -> bool:
+        """Whether its client knows how to come back."""
+        return bool(self.part.dialects) or self.has_key or not self.part.is_plain
+
+    def text_of(self, run: int) -> str:
+        """The text of the result of a run of its tool."""
+        return f"{self.key}: {self.part.said} said, {self.part.asked} asked, run {run}"
+
+    @property
+    def texts(self) -> list[str]:
+        """The results that there may be."""
+        return [self.text_of(run) for run in range(1, self.runs + 1)]
 
     def state(self, step: int) -> dict[str, int]:
         """The state that its tool keeps after this step."""
@@ -66,7 +83,8 @@ class Job:
 
     def begin_anew(self) -> None:
         """Start from nothing: the journal forgot the call, and a client repeats it by its key."""
-        self.stream = None
+        self.stream = self.filed = None
+        self.is_recorded = False
         self.runs = self.said = self.flushed = self.reported = self.answers = 0
 
     def saying(self, number: int) -> dict[str, Any]:
@@ -116,13 +134,27 @@ class World:
             self.violate(what)
         return bool(is_so)
 
+    def reach(self, job: Job, moment: str) -> None:
+        """A call has come to a moment at which a fault may be due."""
+        if job.part.fate is not None and job.part.fate.moment == moment:
+            job.fate_is_due.set()
+
     # Reports of the tools
 
     def started(self, job: Job) -> None:
-        """A tool has begun to work on a job."""
+        """A tool has begun to work on a job.
+
+        It is run again after its server has died, if its record was durable. The tool of a short
+        call is also run again for another request, if its annotations allow that.
+        """
         job.runs += 1
-        is_fine = job.runs == 1 or job.part.is_lasting
+        self.counts["short calls run"] += job.part.is_short
+        is_again = job.part.is_repeatable and job.runs <= job.requests
+        is_restarted = job.part.is_lasting and job.is_recorded
+        is_fine = job.runs == 1 or is_restarted or is_again
         self.expect(is_fine, f"{job.key} is run {job.runs} times")
+        is_safe = job.is_recorded or job.part.is_repeatable or not job.has_key
+        self.expect(is_safe, f"{job.key} has a key, and is run before its record is durable")
 
     # Reports of the callers
 
@@ -159,7 +191,7 @@ class World:
         said = result["content"][0]["text"]
         ended = "failed" if part.fails else "completed"
         self.expect(not job.outcome, f"{job.key}: ends twice: {job.outcome}, then {ended}")
-        self.expect(said == job.text, f"{job.key}: the result says {said!r}")
+        self.expect(said in job.texts, f"{job.key}: the result says {said!r}")
         self.expect(bool(result.get("isError")) == part.fails, f"{job.key}: {result}")
         self.expect(job.heard == part.said, f"{job.key}: {job.heard} of {part.said} were heard")
         self.expect(job.asked == part.asked, f"{job.key}: {job.asked} of {part.asked} asked")
@@ -169,16 +201,20 @@ class World:
 
     def refused(self, job: Job, reason: str) -> None:
         """A caller was told that no more messages will come."""
+        is_known = job.has_ticket or job.has_key or not job.part.is_short
+        is_restarted = job.part.is_lasting and is_known
+        has_not_run = job.runs == 0 or job.part.is_repeatable
+        is_crowded = self.plan.limits.streams_per_principal_max < 10
         is_fine = {
-            "interrupted": job.was_interrupted and not job.part.is_lasting,
+            "interrupted": job.was_interrupted and not is_restarted,
             "abandoned": job.max_s == BRIEF_S or not job.has_ticket,
             "stream_not_found": job.max_s == BRIEF_S,  # a tombstone lasts for a while only
             "cancelled": job.is_cancelled,
             "too_slow": job.part.tool == "strict",
-            "too_many_streams": job.runs == 0 and self.plan.limits.streams_per_principal_max < 10,
-            "busy": job.runs == 0,  # the journal was full: no new calls
-            "The server is shutting down: try again later.": job.runs == 0,
-            "unavailable": job.runs == 0,  # nor could it look such a call up
+            "too_many_streams": has_not_run and is_crowded,
+            "busy": has_not_run,  # the journal was full: no new calls
+            "The server is shutting down: try again later.": has_not_run,
+            "unavailable": has_not_run,  # nor could it look such a call up
             "lost": not job.has_ticket,
         }
         self.expect(is_fine.get(reason), f"{job.key}: ends as {reason!r}, with no reason to")

@@ -2,14 +2,16 @@
 lost, nothing comes twice.
 
 A short life has everything in it: the file is made, two calls send, ask, are left, resumed, acked
-and end, tails become segments, the WAL is copied, the journal is closed. It is lived once for each
-step, and ends there; then it goes on in the next server, to which the client comes back by itself.
+and end, others end before their records are stored or soon after, tails become segments, the WAL is
+copied, the journal is closed. It is lived once for each step, and ends there; then it goes on in
+the next server, to which the client comes back by itself.
 `CRASH_POINTS=all` tries every step, before it and in the middle of it; else so many.
 """
 
 import os
 import random
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
@@ -30,6 +32,7 @@ from tests.rigs.crashing import PATIENT_S, Lives, built, open_lives
 from transports import dial
 
 POINTS = os.environ.get("CRASH_POINTS", "10")
+PAUSES_S = (0.0, 0.004, 0.006, 0.02)  # of short calls; records are stored after 5 to 10 ms
 AGAIN_S = 0.01  # between attempts to reach a server that is being started
 
 
@@ -87,6 +90,48 @@ class Account:
                 pytest.fail(f"the call ended as {other!r}")
 
 
+class ShortCalls:
+    """Calls that end before their records are stored, in that moment, and soon after.
+
+    A tool without hints is run once, whatever happens, and its client finds the call by its key. A
+    tool that only reads may be run for each request; a client that was told nothing may lose it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._runs = folder / "runs"
+        self._runs.touch()
+        self._outcomes: dict[str, str] = {}
+
+    async def make(self, client: Client) -> None:
+        for tool in ("reading", "brief"):
+            for pause_s in PAUSES_S:
+                name = f"{tool}-{pause_s}-{len(self._outcomes)}"
+                given = {"name": name, "pause_s": pause_s, "runs": str(self._runs)}
+                self._outcomes[name] = await self._outcome(client, tool, given)
+
+    async def _outcome(self, client: Client, tool: str, given: dict[str, Any]) -> str:
+        try:
+            async with client.call(tool, given) as call:
+                result = await call.result()
+        except CallLost:
+            return "lost"
+        except CallFailed as failed:
+            return str((failed.data or {}).get("reason"))
+        assert result["content"][0]["text"] == f"{given['name']} is done"
+        return "done"
+
+    def check(self, *, has_died: bool) -> None:
+        """Each call is answered, unless the server has died under it, and not run twice."""
+        runs = Counter(self._runs.read_text().split())
+        for name, outcome in self._outcomes.items():
+            fine = {"done"}
+            if has_died:
+                fine |= {"interrupted"} | ({"lost"} if "reading" in name else set())
+            assert outcome in fine, name
+            assert outcome != "done" or runs[name] >= 1, name
+            assert runs[name] <= (2 if "reading" in name and has_died else 1), name
+
+
 class Scenario:
     """One journal, from its making to its closing, and a kill on the way."""
 
@@ -101,6 +146,7 @@ class Scenario:
             Account(folder, "logged", count=20, pad=40, ask_at=9),
             Account(folder, "direct", count=6, pad=2_500, ask_at=4),
         ]
+        self.short = ShortCalls(folder)
 
     async def run(self, at: int = 0, *, is_half: bool = False) -> int:
         """Live it; how many steps the first server took."""
@@ -112,6 +158,7 @@ class Scenario:
             with trio.fail_after(PATIENT_S):
                 for first in (True, False):
                     async with self._client() as client, trio.open_nursery() as calls:
+                        calls.start_soon(self.short.make, client)
                         for account in self.accounts:
                             calls.start_soon(self._work, client, account, first)
             async with self._starting:  # before it listens, it would not end in good order
@@ -160,6 +207,7 @@ class Scenario:
     def _check(self) -> None:
         for account in self.accounts:
             account.check(has_died=self._deaths > 0)
+        self.short.check(has_died=self._deaths > 0)
         with closing(sqlite3.connect(self._journal)) as file:
             assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         with closing(SQLiteStore(self._journal)) as store:

@@ -50,10 +50,11 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
     assert [one["transport"] for one in report["figures"]] == ["stdio", "websocket", "http"]
     for one in report["figures"]:
         assert one["delivered"] >= one["acknowledged"] > 0
+        assert one["calls"] > one["short"] > 0
         ends = ("finished", "interrupted", "unannounced", "refused")
         assert sum(one[name] for name in ends) == one["calls"]
         assert one["recovery_worst_s"] >= one["recovery_median_s"]
-        wrong = ("lost", "seen_twice", "misordered", "damaged", "unfinished")
+        wrong = ("lost", "seen_twice", "misordered", "damaged", "run_twice", "unfinished")
         assert {one[name] for name in wrong} == {0}
         assert (kept / f"{one['transport']}.db").exists()
     assert sum(one["kills"] for one in report["figures"]) >= 1
@@ -66,7 +67,7 @@ def test_a_faulty_server_is_found_out(tmp_path: Path) -> None:
     assert done.returncode == 1
     [one] = json.loads(done.stdout)["figures"]
     # Each call that comes to its end has one of each, and the last ones do.
-    for fault in ("lost", "seen_twice", "misordered", "damaged"):
+    for fault in ("lost", "seen_twice", "misordered", "damaged", "run_twice"):
         assert one[fault] >= 1, fault
     assert "missing: [1, 3" in "".join(one["failures"])
     assert not processes_at(kept)

@@ -172,3 +172,12 @@ def test_a_call_that_was_not_announced_can_be_cancelled_too(wire: Wire, gate: Ga
     cancel(peer, call_id)
     gate.wait_for("cancelled")
     assert not any(message.answers(call_id) for message in peer.settle())
+
+
+def test_a_call_without_a_way_back_ends_with_its_connection(wire: Wire, gate: Gate) -> None:
+    """No client can resume it, so its work would be for nothing. Its tool is silent, and nothing of
+    it was stored or sent."""
+    with wire.plain() as peer:
+        peer.call("hold", gate=gate.path)
+        gate.wait_for("started")
+    gate.wait_for("cancelled")

@@ -1,5 +1,5 @@
 """SIGKILL at any moment: messages that a client has, or that `flush()` has confirmed, are never
-lost.
+lost; and no call is run twice whose key says so.
 
 `KILL_RUNS` sets the number of moments, over each transport in turn. In every second run the moment
 is a step of the call, so that a failure can be repeated from its seed; in the others it is a time
@@ -11,17 +11,21 @@ import os
 import random
 import signal
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.wire.process import Gate, ServerProcess, gate_in
-from tests.wire.raw import Message, Peer, PeerGone, method_is
+from tests.wire.raw import Id, Message, Peer, PeerGone, method_is
 from tests.wire.verbs import (
     COMPLETED,
+    CREATE,
     END,
     KINDS,
+    PLAIN,
     POSITIONS,
+    STREAMS,
     Reader,
     Started,
     ack,
@@ -36,6 +40,8 @@ from tests.wire.verbs import (
 
 KILL_RUNS = int(os.environ.get("KILL_RUNS", "10"))
 KILLED_AFTER_S = (0.001, 2.0)
+SHORT_KILLED_AFTER_S = (0.001, 0.5)
+SHORT_PAUSES_S = (0.0, 0.004, 0.006, 0.008, 0.015)  # the record is stored after 5 to 10 ms
 MESSAGES = 100
 PER_SECOND = 500
 
@@ -106,6 +112,83 @@ class Run:
         """The highest number for which `flush()` had returned."""
         marks = [int(mark.split()[1]) for mark in gate.marks() if mark.startswith("flushed ")]
         return max([self.flushed, *marks])
+
+
+class Short:
+    """One short call, and all that its client was told of it."""
+
+    def __init__(self, number: int, dice: random.Random, runs: Path) -> None:
+        self.name = f"call-{number}"
+        self.is_reading = dice.random() < 0.5
+        self.key = f"the key of {self.name}".ljust(40, ".") if dice.random() < 0.6 else None
+        pause_s = dice.choice(SHORT_PAUSES_S)
+        self.params = {
+            "name": "short_reading" if self.is_reading else "short",
+            "arguments": {"name": self.name, "pause_s": pause_s, "runs": str(runs)},
+            "_meta": {} if self.key is None else {"mcp-streams/idempotencyKey": self.key},
+        }
+        self.id: Id | None = None
+        self.announced: Started | None = None
+        self.is_answered = False
+
+    def make(self, peer: Peer) -> None:
+        """Make the call and wait for the answer. Raises `PeerGone`."""
+        self.id = peer.request("tools/call", self.params)
+        while not self.is_answered:
+            message = peer.receive()
+            if message.method == CREATE and (stream := message.params["stream"]):
+                self.announced = Started(self.id, stream["streamId"], stream["resumeToken"])
+            elif message.answers(self.id):
+                self.check(message)
+
+    def check(self, answer: Message) -> None:
+        """Check an answer, which may say that the call was interrupted by the kill."""
+        self.is_answered = True
+        if "error" in answer:
+            refused(answer, "interrupted", -32603)
+        else:
+            assert answer.result["content"][0]["text"] == self.name
+
+    def come_back(self, peer: Peer) -> None:
+        """Find the call again, if its client knows how."""
+        if self.announced is not None:
+            messages = resume(peer, self.announced.with_token)
+            [answer] = [each for each in messages if each.answers(self.announced.id)]
+            self.check(answer)
+        elif self.key is not None:
+            self.check(peer.response(peer.request("tools/call", self.params)))
+
+
+@pytest.mark.parametrize("seed", range(KILL_RUNS))
+def test_a_short_call_is_answered_or_found_again_and_not_run_twice(
+    tmp_path: Path, seed: int
+) -> None:
+    """A client that was told how to come back, or has a key, finds its call. A tool without hints
+    is not run twice for one key, whenever the server is killed."""
+    (tmp_path / "server").mkdir()
+    dice, kind, runs = random.Random(seed), KINDS[seed % len(KINDS)], tmp_path / "runs"
+    runs.touch()
+    calls: list[Short] = []
+    with ServerProcess(tmp_path / "server") as server:
+        with server.connect(kind) as peer:
+            peer.initialize(opting_in(kind, dice.choice([PLAIN, STREAMS, POSITIONS])))
+            after_s = dice.uniform(*SHORT_KILLED_AFTER_S)
+            killer = threading.Timer(after_s, os.kill, (server.pid, signal.SIGKILL))
+            killer.start()
+            with contextlib.suppress(PeerGone):
+                while True:
+                    calls.append(Short(len(calls), dice, runs))
+                    calls[-1].make(peer)
+            killer.join()
+        server.restart()
+        with server.connect(kind) as peer:
+            peer.initialize(opting_in(kind, STREAMS))
+            calls[-1].come_back(peer)
+    noted = Counter(runs.read_text().split())
+    for call in calls:
+        assert call.is_answered or call is calls[-1]
+        assert noted[call.name] <= (2 if call.is_reading and call.key else 1)
+        assert noted[call.name] or call is calls[-1]
 
 
 def numbers_of(entries: dict[int, Message]) -> dict[int, int]:

@@ -39,6 +39,12 @@ def mark(gate: str, text: str) -> None:
         os.close(pipe)
 
 
+def note_run(runs: str, name: str) -> None:
+    """Write a line in a file."""
+    with open(runs, "a") as file:
+        file.write(f"{name}\n")
+
+
 async def passage(gate: str) -> None:
     """Wait until the test lets one tool through."""
     if not gate:
@@ -176,6 +182,26 @@ async def fleeting(call: Call, gate: str = "") -> str:
         mark(gate, "sent")
         await passage(gate)
     return "fleeting"
+
+
+@server.tool
+async def short(name: str, pause_s: float, runs: str) -> str:
+    """Write down the run, and end about when the record of the call is stored."""
+    note_run(runs, name)
+    await trio.sleep(pause_s)
+    return name
+
+
+server.tool(name="short_reading", annotations={"readOnlyHint": True})(short)
+
+
+@server.tool(resume_max_s=0)
+async def hold(gate: str) -> str:
+    """Not resumable, and silent until it passes the gate."""
+    async with observed(gate):
+        mark(gate, "started")
+        await passage(gate)
+    return "held"
 
 
 @server.tool

@@ -7,7 +7,7 @@ from typing import Final
 
 import trio
 
-from streams.cli.selftest.ledger import Ledger, Story
+from streams.cli.selftest.ledger import SHORT, Ledger, Story
 from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, CannotConnect, ClientError
@@ -22,6 +22,11 @@ CALL_S: Final = (0.05, 5.0)
 PER_SECOND: Final = (100, 400)
 FLUSH_EVERY: Final = (1, 60)
 
+# Short calls: most have no messages. They end at once, or about when a server stores their records.
+SHORT_ONE_IN: Final = 2  # then one follows the other while the user stays
+SHORT_COUNTS: Final = (0, 0, 0, 1, 2)
+SHORT_PER_SECOND: Final = (0.0, 100.0, 200.0, 500.0)
+
 # How long a user keeps a client before it makes another one.
 STAY_S: Final = (0.05, 3.0)
 RETRY_S: Final = (0.02, 0.2)
@@ -33,13 +38,19 @@ class Caller:
     Only the ticket goes from one client to the next, as text.
     """
 
-    def __init__(self, name: str, dialer: Dialer, ledger: Ledger, dice: Random) -> None:
+    def __init__(
+        self, name: str, dialer: Dialer, ledger: Ledger, dice: Random, *, begins_short: bool
+    ) -> None:
+        """`begins_short`: its first call is a short one. The dice decide about the others."""
         self.is_storming = True
         self._name = name
         self._dialer = dialer
         self._ledger = ledger
         self._dice = dice
+        self._begins_short = begins_short
         self._calls = 0
+        self._story: Story
+        self._arguments: dict[str, object] = {}
         self._ticket: str | None = None
         self._failed_at = 0.0  # the last failure of the transport
         self._connected_at = 0.0
@@ -51,26 +62,39 @@ class Caller:
 
     async def go_on(self) -> None:
         """Make calls until the storm is over, and follow the last one to its end."""
+        is_short = self._begins_short
         while self.is_storming:
-            self._calls += 1
-            per_second = self._dice.uniform(*PER_SECOND)
-            count = max(1, int(per_second * self._dice.uniform(*CALL_S)))
-            story = Story(f"{self._name}-{self._calls}", count, self._dice.choice(TOOLS))
-            arguments = {
-                "name": story.name,
-                "count": count,
-                "per_second": per_second,
-                "flush_every": self._dice.randint(*FLUSH_EVERY),
-                "notes": str(self._ledger.notes),
-            }
-            self._ticket = None
-            self._ledger.begin(story)
-            await self._see_through(story, arguments)
+            self._begin_short() if is_short else self._begin_long()
+            await self._see_through()
+            is_short = self._dice.randrange(SHORT_ONE_IN) == 0
 
-    async def _see_through(self, story: Story, arguments: dict[str, object]) -> None:
-        while not story.is_over:
+    def _begin_long(self) -> None:
+        per_second = self._dice.uniform(*PER_SECOND)
+        count = max(1, int(per_second * self._dice.uniform(*CALL_S)))
+        flush_every = self._dice.randint(*FLUSH_EVERY)
+        self._begin(self._dice.choice(TOOLS), count, per_second, flush_every=flush_every)
+
+    def _begin_short(self) -> None:
+        count, per_second = self._dice.choice(SHORT_COUNTS), self._dice.choice(SHORT_PER_SECOND)
+        self._begin(self._dice.choice(SHORT), count, per_second)
+
+    def _begin(self, tool: str, count: int, per_second: float, **more: object) -> None:
+        self._calls += 1
+        self._story = Story(f"{self._name}-{self._calls}", count, tool)
+        self._arguments = {
+            "name": self._story.name,
+            "count": count,
+            "per_second": per_second,
+            "notes": str(self._ledger.notes),
+            **more,
+        }
+        self._ticket = None
+        self._ledger.begin(self._story)
+
+    async def _see_through(self) -> None:
+        while not self._story.is_over:
             try:
-                await self._visit(story, arguments)
+                await self._visit()
             except CannotConnect:  # nothing was sent
                 self._sign_at = self._sign_at or trio.current_time()
                 await trio.sleep(self._dice.uniform(*RETRY_S))
@@ -79,34 +103,39 @@ class Caller:
                 pass  # there is no ticket
             except CallFailed as failed:
                 if self._ticket is None:  # a server that shuts down begins no call
-                    self._ledger.refuse(story)
+                    self._ledger.refuse(self._story)
                     return
-                story.is_over = True
-                if _reason(failed) == "interrupted" and story.tool != LASTING:
+                self._story.is_over = True
+                if _reason(failed) == "interrupted" and self._story.tool != LASTING:
                     self._see_sign()
                 else:
-                    self._ledger.fail(f"{story.name}: {failed!r}")
+                    self._ledger.fail(f"{self._story.name}: {failed!r}")
             except ClientError as error:
-                story.is_over = True
-                self._ledger.fail(f"{story.name}: {error!r}")
-            if self._ticket is None:
-                self._ledger.drop(story)
+                self._story.is_over = True
+                self._ledger.fail(f"{self._story.name}: {error!r}")
+            if self._ticket is None and not self._story.is_over:
+                self._ledger.drop(self._story)
                 return
         self._sign_at = None
-        self._ledger.settle(story)
+        self._ledger.settle(self._story)
 
-    async def _visit(self, story: Story, arguments: dict[str, object]) -> None:
-        """Make a client and read for a while."""
+    async def _visit(self) -> None:
+        """Make a client and read for a while. One short call follows the other meanwhile."""
         stay_s = self._dice.uniform(*STAY_S) if self.is_storming else float("inf")
         with trio.CancelScope() as stay:
             async with Client(self._dial, name="torture") as client:
                 stay.deadline = trio.current_time() + stay_s
-                if self._ticket is None:
-                    call = client.call(story.tool, arguments)
-                else:
-                    call = client.resume(Ticket.parse(self._ticket))
-                async with call:
-                    await self._read(call, story)
+                while True:
+                    if self._ticket is None:
+                        call = client.call(self._story.tool, self._arguments)
+                    else:
+                        call = client.resume(Ticket.parse(self._ticket))
+                    async with call:
+                        await self._read(call, self._story)
+                    if self._story.tool not in SHORT or not self.is_storming:
+                        break
+                    self._ledger.settle(self._story)
+                    self._begin_short()
         if stay.cancelled_caught and self._sign_at and self._failed_at < self._sign_at:
             self._sign_at = None  # not a failure: this user was away
 

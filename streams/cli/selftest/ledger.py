@@ -12,8 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from streams import messages
-from streams.cli.selftest.torture_server import Entry, entry_of, noted
+from streams.cli.selftest.torture_server import Entry, entry_of, noted, noted_runs
 from streams.messages import Message
+
+SHORT: Final = ("short", "reading")
+ONCE: Final = ("work", "short")  # tools that are neither restarted nor safe to run again
 
 # More failures than these would tell nothing new.
 FAILURES_MAX: Final = 20
@@ -21,6 +24,9 @@ FAILURES_MAX: Final = 20
 
 class Figures(msgspec.Struct):
     """The figures of one transport.
+
+    `short` counts those of the calls that take some milliseconds at most. `run_twice` counts calls
+    whose tool was run more often than once, and may not be.
 
     `acknowledged` counts the messages that the journal had confirmed when the tool asked, of calls
     that a client has a ticket for. `lost` counts those of them that never came, and those that
@@ -30,6 +36,7 @@ class Figures(msgspec.Struct):
 
     transport: str
     calls: int = 0
+    short: int = 0
     finished: int = 0
     interrupted: int = 0
     unannounced: int = 0  # whose connection was lost before there was a ticket
@@ -41,6 +48,7 @@ class Figures(msgspec.Struct):
     seen_twice: int = 0
     misordered: int = 0
     damaged: int = 0
+    run_twice: int = 0
     kills: int = 0
     restarts: int = 0  # after SIGTERM
     cuts: int = 0
@@ -51,8 +59,9 @@ class Figures(msgspec.Struct):
     @property
     def is_good(self) -> bool:
         """Whether every message came that had to, once, in order and as it was sent."""
-        wrong = self.lost or self.seen_twice or self.misordered or self.damaged
-        return self.delivered > 0 and not (wrong or self.unfinished or self.failures)
+        wrong = self.lost or self.seen_twice or self.misordered or self.damaged or self.run_twice
+        has_come = self.delivered or self.finished
+        return bool(has_come) and not (wrong or self.unfinished or self.failures)
 
 
 class Story:
@@ -105,10 +114,15 @@ class Ledger:
         self.notes = notes
         self.open: set[Story] = set()
         self._recoveries_s: list[float] = []
+        self._once: set[str] = set()  # calls whose tools must not be run twice
+        self._finished: set[str] = set()
 
     def begin(self, story: Story) -> None:
         """A call is about to be made."""
         self.figures.calls += 1
+        self.figures.short += story.tool in SHORT
+        if story.tool in ONCE:
+            self._once.add(story.name)
         self.open.add(story)
 
     def drop(self, story: Story) -> None:
@@ -129,6 +143,8 @@ class Ledger:
         promised = max(acknowledged, story.last, story.count if story.is_finished else 0)
         lost = promised - len(story.seen)
         figures.finished += story.is_finished
+        if story.is_finished and story.tool in ONCE:
+            self._finished.add(story.name)
         figures.interrupted += story.is_over and not story.is_finished
         figures.unfinished += not story.is_over
         figures.acknowledged += acknowledged
@@ -148,9 +164,14 @@ class Ledger:
             path.unlink(missing_ok=True)
 
     def settle_all(self) -> None:
-        """The run is over: settle all calls that are open."""
+        """The run is over: settle all calls that are open, and count the runs of their tools."""
         for story in list(self.open):
             self.settle(story)
+        runs = noted_runs(self.notes)
+        for name in sorted(self._once):
+            self.figures.run_twice += runs[name] > 1
+            if runs[name] > 1 or (name in self._finished and not runs[name]):
+                self.fail(f"{name}: its tool was run {runs[name]} times")
 
     def fail(self, what: str) -> None:
         """Add a failure that is more than a number."""

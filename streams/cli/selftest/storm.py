@@ -43,6 +43,7 @@ class Front:
                 rig.dialer,
                 self.ledger,
                 Random(dice.random()),  # nosec B311 # random behaviour, not a secret
+                begins_short=number == 1,  # so that each run has both, however soon it ends
             )
             for number in range(1, CALLERS + 1)
         ]

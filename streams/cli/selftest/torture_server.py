@@ -1,17 +1,21 @@
 """The server of a torture run: its tools send numbered messages, and write down which are durable.
 
 All that a tool sends follows from its arguments, so that a call that is restarted sends the same.
+Each run of a tool is written down as well, so that a tool that was run twice is found.
 """
 
 import hashlib
 import os
+from collections import Counter
 from pathlib import Path
-from typing import TypedDict
+from typing import Final, TypedDict
 
 import trio
 
 from streams.server.call import Call
 from streams.server.server import Server
+
+RUNS: Final = "runs"  # the file of the runs, among the notes
 
 server = Server("torture", version="1", resume_min_s=0)
 
@@ -41,6 +45,7 @@ async def work(
     call: Call, name: str, count: int, per_second: float, flush_every: int, notes: str
 ) -> Worked:
     """Send `count` messages at a pace, and note in a file in `notes` how many are durable."""
+    note_run(Path(notes), name)
     began_at = trio.current_time()
     for number in range(1, count + 1):
         await trio.sleep_until(began_at + number / per_second)
@@ -64,6 +69,35 @@ async def lasting(
             await call.checkpoint(number)
             await note(Path(notes) / name, number)
     return Worked(messages=count)
+
+
+@server.tool
+async def short(call: Call, name: str, count: int, per_second: float, notes: str) -> Worked:
+    """Send a few messages or none, and end after some milliseconds or at once."""
+    note_run(Path(notes), name)
+    for number in range(1, count + 1):
+        await call.log("info", entry_of(name, number))
+    if per_second:
+        await trio.sleep(1 / per_second)
+    return Worked(messages=count)
+
+
+@server.tool(annotations={"readOnlyHint": True})
+async def reading(call: Call, name: str, count: int, per_second: float, notes: str) -> Worked:
+    """Like `short`, and may be run again."""
+    return await short(call, name, count, per_second, notes)
+
+
+def note_run(notes: Path, name: str) -> None:
+    """Write down that a tool was run. A process that is killed leaves this in the file."""
+    with (notes / RUNS).open("a") as file:
+        file.write(f"{name}\n")
+
+
+def noted_runs(notes: Path) -> Counter[str]:
+    """How often the tool of each call was run."""
+    path = notes / RUNS
+    return Counter(path.read_text().split() if path.exists() else ())
 
 
 async def note(path: Path, number: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from streams import messages
 from streams.cli.selftest.ledger import FAILURES_MAX, Figures, Ledger, Story
-from streams.cli.selftest.torture_server import entry_of, note, noted
+from streams.cli.selftest.torture_server import entry_of, note, note_run, noted
 from streams.messages import Message
 
 NAME = "http-1-1"
@@ -131,13 +131,50 @@ async def test_a_call_that_is_not_seen_to_its_end_spoils_the_verdict(ledger: Led
     assert (ledger.figures.unfinished, ledger.figures.is_good) == (1, False)
 
 
+@pytest.mark.parametrize(("tool", "runs"), [("short", 1), ("reading", 3), ("work", 1)])
+def test_short_calls_leave_nothing_to_note(ledger: Ledger, tool: str, runs: int) -> None:
+    story = Story(NAME, 0, tool)
+    ledger.begin(story)
+    for _ in range(runs):
+        note_run(ledger.notes, NAME)
+    story.finish({"structuredContent": {"messages": 0}})
+    ledger.settle(story)
+    ledger.settle_all()
+    figures = ledger.figures
+    assert (figures.calls, figures.short, figures.finished) == (1, int(tool != "work"), 1)
+    assert (figures.run_twice, figures.failures) == (0, [])
+
+
+@pytest.mark.parametrize("tool", ["short", "work"])
+def test_a_tool_that_ran_twice_is_found_even_if_its_call_was_lost(
+    ledger: Ledger, tool: str
+) -> None:
+    story = Story(NAME, 0, tool)
+    ledger.begin(story)
+    for _ in range(2):
+        note_run(ledger.notes, NAME)
+    ledger.drop(story)
+    ledger.settle_all()
+    assert ledger.figures.run_twice == 1
+    assert ledger.figures.failures == [f"{NAME}: its tool was run 2 times"]
+
+
+def test_a_result_without_a_run_is_found(ledger: Ledger) -> None:
+    story = Story(NAME, 0, "short")
+    ledger.begin(story)
+    story.finish({"structuredContent": {"messages": 0}})
+    ledger.settle_all()
+    assert ledger.figures.failures == [f"{NAME}: its tool was run 0 times"]
+
+
 def test_a_run_in_which_nothing_came_is_not_good() -> None:
     assert not Figures("http").is_good
     assert Figures("http", delivered=1).is_good
+    assert Figures("http", finished=1).is_good
 
 
 def test_any_fault_spoils_the_verdict() -> None:
-    for fault in ("lost", "seen_twice", "misordered", "damaged", "unfinished"):
+    for fault in ("lost", "seen_twice", "misordered", "damaged", "run_twice", "unfinished"):
         assert not Figures("http", delivered=1, **{fault: 1}).is_good
     assert not Figures("http", delivered=1, failures=["no server"]).is_good
 

@@ -1,6 +1,6 @@
 """The deferral of records: what a call leaves in the journal, by what it sends and when."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
@@ -139,6 +139,20 @@ async def test_a_flush_stores_the_record(server: Server, steps: Steps, journal: 
         assert kinds(stored(journal)) == [Create]
 
 
+async def test_a_call_with_pages_is_stored_at_once(journal: Troubled) -> None:
+    server = Server("tested")
+
+    @server.tool(pages=True)
+    async def turn() -> AsyncIterator[str]:
+        yield "the only page"
+
+    async with open_house(server, journal=journal) as house:
+        talker = await house.dial(PLAIN)
+        await talker.call(1, "turn")
+        assert text_of(await talker.answer(1)) == "the only page"
+        assert kinds(stored(journal))[:2] == [Create, Append]
+
+
 async def test_every_call_is_stored_if_nothing_may_be_deferred(journal: Troubled) -> None:
     server = Server("tested", announce_after_s=0)
     server.tool(name="echo")(lambda: "hello")
@@ -199,6 +213,7 @@ async def test_a_cancel_before_that_ends_the_call_without_a_response(
     async with open_house(server, journal=journal) as house:
         talker = await house.dial()
         await talker.call(1, "step")
+        await wait_all_tasks_blocked()
         await talker.tell("notifications/cancelled", requestId=1)
         await talker.request(2, "ping")
         await steps.is_over.wait()
@@ -245,6 +260,18 @@ async def test_a_call_with_a_key_is_durable_before_its_tool_starts(journal: Trou
         assert kinds(stored(journal))[:2] == [Create, Append]
 
 
+async def test_a_call_that_is_cancelled_before_it_is_durable_never_runs(journal: Troubled) -> None:
+    """Else its tool would do something, and again for a retry after a crash."""
+    rig = Rig()
+    async with open_house(rig.server, journal=journal) as house:
+        talker = await house.dial()
+        await call(talker, 1)
+        await talker.tell("notifications/cancelled", requestId=1)
+        await talker.request(2, "ping")
+        await wait_all_tasks_blocked()
+        assert rig.runs == 0
+
+
 @pytest.mark.parametrize("hints", HINTS)
 async def test_a_tool_that_may_run_twice_waits_for_nothing_and_leaves_nothing(
     journal: Troubled, hints: ToolAnnotations
@@ -268,6 +295,7 @@ async def test_a_key_that_is_sent_twice_at_once_is_one_run_of_such_a_tool_too() 
     async with open_house(rig.server) as house:
         talker, other = await house.dial(), await house.dial()
         await call(talker, 1, name="look")
+        await wait_all_tasks_blocked()  # else the other one may come first
         await call(other, 2, name="look")
         assert reason((await talker.answer(1))["error"]) == "superseded"
         rig.steps.finish("once")
