@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # refers to nothing that coul
             return
         seq = self.seq
         for body in split_lines(self.body, bytes_max):
-            count = len(lines_in(body))
+            count = _count(body, 0, len(body))
             yield Run(seq, count, body)
             seq += count
 
@@ -153,8 +153,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         end = min(at + first * aim, self.end)
         if end < self.end:
             end = data.rfind(b"\n", at, end) + 1
-        is_long = first > _LONG_BYTES
-        count = _walk(data, at, end) if is_long else len(lines_in(data[at:end]))
+        count = _count(data, at, end)
         if count <= most:
             return end, count
         return skip_lines(data, at, most), most
@@ -450,7 +449,10 @@ def _begin_alike(body: bytes) -> bool:
     return True
 
 
-def _walk(data: bytes, at: int, end: int) -> int:
+def _count(data: bytes, at: int, end: int) -> int:
+    """Count lines: newline by newline if the first of them is long, else by splitting them."""
+    if data.index(b"\n", at) + 1 - at <= _LONG_BYTES:
+        return len(lines_in(data[at:end]))
     count = 0
     while at < end:
         at = data.index(b"\n", at) + 1

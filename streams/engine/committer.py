@@ -19,8 +19,9 @@ from streams.limits import MIB
 from streams.logs import log
 
 BATCH_BYTES_MAX: Final = 16 * MIB  # that may wait for one commit
-# The bytes of one stream that may wait for a commit. A commit delays all other streams, so a stream
-# may have little in it while others send, and much, which is faster, while it is alone.
+# The bytes of one stream that may wait for a commit, while as many are in the one under way. A
+# commit delays all other streams, so a stream may have little in it while others send, and much,
+# which is faster, while it is alone.
 ALONE_BYTES_MAX: Final = 1000 * 1024  # not quite four stored runs: a fifth would be a short one
 SHARED_BYTES_MAX: Final = 32 * 1024
 # A stream counts as alone when no other one was in a commit for this time. A stream that sends less
@@ -49,7 +50,7 @@ class Source(Protocol):
         """Whether it is a stream of an anonymous caller, of a session or a connection."""
 
     def take(self) -> Append | Evict | None:
-        """Its new change, called when the commit begins; None where there is nothing new."""
+        """Its next change, called when the commit begins; None where there is nothing more."""
 
     def committed(self, seq: int) -> None:
         """The changes that were added before, and its lines up to `seq`, are durable."""
@@ -80,6 +81,7 @@ class Committer:
         self._acks: dict[str, Ack] = {}
         self._sources: dict[Source, int] = {}  # bytes
         self._wanted = trio.Event()
+        self._taken = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
         # Around `run_until_stopped`, so that a cancelled server still commits its shutdown.
@@ -171,6 +173,10 @@ class Committer:
         held = self._anonymous_bytes if is_anonymous else 0
         return self.waiting_bytes + held >= BATCH_BYTES_MAX
 
+    async def commit_begun(self) -> None:
+        """Wait until the next commit has taken what waits for it."""
+        await self._taken.wait()
+
     async def commit_done(self) -> None:
         """Wait for the end of the next commit, or of the one that is under way."""
         await self._done.wait()
@@ -226,9 +232,15 @@ class Committer:
         taken: list[tuple[Source, Change | None]] = []
         for source in sources:
             change = source.take()
+            taken.append((source, change))
+            while isinstance(change, Append):  # a long batch comes in parts
+                changes.append(change)
+                if (change := source.take()) is not None:
+                    taken.append((source, change))
             if change is not None:
                 changes.append(change)
-            taken.append((source, change))
+        self._taken.set()
+        self._taken = trio.Event()
         self._is_committing = True
         await self._commit(changes, taken)
         self._is_committing = False

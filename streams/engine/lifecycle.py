@@ -19,11 +19,13 @@ stand far below `handed`: the replay of a backlog begins at `delivered`.
 import enum
 from bisect import bisect_right
 from collections import deque
+from itertools import accumulate, takewhile
 from typing import Final
 
 import msgspec
 
 from streams.errors import Ended
+from streams.journal.contract import STORED_BYTES_MAX
 from streams.journal.records import Append, Close, Outcome, Record
 from streams.limits import Limits
 from streams.messages import RequestId, Run
@@ -239,13 +241,23 @@ class StreamState:
     # Being written and delivered
 
     def take(self, fence: int) -> Append | None:
-        """The batch, as the change that makes it durable; None where there is nothing new."""
-        if not self._batch:
+        """A change that makes the batch durable, or its first part; None where nothing is new.
+
+        A long batch of messages that only follow each other comes in parts, as they are stored. So
+        the journal need not copy it once more to split it.
+        """
+        batch = self._batch
+        if not batch:
             return None
-        first = self.last + 1 - len(self._batch)
-        run = Run(first, len(self._batch), b"".join(self._batch))
-        self._batch.clear()
-        self.batch_bytes = 0
+        first = self.last + 1 - len(batch)
+        if self.batch_bytes > STORED_BYTES_MAX and self._is_plain_from(first):
+            ends = accumulate(map(len, batch))
+            count = sum(1 for _ in takewhile(STORED_BYTES_MAX.__ge__, ends)) or 1
+            batch, self._batch = batch[:count], batch[count:]
+        else:
+            self._batch = []
+        run = Run(first, len(batch), b"".join(batch))
+        self.batch_bytes -= len(run.body)
         return Append(
             stream=self._record.stream,
             fence=fence,
@@ -256,6 +268,11 @@ class StreamState:
             ended_at=self._was_ended_at,
             pages=tuple(seq for seq in self.pages if seq >= first),
         )
+
+    def _is_plain_from(self, seq: int) -> bool:
+        """Whether there is no request, page or final response from `seq` on."""
+        has_page = bool(self.pages) and self.pages[-1] >= seq
+        return self.outcome is LIVE and self._last_request < seq and not has_page
 
     def committed(self, seq: int) -> None:
         """Everything up to `seq` is durable."""

@@ -368,7 +368,7 @@ class Stream:
         while self.state.batch_bytes >= committer.stream_bytes_max or committer.is_full(
             is_anonymous=self.is_anonymous
         ):
-            await committer.commit_done()
+            await committer.commit_begun()
 
     def _mark(self, size_before: int) -> None:
         self.store()

@@ -20,6 +20,7 @@ Rules of the file:
   stream, and the log the changes since. Opening the file reads the log back; closing empties it.
 - Streams that are created, closed, evicted or forgotten are written to the tables at once. Lines
   that are as long as a segment are never logged.
+- The segments of the last commit stay in memory until the next one, for connections that follow.
 - Acks delete whole segments. Lines that are acked while they are in a tail never become a segment.
 - Sessions and their grants are in `sessions` and `grants`. They are few and change seldom, so each
   is a plain row.

@@ -44,6 +44,7 @@ from streams.journal.sqlite.tables import (
     record_of,
     update_streams,
 )
+from streams.messages import Run
 
 
 class Batch:
@@ -64,6 +65,7 @@ class Batch:
         self._names: list[tuple[Tail, bytes]] = []
         self._chosen: dict[Tail, None] = {}  # to be written to the tables
         self._trimmed: dict[Tail, None] = {}  # to lose segments
+        self._segments: dict[str, list[Run]] = {}  # as they are written, by stream
         self._logged: list[Logged] = []
         self._row_bytes = 0
         self._first_row = 0
@@ -212,13 +214,12 @@ class Batch:
         """Write the records and lines that leave the log."""
         changed = [(tail.record, tail.now) for tail in self._chosen if tail.now is not None]
         update_streams(self._connection, changed)
+        rows: list[tuple[int, int, int, bytes]] = []
+        for tail, (_, now) in zip(self._chosen, changed, strict=True):
+            runs = self._segments[now.stream] = list(tail.segments())
+            rows += [(tail.id, run.last, run.count, run.body) for run in runs]
         self._connection.executemany(
-            "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)",
-            (
-                (tail.id, run.last, run.count, run.body)
-                for tail in self._chosen
-                for run in tail.segments()
-            ),
+            "INSERT INTO runs (stream, last, count, body) VALUES (?, ?, ?, ?)", rows
         )
 
     def publish(self) -> None:
@@ -237,6 +238,7 @@ class Batch:
             self._touched,
             self._chosen,
             self._added.values(),
+            segments=self._segments,
             row_bytes=self._row_bytes,
             first_row=self._first_row,
         )

@@ -10,7 +10,7 @@ or the log would grow beyond its budget, the stream is written to the tables.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -287,6 +287,9 @@ class Tails:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.known: dict[str, Tail] = {}
+        # The segments of the last commit, by stream. A connection that follows a stream wants them
+        # next, and to read 1 MiB of them from the file takes half a millisecond.
+        self.newest: Mapping[str, Sequence[Run]] = {}
         self.next_row = 1
         self._ahead: dict[Tail, None] = {}  # of the tables, in the order of `since`
         self._ripe: dict[Tail, None] = {}  # long enough for a segment
@@ -352,14 +355,17 @@ class Tails:
         chosen: Collection[Tail],
         met: Iterable[Tail],
         *,
+        segments: Mapping[str, Sequence[Run]],
         row_bytes: int,
         first_row: int,
     ) -> None:
         """The commit is durable: readers may see what it has staged.
 
         It added a row of `row_bytes` bytes to the log and deleted those before `first_row`. The
-        `chosen` tails were written to the tables. Those in `met` were not in memory before.
+        `chosen` tails were written to the tables, with these `segments`. Those in `met` were not in
+        memory before.
         """
+        self.newest = segments  # first: a reader looks at it last
         row = self.next_row
         self._logged(row_bytes, first_row)
         self._publish(touched, row)

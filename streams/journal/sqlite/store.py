@@ -265,6 +265,9 @@ class SQLiteStore:
         # The tail is read first: one that moves to the tables meanwhile is seen twice, not missed.
         tail = self._tails.known.get(stream)
         beyond = () if tail is None else tail.beyond(after)
+        newest = self._tails.newest.get(stream)
+        if newest and newest[0].seq <= after + 1 and newest[-1].last > after:
+            return joined((run for run in newest if run.last > after), after, bytes_max)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
         with translated(self._path):

@@ -7,6 +7,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Server
+from streams.engine.committer import ALONE_BYTES_MAX
 from streams.engine.engine import SHUTDOWN_S
 from streams.errors import Full, JournalError, JournalUnusable, Unavailable
 from streams.messages import Run
@@ -32,6 +33,31 @@ from transports.memory import Cable
 @pytest.fixture
 def server() -> Server:
     return Server("tested", resume_max_s=600)
+
+
+async def test_a_tool_sends_on_while_its_last_batch_is_committed(
+    server: Server, steps: Steps
+) -> None:
+    """As much again as the commit that is under way has, and no more."""
+    journal = Troubled()
+    async with open_house(server, journal=journal) as house:
+        talker = await house.dial()
+        await talker.begin(1, "step")
+        sent = 0
+
+        async def flood(call: Call) -> None:
+            nonlocal sent
+            for _ in range(40):
+                await call.log("info", "x" * (ALONE_BYTES_MAX // 10))
+                sent += 1
+
+        journal.hold()
+        steps.do(flood)
+        await wait_all_tasks_blocked()
+        assert 18 <= sent <= 20
+        journal.let_go()
+        await wait_all_tasks_blocked()
+        assert sent == 40
 
 
 # Shutdown

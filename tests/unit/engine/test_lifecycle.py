@@ -6,6 +6,7 @@ import pytest
 
 from streams.engine.lifecycle import TRANSITIONS, Event, StreamState
 from streams.errors import Ended
+from streams.journal.contract import STORED_BYTES_MAX
 from streams.journal.records import Append, Outcome
 from streams.limits import Limits
 from streams.messages import Run
@@ -97,6 +98,41 @@ def test_messages_are_numbered_from_one_without_gaps() -> None:
     assert append == Append("a-stream", FENCE, Run(1, 3, line(1) + line(2) + line(3)), 0, 0)
     assert state.add(line(4))
     assert commit(state) == Run(4, 1, line(4))
+
+
+def test_a_long_batch_comes_in_parts_as_they_are_stored() -> None:
+    state = a_state()
+    size = len(line("x" * 100_000))
+    for _ in range(5):
+        state.add(line("x" * 100_000))
+    state.add(line("x" * 2 * STORED_BYTES_MAX))
+    state.add(line("last"))
+    runs = []
+    while (append := state.take(FENCE)) is not None:
+        assert append.outcome is Outcome.LIVE
+        runs.append(append.run)
+        state.committed(append.run.last)
+    assert [(run.seq, run.count) for run in runs] == [(1, 2), (3, 2), (5, 1), (6, 1), (7, 1)]
+    assert [len(run.body) for run in runs[:2]] == [2 * size] * 2
+    assert (state.batch_bytes, state.durable) == (0, 7)
+
+
+@pytest.mark.parametrize("how", ["request", "page", "end"])
+def test_a_long_batch_with_more_than_plain_messages_is_one_change(how: str) -> None:
+    """Its marks are those of the whole batch."""
+    state = a_state(pages=() if how == "page" else None)
+    state.add(line("x" * STORED_BYTES_MAX))
+    match how:
+        case "request":
+            state.add_request("q", line("?"))
+        case "page":
+            state.add(line("page"), is_page=True)
+        case "end":
+            state.end(line("final"), is_error=False, at=1.0)
+    append = state.take(FENCE)
+    assert append is not None
+    assert (append.run.seq, append.run.last) == (1, 2)
+    assert state.take(FENCE) is None
 
 
 def test_nothing_new_is_nothing_to_take() -> None:

@@ -323,6 +323,24 @@ async def test_a_closed_journal_refuses_instead_of_waiting(path: Path) -> None:
                 await call(journal)
 
 
+def test_what_was_just_committed_is_read_without_sql(path: Path) -> None:
+    statements: list[str] = []
+    with closing(SQLiteStore(path)) as opened:
+        opened.commit([Create(record()), Create(record("t"))])
+        opened._segments._connection.set_trace_callback(statements.append)
+        opened.commit([append(1, 5_000, line=b"x" * 99)])  # longer than two segments
+        opened.commit([append(5_001, 10_000, line=b"x" * 99)])
+        for after in (5_000, 7_000, 9_999):
+            assert as_one(opened.read("s", after, bytes_max=PLENTY)).last == 10_000
+        assert statements == []
+        assert as_one(opened.read("s", 4_000, bytes_max=PLENTY)).last == 10_000
+        assert len(statements) == 1  # older lines are read from the file
+        opened.commit([append(1, 1, "t")])
+        before = as_one(opened.read("s", 5_000, bytes_max=PLENTY))
+        assert len(statements) == 2  # memory has the lines of one commit only
+        assert before.last == 10_000
+
+
 def test_a_read_that_stops_early_leaves_no_transaction(made: Path) -> None:
     with closing(SQLiteStore(made)) as opened:
         opened.commit([append(501, 900, line=b"y" * 99), append(901, 901)])
