@@ -56,9 +56,6 @@ PING_EVERY_S: Final = 15.0
 YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
 BUSY_S: Final = 0.05  # before a journal that could not be read is read again
-# How long a response may wait for its first line before it watches whether the client is there. A
-# short call ends within this time, and needs no tasks for it.
-UNWATCHED_S: Final = 0.02
 LOOK_EVERY_S: Final = 0.5  # between looks at whether the peer may still read, while draining
 SETTLE_S: Final = 1.0  # after a write before a ping asks about it, so that one ping asks about many
 
@@ -488,7 +485,7 @@ class Connection:
         if not framing.announces:
             delivery.preamble, delivery.dialects = tuple, ()
         stream.attach(delivery)
-        if not stream.is_deferred:
+        if not stream.is_held:
             delivery.wake()
 
     def _identify(self, delivery: Delivery) -> None:
@@ -596,8 +593,7 @@ class Connection:
         """
         try:
             if self._is_owing:
-                with trio.move_on_after(UNWATCHED_S):
-                    await self.has_work.wait()
+                await self.has_work.wait()
             if self.channel.unsent_bytes() == 0:  # the write will not wait for the peer
                 await self._send_once()
         except trio.BrokenResourceError:

@@ -152,8 +152,12 @@ class Engine:
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
         preamble = partial(self.operations.announcements, stream, dialects)
-        is_urgent = is_paged or (mark is not None and not is_repeatable)
-        self._streams.defer(stream, is_urgent=is_urgent)
+        self._streams.defer(
+            stream,
+            is_urgent=is_paged or (mark is not None and not is_repeatable),
+            # An HTTP response begins after a while, so that proxies and clients see it live.
+            is_needless=not (is_reachable or mark is not None or connection.is_response),
+        )
         connection.attach(
             Delivery(stream, connection, after=0, preamble=preamble, speaks=dialects, is_call=True)
         )

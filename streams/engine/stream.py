@@ -137,6 +137,7 @@ class Stream:
         "is_anonymous",
         "is_deferred",
         "is_evicted",
+        "is_held",
         "is_progress_wanted",
         "is_reachable",
         "is_recorded",
@@ -196,10 +197,11 @@ class Stream:
         self.delivery: Follower | None = None
         self.is_reachable = record.is_announced  # whether a client can resume it
         self.is_recorded = False  # whether its record is durable; it is announced after that
-        # Whether a new stream is unknown to the journal, and so no client can come back to it. If
-        # its result is the first thing that the handler sends, it is sent as a plain response, and
-        # nothing of the stream is ever stored.
-        self.is_deferred = False
+        # A new stream is *deferred* while it is unknown to the journal, and so no client can come
+        # back to it. If its result is the first thing that the handler sends, it is sent as a plain
+        # response, and nothing is ever stored. A new stream is *held* while its delivery waits for
+        # the first message. Then one write has the announcement and a result that comes soon.
+        self.is_deferred = self.is_held = False
         self.was_evicted = False  # it was loaded from the journal, which can find it too
         self.is_evicted = False  # a later load makes another object of the same stream
         self.scope = trio.CancelScope()  # around the handler
@@ -246,8 +248,12 @@ class Stream:
             self._committer.add(Create(self.record))
             self._committer.mark(self, 0)  # calls `committed` when the record is durable
             self._on_stored(self)
-            if self.delivery is not None:
-                self.delivery.wake()
+
+    def release(self) -> None:
+        """Let a delivery begin, although there may be no message yet."""
+        self.is_held = False
+        if self.delivery is not None:
+            self.delivery.wake()
 
     async def recorded(self) -> None:
         """Wait until its record is durable, so that no crash can make it unknown.
@@ -343,6 +349,8 @@ class Stream:
     async def flush(self) -> None:
         """Wait until everything sent so far is durable, and the record of the call as well."""
         await self.recorded()
+        if self.is_held:
+            self.release()
         seq = self.state.last
         while self.state.durable < min(seq, self.state.last):  # `close` may lower `last`
             await self._committer.commit_done()
@@ -468,8 +476,8 @@ class Stream:
         """The record and everything up to `seq` are durable, and may be delivered."""
         self.is_recorded = True
         self.state.committed(seq)
-        if self.delivery is not None:
-            self.delivery.wake()
+        if seq or not self.is_held:
+            self.release()
 
     def hand(self, runs: Sequence[Run], last: int) -> None:
         """The attached delivery has handed these runs, up to `last`, to its sender."""
@@ -592,6 +600,7 @@ class Stream:
         Does not call `on_settled`, which would end a stream that no client can resume.
         """
         self.store()
+        self.is_held = False
         displaced, self.delivery = self.delivery, None
         if displaced is not None:
             self.state.detach(trio.current_time())

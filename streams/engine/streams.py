@@ -137,21 +137,22 @@ class Streams:
         self.index.add(stream)
         return stream
 
-    def defer(self, stream: Stream, *, is_urgent: bool) -> None:
+    def defer(self, stream: Stream, *, is_urgent: bool, is_needless: bool) -> None:
         """Keep the record of a new stream back, since the call may end very soon.
 
-        With `is_urgent` it is stored at once. If no client can ever come back to the stream, it
-        waits until a message needs it.
+        With `is_urgent` only its announcement is kept back. If both are `is_needless`, they wait
+        until a message needs them.
         """
         stream.is_deferred = True
-        if is_urgent or not self._deferral_s:
+        stream.is_held = self._deferral_s > 0
+        if is_urgent or not stream.is_held:
             stream.store()
-        elif stream.is_reachable or stream.mark is not None:
+        if stream.is_held and not is_needless:
             self._deferred.append(stream)
             self._has_deferred.set()
 
     async def _store_deferred(self) -> None:
-        """Store what was deferred for `deferral_s`, or up to twice that, for ever."""
+        """Store and release what was deferred for `deferral_s`, or up to twice that, for ever."""
         while True:
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
@@ -161,6 +162,7 @@ class Streams:
                 await trio.lowlevel.checkpoint()
             for number, stream in enumerate(deferred, 1):
                 stream.store()
+                stream.release()
                 if number % STORED_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
 

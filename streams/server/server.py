@@ -1,10 +1,9 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
-import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
@@ -18,6 +17,9 @@ from streams.logs import log
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer, Profile
 from streams.server.tools import Tools, ToolSettings, make_tool
+
+# Over HTTP the server notices only after this time, and up to twice that, that a client has left.
+ANNOUNCE_AFTER_S_MAX: Final = 1.0
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -55,8 +57,8 @@ class Server:
     ) -> None:
         if not resume_min_s >= 0 or not resume_max_s >= 0:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
-        if not 0 <= announce_after_s < math.inf:
-            raise ValueError("announce_after_s is in seconds, 0 or more, and not endless")
+        if not 0 <= announce_after_s <= ANNOUNCE_AFTER_S_MAX:
+            raise ValueError(f"announce_after_s is in seconds, 0 to {ANNOUNCE_AFTER_S_MAX:g}")
         self.name = name
         self.version = version
         self.instructions = instructions

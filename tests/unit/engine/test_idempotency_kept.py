@@ -64,6 +64,7 @@ async def test_a_short_key_of_an_anonymous_client_keeps_no_work_going(
     async with open_house(rig.server) as house:
         cut = await house.dial(PLAIN, principal)
         await call(cut, 1, SHORT)
+        await wait_all_tasks_blocked()  # else its tool never starts
         await cut.leave()
         assert rig.steps.was_cancelled
         again = await house.dial(PLAIN, principal)  # as only a session can be again

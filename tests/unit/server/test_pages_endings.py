@@ -247,7 +247,9 @@ async def test_a_shutdown_stops_the_tool(
 
 
 async def test_what_has_no_room_for_its_page_is_stopped_too(mock_clock: MockClock) -> None:
-    server = Server("tested", resume_max_s=MAX_S, limits=Limits(unsent_bytes_max=1))
+    limits = Limits(unsent_bytes_max=1)
+    # The announcement goes ahead, and takes the room.
+    server = Server("tested", resume_max_s=MAX_S, announce_after_s=0, limits=limits)
     watched = Watched(server, "thread")
     async with open_house(server) as house:
         talker = await house.dial(REQUESTS, capacity=1)
