@@ -165,6 +165,9 @@ NO_SEGMENT: Final = 2**63
 _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
 
+# Segments of the last commit that stay in memory, until the next one: those of one fast stream, or
+# of a hundred. With more, forty stalled clients would cost 1 MiB more each.
+NEWEST_BYTES_MAX: Final = 4 * MIB
 _WAL_PART: Final = 8
 
 _last = attrgetter("last")
@@ -365,7 +368,9 @@ class Tails:
         `chosen` tails were written to the tables, with these `segments`. Those in `met` were not in
         memory before.
         """
-        self.newest = segments  # first: a reader looks at it last
+        size = sum(len(run.body) for runs in segments.values() for run in runs)
+        # First: a reader looks at it last.
+        self.newest = segments if size <= NEWEST_BYTES_MAX else {}
         row = self.next_row
         self._logged(row_bytes, first_row)
         self._publish(touched, row)
