@@ -234,11 +234,13 @@ class Batch:
             tails.forget(tail)
         for tail in self._trimmed:
             tail.oldest = UNKNOWN
+        # A batch is in a cycle, so it lives longer than its segments may.
+        segments, self._segments = self._segments, {}
         tails.publish(
             self._touched,
             self._chosen,
             self._added.values(),
-            segments=self._segments,
+            segments=segments,
             row_bytes=self._row_bytes,
             first_row=self._first_row,
         )
