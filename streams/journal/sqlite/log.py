@@ -165,8 +165,8 @@ NO_SEGMENT: Final = 2**63
 _TAIL_COST: Final = 256
 ENTRY_COST: Final = 128
 
-# Segments of the last commit that stay in memory, until the next one: enough for one fast stream, or
-# for a hundred. An idle server keeps no more than that.
+# Segments of the last commit that stay in memory until the next one: enough for one fast stream,
+# or for a hundred. An idle server keeps no more than that.
 NEWEST_BYTES_MAX: Final = 4 * MIB
 _WAL_PART: Final = 8
 
