@@ -3,9 +3,9 @@
 Bytes are no measure of work: 64 KiB may be one message, or ten thousand frames of 20 µs each. So a
 connection counts units (frames, messages, requests, reads), and lets others run after `TURN_UNITS`
 of them. With that alone, ten busy connections would have ten turns between two turns of a quiet
-one. So a connection that has used up its free units joins the queue of busy connections. A few
-connections of the queue have their turns together, and all connections outside the queue have a
-turn before the next few.
+one. So a connection that has used up its free units joins the queue of busy connections. One
+connection of the queue has a turn at a time, and all connections outside the queue have a turn
+before the next one.
 
 A large message counts as many units. But its parsing, and the decoding of its arguments, are pieces
 of work that nothing can interrupt. `LargeWork` does such pieces one at a time, with a pause after
@@ -26,9 +26,6 @@ TURN_UNITS: Final = 8
 # Units that a connection may use without joining the queue: more than usual clients need.
 FREE_PER_S: Final = 200.0
 FREE_UNITS: Final = 32.0
-# Busy connections that have their turns together. With one, the last of 32 clients of short calls
-# waits twice as long; with four, a ping beside ten flooding clients does.
-BUSY_AT_ONCE: Final = 2
 # A message counts one more unit for so many bytes. Their decoding takes up to 0.3 ms.
 UNIT_BYTES: Final = 8 * 1024
 
@@ -47,7 +44,7 @@ ACTIVE_S: Final = 1.0
 
 _T = TypeVar("_T")
 
-_queue: Final = trio.lowlevel.RunVar["_Queue"]("the queue of the busy connections")
+_queue: Final = trio.lowlevel.RunVar[trio.StrictFIFOLock]("the queue of the busy connections")
 _large: Final = trio.lowlevel.RunVar["LargeWork"]("the work on large messages")
 
 
@@ -76,39 +73,15 @@ class Turns:
             await trio.lowlevel.checkpoint()
             return
         self._free = 0.0
-        await _busy().wait()
+        async with _busy():  # acquiring lets all other tasks run at least once
+            pass
 
 
-class _Queue:
-    """The queue of the busy connections."""
-
-    def __init__(self) -> None:
-        self._waiting = trio.lowlevel.ParkingLot()
-        self._left = 0  # of those that were let in together, and have not begun their turns
-
-    async def wait(self) -> None:
-        """Wait for a turn. All other tasks run at least once before that."""
-        if self._left:
-            await self._waiting.park()
-            self._let_in_next()
-            return
-        self._left = 1
-        try:
-            await trio.lowlevel.checkpoint()
-        finally:
-            self._let_in_next()
-
-    def _let_in_next(self) -> None:
-        self._left -= 1
-        if not self._left:
-            self._left = len(self._waiting.unpark(count=BUSY_AT_ONCE))
-
-
-def _busy() -> _Queue:
+def _busy() -> trio.StrictFIFOLock:
     try:
         return _queue.get()
     except LookupError:
-        _queue.set(_Queue())
+        _queue.set(trio.StrictFIFOLock())
         return _queue.get()
 
 

@@ -25,7 +25,7 @@ NOT_YET = Joined(is_done=False)
 
 @pytest.fixture
 def server() -> Server:
-    return Server("tested", resume_min_s=0, resume_max_s=600)
+    return Server("tested", resume_min_s=0, resume_max_s=600, announce_after_s=0)
 
 
 @pytest.fixture(params=[BOTH, REQUESTS], ids=["both", "requests"])
