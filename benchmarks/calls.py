@@ -5,7 +5,8 @@ the CPUs with the server, so its own CPU time is a figure as well. Every answer 
 and the text of its call.
 
 Over HTTP each client has a session and a connection, and one call in flight. Over a WebSocket or
-pipes one client has all calls in flight.
+pipes one client has all calls in flight. All of it is one file because each kind of connection is
+driven by the same loop and clock: a difference between two rows must not be one of drivers.
 """
 
 import os
@@ -25,7 +26,7 @@ import msgspec
 
 from benchmarks.numbered import FIRST, METHOD, Lost
 from benchmarks.rawcheck import chunks_of, frames_of
-from benchmarks.servers import ROOT
+from benchmarks.servers import spawn
 from streams.messages import notification, request
 from streams.protocol.extension import KEY
 
@@ -418,17 +419,7 @@ class Pipes:
     """A server that is spawned, and its standard streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(  # nosec B603 # what the benchmark names
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin, self._process.stdout
+        self._process, self._in, self._out = spawn(command)
         self._readable = select.poll()
         self._readable.register(self._out, select.POLLIN)
         self._rest = b""

@@ -2,14 +2,13 @@
 
 import os
 import socket
-import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from benchmarks.numbered import Lost
 from benchmarks.rawcheck import chunks_of, frames_of
-from benchmarks.servers import ROOT
+from benchmarks.servers import spawn
 from streams.messages import notification, request
 from streams.protocol.extension import EXTENSION
 from transports.net.sockets import enlarge_pipe
@@ -83,17 +82,8 @@ class Child:
     """A process that speaks over its standard streams."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(  # nosec B603 # our own program
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._process, self._stdin, self._stdout = spawn(command)
+        self._in, self._out = self._stdin.fileno(), self._stdout.fileno()
         enlarge_pipe(self._out)
         self._lines = _Lines()
 
@@ -107,10 +97,8 @@ class Child:
         return os.readv(self._out, [room])
 
     def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.stdout.close()
+        self._stdin.close()
+        self._stdout.close()
         self._process.wait(TIMEOUT_S)
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 import msgspec
 import trio
@@ -41,6 +41,21 @@ class Served(msgspec.Struct, frozen=True):
     url: str = ""
     command: Sequence[str] = ()
     pid: int = 0
+
+
+def spawn(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """Start a server that speaks over its standard streams: the process, its input, its output."""
+    process = subprocess.Popen(  # nosec B603 # what the benchmark names
+        command,
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    return process, process.stdin, process.stdout
 
 
 @asynccontextmanager

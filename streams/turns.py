@@ -119,10 +119,6 @@ class LargeWork:
         await trio.lowlevel.checkpoint()  # the caller's next step is work as well
         return found
 
-    async def do_sized(self, size: int, principal: str, work: Callable[[], _T]) -> _T:
-        """The same for work on `size` bytes, without a turn if they are few."""
-        return work() if size < LARGE_BYTES else await self.do(principal, work)
-
     def _is_other_active(self, principal: str) -> bool:
         at = self._other_at if principal == self._newest else self._newest_at
         return trio.current_time() - at < ACTIVE_S

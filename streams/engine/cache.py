@@ -469,15 +469,16 @@ class _Eviction:
         self._stream = stream
         self._change: Evict | None = None
 
-    def take(self) -> Evict | None:
-        """The change, behind all earlier ones of the stream; None where it was used meanwhile."""
+    def take(self) -> list[Evict]:
+        """The change, behind all earlier ones of the stream, unless the stream was used since."""
         stream = self._stream
         self._delivered, self._outcome = stream.state.delivered, stream.state.outcome
         self._change = self._cache.eviction(stream)
-        if self._change is not None:
-            stream.was_evicted = True
-            self._cache.evicting()
-        return self._change
+        if self._change is None:
+            return []
+        stream.was_evicted = True
+        self._cache.evicting()
+        return [self._change]
 
     def committed(self, seq: int) -> None:
         stream, change = self._stream, self._change

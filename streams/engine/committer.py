@@ -5,7 +5,7 @@ longer queue.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import trio
@@ -49,8 +49,8 @@ class Source(Protocol):
     def is_anonymous(self) -> bool:
         """Whether it is a stream of an anonymous caller, of a session or a connection."""
 
-    def take(self) -> Append | Evict | None:
-        """Its next change, called when the commit begins; None where there is nothing more."""
+    def take(self) -> Sequence[Append | Evict]:
+        """Its next changes, called when the commit begins."""
 
     def committed(self, seq: int) -> None:
         """The changes that were added before, and its lines up to `seq`, are durable."""
@@ -65,8 +65,8 @@ class _Waiter:
     def __init__(self, on_durable: Callable[[], object]) -> None:
         self._on_durable = on_durable
 
-    def take(self) -> None:
-        return None
+    def take(self) -> Sequence[Append]:
+        return ()
 
     def committed(self, seq: int) -> None:
         self._on_durable()
@@ -231,14 +231,9 @@ class Committer:
         self._note_sharing(len(sources))
         taken: list[tuple[Source, Change | None]] = []
         for source in sources:
-            change = source.take()
-            taken.append((source, change))
-            while isinstance(change, Append):  # a long batch comes in parts
-                changes.append(change)
-                if (change := source.take()) is not None:
-                    taken.append((source, change))
-            if change is not None:
-                changes.append(change)
+            found = source.take()
+            changes += found
+            taken += ((source, change) for change in found or (None,))
         self._taken.set()
         self._taken = trio.Event()
         self._is_committing = True

@@ -10,6 +10,7 @@ and the engine's side (committing, delivering, confirming) wake each other, over
 
 import math
 from collections.abc import Awaitable, Callable, Container, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
@@ -468,9 +469,9 @@ class Stream:
         is_saving = self.rerun is not None and self.state.durable < self.rerun.checkpoint_seq
         return self.state.outcome is LIVE and not is_saving
 
-    def take(self) -> Append | None:
-        """The batch, as a change for the journal; None where there is nothing new."""
-        return self.state.take(self.record.fence)
+    def take(self) -> list[Append]:
+        """The batch, as changes for the journal."""
+        return list(iter(partial(self.state.take, self.record.fence), None))
 
     def committed(self, seq: int) -> None:
         """The record and everything up to `seq` are durable, and may be delivered."""

@@ -9,7 +9,6 @@ from streams.turns import (
     ACTIVE_S,
     FREE_PER_S,
     FREE_UNITS,
-    LARGE_BYTES,
     PAUSE_S_MAX,
     PAUSE_TIMES,
     PIECE_S,
@@ -147,18 +146,6 @@ def test_the_longer_a_piece_of_large_work_the_smaller_its_share(
     pieces: float, pauses: float
 ) -> None:
     assert pause_after(pieces * PIECE_S) == pytest.approx(pauses * PIECE_S * PAUSE_TIMES)
-
-
-async def test_small_work_waits_for_no_large_work(mock_clock: MockClock) -> None:
-    large = LargeWork(trio.current_time)
-    large.note("somebody else")
-    await large.do("a", lambda: mock_clock.jump(PIECE_S))
-    began = trio.current_time()
-    assert await large.do_sized(LARGE_BYTES - 1, "a", lambda: "done") == "done"
-    assert trio.current_time() == began
-    mock_clock.autojump_threshold = 0
-    assert await large.do_sized(LARGE_BYTES, "a", lambda: "done") == "done"
-    assert trio.current_time() - began == pytest.approx(pause_after(PIECE_S))
 
 
 async def test_no_pause_is_longer_than_its_limit(mock_clock: MockClock) -> None:

@@ -58,14 +58,14 @@ class Source:
             self._lines.append(line)
             self._committer.mark(self, len(line))
 
-    def take(self) -> Append | None:
+    def take(self) -> list[Append]:
         self.asked += 1
         lines, self._lines = self._lines, []
         if not lines:
-            return None
+            return []
         run = Run(self._last + 1, len(lines), b"".join(lines))
         self._last = run.last
-        return Append(self.id, 1, run, 0, 0)
+        return [Append(self.id, 1, run, 0, 0)]
 
     def committed(self, seq: int) -> None:
         self.durable = max(self.durable, seq)
