@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := $(VENV)-demo
 # What starts real servers, fakes crashes or waits for a disk: part of `make test` alone.
 SLOW := tests/system tests/wire tests/acceptance tests/sdk
 
@@ -12,8 +13,8 @@ PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
 .PHONY: demo test check audit imports simulate bench bench-peers soak lock clean
 
-demo: $(READY)
-	$(BIN)/mcp-streams demo
+demo: $(DEMO)/.ready
+	$(DEMO)/bin/mcp-streams demo
 
 test: $(READY)
 	$(PYTEST)
@@ -60,7 +61,14 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(DEMO)
+
+# What `pip install mcp-streams` installs, and nothing that only development needs.
+$(DEMO)/.ready: pyproject.toml constraints.txt $(shell find streams transports -name '*.py')
+	test -x $(DEMO)/bin/pip || $(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/pip install --disable-pip-version-check --no-input --quiet \
+		--constraint constraints.txt --force-reinstall .
+	touch $@
 
 # pip comes with the venv; the stamp is written last, so that a broken set-up starts again.
 $(READY): pyproject.toml constraints.txt

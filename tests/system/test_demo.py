@@ -13,6 +13,7 @@ from tests.rigs import HERE
 from tests.rigs.command import Done, run
 
 FAULTY = f"{HERE / 'faulty_demo_server.py'}:server"
+SLOW = f"{HERE / 'faulty_demo_server.py'}:slow_server"
 FILES = 12
 
 # `mcp-streams demo`, with another server.
@@ -34,7 +35,8 @@ def folder_of_files(place: Path, first: str = "all is well") -> Path:
 
 def figures(done: Done) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(done.stdout)
-    assert [one["transport"] for one in found] == ["stdio", "websocket", "http"]
+    calls = [(one["transport"], one["restart"]) for one in found]
+    assert calls == [("stdio", True), ("websocket", True), ("http", True), ("http", False)]
     return found
 
 
@@ -51,36 +53,62 @@ def servers_of(app: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("seen", [{}, {"lost": 1}, {"seen_twice": 1}, {"is_digest_equal": False}])
-def test_any_fault_spoils_the_verdict(seen: dict[str, Any]) -> None:
-    good = {"lost": 0, "seen_twice": 0, "is_digest_equal": True}
-    one = Figures(transport="stdio", sent=9, delivered=9, cuts=3, kills=1, **{**good, **seen})
-    assert one.is_good is not bool(seen)
+@pytest.mark.parametrize(
+    ("seen", "is_good"),
+    [
+        ({}, True),
+        ({"lost": 1}, False),
+        ({"seen_twice": 1}, False),
+        ({"end": "different"}, False),
+        ({"end": "failed"}, False),
+        ({"end": "interrupted"}, False),
+        ({"end": "interrupted", "restart": False}, True),
+        ({"end": "failed", "restart": False}, False),
+    ],
+)
+def test_any_fault_spoils_the_verdict(seen: dict[str, Any], is_good: bool) -> None:
+    good = {"restart": True, "lost": 0, "seen_twice": 0, "end": "equal"}
+    one = Figures(transport="stdio", sent=9, delivered=9, cuts=2, kills=1, **{**good, **seen})
+    assert one.is_good is is_good
 
 
 def test_nothing_is_lost_and_nothing_seen_twice(tmp_path: Path) -> None:
     done = run("demo", "--folder", str(folder_of_files(tmp_path)), "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    for one in figures(done):
-        assert (one["sent"], one["delivered"]) == (2 * FILES, 2 * FILES)
-        assert (one["lost"], one["seen_twice"], one["is_digest_equal"]) == (0, 0, True)
-        assert (one["cuts"], one["kills"]) == (3, 1)
+    *restarted, once = figures(done)
+    for one in restarted:
+        assert (one["sent"], one["delivered"], one["end"]) == (2 * FILES, 2 * FILES, "equal")
+    for one in (*restarted, once):
+        assert (one["lost"], one["seen_twice"]) == (0, 0)
+        assert (one["cuts"], one["kills"]) == (2, 1)
+
+
+def test_a_kill_ends_only_the_call_that_cannot_be_restarted(tmp_path: Path) -> None:
+    done = run(str(folder_of_files(tmp_path)), SLOW, command=ELSEWHERE)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = figures(done)
+    assert [one["end"] for one in found] == ["equal", "equal", "equal", "interrupted"]
+    assert {(one["lost"], one["seen_twice"], one["sent"]) for one in found} == {(0, 0, 2 * FILES)}
 
 
 def test_one_file_is_enough(tmp_path: Path) -> None:
     (tmp_path / "only").write_text("one")
     done = run("demo", "--folder", str(tmp_path))
     assert done.returncode == 0
-    assert done.stdout.count("equal") == 3
-    assert "server killed" in done.stderr
+    assert done.stderr.count("server killed") == 4
 
 
-@pytest.mark.parametrize(("fault", "lost", "twice"), [("muddles", 2, 2), ("fails", 2 * FILES, 0)])
-def test_a_faulty_server_is_found_out(tmp_path: Path, fault: str, lost: int, twice: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "lost", "twice", "end"),
+    [("muddles", 2, 2, "different"), ("fails", 2 * FILES, 0, "different")],
+)
+def test_a_faulty_server_is_found_out(
+    tmp_path: Path, fault: str, lost: int, twice: int, end: str
+) -> None:
     done = run(str(folder_of_files(tmp_path, fault)), FAULTY, command=ELSEWHERE)
     assert done.returncode == 1
     for one in figures(done):
-        assert (one["lost"], one["seen_twice"], one["is_digest_equal"]) == (lost, twice, False)
+        assert (one["lost"], one["seen_twice"], one["end"]) == (lost, twice, end)
     assert not servers_of(FAULTY)
 
 

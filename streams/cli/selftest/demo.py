@@ -1,13 +1,11 @@
-"""The action of `demo`: a call that is cut three times and whose server is killed, over each
-transport.
+"""The action of `demo`: calls that are cut, and whose servers are killed, over each transport.
 
-The tool reads a folder and reports every file. The connection is cut in the middle three times.
-When the work is done and not all of it is delivered, the server is killed with SIGKILL and started
-on the same journal. The messages that the client has received are compared with those that were
-sent.
+The tool reads a folder and reports every file. The connection is cut in the middle two times. Then
+the server is killed with SIGKILL while the tool works, and started on the same journal; a new
+client resumes the call. The messages that the clients have received are compared with those that
+were sent. One more call is of a tool without `restart=True`: its kill ends it.
 """
 
-import hashlib
 import logging
 import math
 import sys
@@ -15,43 +13,51 @@ import sysconfig
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 import trio
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from streams import logs, messages
 from streams.cli.base import DONE, FAILED, USAGE
-from streams.cli.selftest.demo_server import digest_of, files_of
+from streams.cli.selftest.demo_server import chained, digest_of, files_of
 from streams.cli.selftest.rigs import APP, ListeningRig, Rig, StdioRig
 from streams.client.call import RunningCall
 from streams.client.client import Client
+from streams.errors import CallFailed
 from streams.messages import Message
-from streams.protocol.ticket import Ticket
 
-# The connection is cut at these parts of all messages. After the last cut, the server is killed.
-CUTS: Final = (0.1, 0.3, 0.6)
+# The connection is cut, and the server is killed, at these parts of all messages.
+CUTS: Final = (0.1, 0.3)
+KILL: Final = 0.6
 TIMEOUT_S: Final = 300.0
 
 
+End = Literal["equal", "different", "interrupted", "failed"]
+"""The digest in the result, or the end of a call without one."""
+
+
 class Figures(msgspec.Struct):
-    """The figures of one transport."""
+    """The figures of one call."""
 
     transport: str
+    restart: bool
     sent: int
     delivered: int
     lost: int
     seen_twice: int
     cuts: int
     kills: int
-    is_digest_equal: bool
+    end: End
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing was lost, nothing seen twice, and the result is right."""
-        return self.lost == 0 and self.seen_twice == 0 and self.is_digest_equal
+        """Whether nothing was lost, nothing seen twice, and the call ended as it must."""
+        ends = {"equal"} if self.restart else {"equal", "interrupted"}
+        return self.lost == 0 and self.seen_twice == 0 and self.end in ends
 
 
 class Viewer:
@@ -80,11 +86,11 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
     if not files:
         print(f"{folder}: no files to read", file=sys.stderr)
         return USAGE
-    whole = hashlib.sha256()
+    whole = ""
     for path in files:
-        whole.update(f"{digest_of(path)}  {path.relative_to(folder)}\n".encode())
+        whole = chained(whole, digest_of(path), path.relative_to(folder))
     folder = folder.resolve()
-    figures = trio.run(_run_all, app, folder, 2 * len(files), whole.hexdigest(), as_json)
+    figures = trio.run(_run_all, app, _Work(folder, 2 * len(files), whole), as_json)
     if as_json:
         print(msgspec.json.encode(figures).decode())
     else:
@@ -92,64 +98,101 @@ def run(folder: Path | None, *, as_json: bool, app: str = APP) -> int:
     return DONE if all(one.is_good for one in figures) else FAILED
 
 
-async def _run_all(
-    app: str, folder: Path, expected: int, digest: str, is_quiet: bool
-) -> list[Figures]:
-    out = Console(stderr=True, quiet=is_quiet, highlight=False)
-    out.print(f"{expected // 2} files in {folder}, {expected} messages over each transport")
-    figures = []
+class _Work(NamedTuple):
+    """The tool's work: the folder, its messages, and the digest that it must find."""
+
+    folder: Path
+    messages: int
+    digest: str
+
+
+async def _run_all(app: str, work: _Work, is_quiet: bool) -> list[Figures]:
+    out = Console(stderr=True, quiet=is_quiet, highlight=False, soft_wrap=True)
+    count = work.messages
+    out.print(f"{count // 2} files of {work.folder}, {count} messages of each call")
+    scenarios: list[_Scenario] = []
     with trio.fail_after(TIMEOUT_S), tempfile.TemporaryDirectory() as place:
-        async with trio.open_nursery() as nursery:
-            rigs: dict[str, Rig] = {
-                "stdio": StdioRig(app, Path(place) / "stdio.db"),
-                "websocket": ListeningRig("ws", app, Path(place) / "websocket.db", nursery),
-                "http": ListeningRig("http", app, Path(place) / "http.db", nursery),
-            }
-            for name, rig in rigs.items():
-                try:
-                    await rig.start()
-                    figures.append(await _Scenario(name, rig, out, expected).run(folder, digest))
-                finally:
-                    with trio.CancelScope(shield=True):
-                        await rig.stop()
-            nursery.cancel_scope.cancel()
-    return figures
+        async with trio.open_nursery() as servers:
+
+            def rig(scheme: str, journal: str) -> Rig:
+                path = Path(place) / journal
+                return (
+                    StdioRig(app, path) if not scheme else ListeningRig(scheme, app, path, servers)
+                )
+
+            scenarios += [
+                _Scenario("stdio", rig("", "stdio.db"), out, work, restart=True),
+                _Scenario("websocket", rig("ws", "websocket.db"), out, work, restart=True),
+                _Scenario("http", rig("http", "http.db"), out, work, restart=True),
+                _Scenario("http", rig("http", "once.db"), out, work, restart=False),
+            ]
+            async with trio.open_nursery() as calls:
+                for scenario in scenarios:
+                    calls.start_soon(scenario.run)
+            servers.cancel_scope.cancel()
+    return [scenario.figures() for scenario in scenarios]
 
 
 class _Scenario:
     """One call over one transport, and its failures."""
 
-    def __init__(self, name: str, rig: Rig, out: Console, expected: int) -> None:
-        self._name = name
+    def __init__(
+        self, transport: str, rig: Rig, out: Console, work: _Work, *, restart: bool
+    ) -> None:
+        self._transport = transport
         self._rig = rig
         self._out = out
-        self._expected = expected
+        self._work = work
+        self._restart = restart
         self._viewer = Viewer()
+        self._result: dict[str, Any] = {}
+        self._end: End = "failed"
 
-    async def run(self, folder: Path, digest: str) -> Figures:
+    async def run(self) -> None:
+        try:
+            await self._rig.start()
+            await self._follow()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._rig.stop()
+
+    async def _follow(self) -> None:
+        tool = "digest" if self._restart else "digest_once"
         async with (
             Client(self._rig.dialer, name="demo") as client,
-            client.call("digest", {"folder": str(folder)}) as call,
+            client.call(tool, {"folder": str(self._work.folder)}) as call,
         ):
             for part in CUTS:
-                await self._watch(call, until=int(part * self._expected))
+                await self._watch(call, until=int(part * self._work.messages))
                 self._rig.cut()
                 self._say(f"cut after {self._seen} messages")
+            await self._watch(call, until=int(KILL * self._work.messages))
+            await self._rig.kill()
+            self._say(f"server killed after {self._seen} messages")
             ticket = call.ticket
         assert ticket is not None
-        await self._wait_for_the_work(ticket)
-        await self._rig.kill()
-        self._say(f"the work is done, {self._seen} messages are delivered: server killed")
         await self._rig.start()
         async with (
             Client(self._rig.dialer, name="demo") as client,
             client.resume(ticket) as call,
         ):
             await self._watch(call)
+            await self._finish(call)
+
+    async def _finish(self, call: RunningCall) -> None:
+        try:
             result = await call.result()
-        self._say(f"resumed: {self._seen} messages are delivered, and the result")
+        except CallFailed as error:
+            is_interrupted = (error.data or {}).get("reason") == "interrupted"
+            self._end = "interrupted" if is_interrupted else "failed"
+            self._say(f"resumed: {self._seen} messages, and the error: {error.message}")
+            return
         # A tool that failed has no such content.
-        return self._figures(result.get("structuredContent", {}), digest)
+        self._result = result.get("structuredContent", {})
+        self._end = "equal" if self._result.get("digest") == self._work.digest else "different"
+        files = self._result.get("continued_at")
+        how = "the work was done" if files is None else f"the tool continued after file {files}"
+        self._say(f"resumed: {self._seen} messages, and the result; {how}")
 
     async def _watch(self, call: RunningCall, until: float = math.inf) -> None:
         async for message in call:
@@ -157,37 +200,47 @@ class _Scenario:
             if self._seen >= until:
                 break
 
-    async def _wait_for_the_work(self, ticket: Ticket) -> None:
-        async with Client(self._rig.dialer, name="demo") as client:
-            while (await client.poll(ticket)).status == "live":
-                await trio.sleep(0.1)
-
     @property
     def _seen(self) -> int:
         return self._viewer.seen.total()
 
-    def _figures(self, result: dict[str, Any], digest: str) -> Figures:
+    def figures(self) -> Figures:
+        """What came of the call."""
         seen = self._viewer.seen
-        sent = result.get("messages", self._expected)
+        sent = self._result.get("messages", self._work.messages)
+        if self._end == "interrupted":
+            # The journal has the messages from the first to the last, whichever that was.
+            sent = sum(max(n for kind, n in seen if kind == each) for each in {k for k, _ in seen})
         return Figures(
-            transport=self._name,
+            transport=self._transport,
+            restart=self._restart,
             sent=sent,
             delivered=len(seen),
             lost=sent - len(seen),
             seen_twice=seen.total() - len(seen),
             cuts=len(CUTS),
             kills=1,
-            is_digest_equal=result.get("digest") == digest,
+            end=self._end,
         )
 
     def _say(self, what: str) -> None:
-        self._out.print(f"  {self._name:10} {what}")
+        self._out.print(f"  {_title(self._transport, self._restart):16} {what}")
+
+
+def _title(transport: str, restart: bool) -> str:
+    return transport if restart else f"{transport}, no restart"
 
 
 def _print_table(figures: list[Figures]) -> None:
-    table = Table("transport", "sent", "delivered", "lost", "seen twice", "cuts", "kills", "digest")
+    columns = ("call", "sent", "delivered", "lost", "twice", "cuts", "kills", "end")
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    ends = {
+        "equal": "result",
+        "different": "WRONG RESULT",
+        "interrupted": "interrupted",
+        "failed": "FAILED",
+    }
     for one in figures:
-        verdict = "equal" if one.is_digest_equal else "DIFFERENT"
         numbers = (one.sent, one.delivered, one.lost, one.seen_twice, one.cuts, one.kills)
-        table.add_row(one.transport, *map(str, numbers), verdict)
+        table.add_row(_title(one.transport, one.restart), *map(str, numbers), ends[one.end])
     Console().print(table)
