@@ -67,7 +67,7 @@ clean:
 $(DEMO)/.ready: pyproject.toml constraints.txt $(shell find streams transports -name '*.py')
 	test -x $(DEMO)/bin/pip || $(PYTHON) -m venv $(DEMO)
 	$(DEMO)/bin/pip install --disable-pip-version-check --no-input --quiet \
-		--constraint constraints.txt --force-reinstall .
+		--constraint constraints.txt .
 	touch $@
 
 # pip comes with the venv; the stamp is written last, so that a broken set-up starts again.

@@ -232,8 +232,8 @@ def _title(transport: str, restart: bool) -> str:
 
 
 def _print_table(figures: list[Figures]) -> None:
-    columns = ("call", "sent", "delivered", "lost", "twice", "cuts", "kills", "end")
-    table = Table(*columns, box=box.SIMPLE_HEAD)
+    columns = ("call", "sent", "received", "lost", "twice", "cuts", "kills", "end")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     ends = {
         "equal": "result",
         "different": "WRONG RESULT",
