@@ -11,7 +11,7 @@ SLOW := tests/system tests/wire tests/acceptance tests/sdk
 # The tests of one file run one after the other, those of several files side by side.
 PYTEST := $(BIN)/pytest -q --numprocesses auto --dist loadfile
 
-.PHONY: demo test check audit imports simulate bench bench-peers soak lock clean
+.PHONY: demo test check audit imports simulate bench bench-peers soak recording lock clean
 
 demo: $(DEMO)/.ready
 	$(DEMO)/bin/mcp-streams demo
@@ -51,6 +51,10 @@ bench-peers: $(READY)
 MINUTES ?= 30
 soak: $(READY)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+# The picture of a terminal in the README, from a session that is played for it.
+recording: $(READY)
+	$(BIN)/python docs/record.py
 
 # Write constraints.txt anew, with the newest of everything that pyproject.toml allows.
 lock:

@@ -4,14 +4,17 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from streams.journal.ownership import owner_of
 from tests.rigs import ROOT
 
 PAGES: Final = (
@@ -23,9 +26,11 @@ PAGES: Final = (
 # The addresses that the pages name; free ports take their place.
 DOCUMENTED: Final = {"ws": "127.0.0.1:8765", "http": "127.0.0.1:8080"}
 COMMAND_S: Final = 60.0
+LOOK_EVERY_S: Final = 0.02
 
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE: Final = re.compile(r"# (\w+\.py)\n")
+_JOURNAL: Final = re.compile(r"--journal ([^\s\"]+)")
 _KILL: Final = re.compile(r"kill (-9 )?\"")
 _LISTENING: Final = re.compile(r"listening.*\b(ws|http)://([0-9.:]+)")
 
@@ -50,6 +55,23 @@ def sessions(block: Block) -> Iterator[tuple[str, str]]:
         yield command, output
 
 
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _end_owner(journal: Path) -> None:
+    owner = owner_of(journal)
+    assert owner is not None, f"{journal.name}: its server has ended"
+    os.kill(owner, signal.SIGTERM)
+    deadline = time.monotonic() + COMMAND_S
+    while owner_of(journal) is not None:
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_EVERY_S)
+
+
 class Stage:
     """Runs the examples of one page as a reader would; `close` ends the servers that still run."""
 
@@ -57,11 +79,14 @@ class Stage:
         self._folder = folder
         self._addresses = dict(DOCUMENTED)
         self._servers: list[subprocess.Popen[str]] = []
+        self._pasted: set[Path] = set()  # journals of servers that a pasted block has started
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self._environment = {**os.environ, "PATH": path}
 
     def close(self) -> None:
         """End the servers, which must exit with 0."""
+        for journal in self._pasted:
+            _end_owner(journal)
         for server in self._servers:
             server.terminate()
             _, log = server.communicate(timeout=COMMAND_S)
@@ -71,12 +96,38 @@ class Stage:
         """Run an example; other blocks are skipped."""
         if block.language == "python":
             self._python(block.text)
+        elif block.language == "sh" and "mcp-streams serve " in block.text:
+            self.paste(block)
         elif block.language == "console":
             for command, output in sessions(block):
                 self._command(command, output)
         elif block.language == "text" and "^C" in block.text:
             for command, output in sessions(block):
                 self._interrupted(command, output)
+
+    def paste(self, block: Block) -> str:
+        """Give a whole block to a shell at once, and return what it printed.
+
+        The server that it leaves behind serves the blocks that follow.
+        """
+        self._addresses = {scheme: f"127.0.0.1:{free_port()}" for scheme in DOCUMENTED}
+        self._pasted |= {self._folder / name for name in _JOURNAL.findall(block.text)}
+        with (self._folder / "pasted").open("w+") as printed:
+            done = subprocess.run(
+                ["bash"],
+                input=self._here(block.text),
+                check=False,
+                cwd=self._folder,
+                env=self._environment,
+                stdout=printed,  # a file, since a server that stays would hold a pipe open
+                stderr=printed,
+                text=True,
+                timeout=COMMAND_S,
+            )
+            printed.seek(0)
+            text = printed.read()
+        assert done.returncode == 0, text
+        return text
 
     def _python(self, text: str) -> None:
         named = _FILE.match(text)

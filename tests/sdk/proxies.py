@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tests.rigs import ROOT
-from tests.rigs.doc_pages import blocks
+from tests.rigs.doc_pages import blocks, free_port
 
 PAGE: Final = ROOT / "docs" / "operate" / "deploy.md"
 START_S: Final = 30.0
@@ -132,10 +132,3 @@ def _is_listening(port: int) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

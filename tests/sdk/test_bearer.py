@@ -24,7 +24,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import ProtectedResourceMetadata
 
 from tests.rigs.command import run
-from tests.sdk.proxies import Hardened, free_port, haproxy_before, nginx_before
+from tests.rigs.doc_pages import free_port
+from tests.sdk.proxies import Hardened, haproxy_before, nginx_before
 from tests.sdk.stock import Journey
 from tests.wire.process import CLI, ServerProcess
 

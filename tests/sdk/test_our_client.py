@@ -15,8 +15,8 @@ import trio
 
 from streams.client.client import Client
 from streams.messages import decode
+from tests.rigs.doc_pages import free_port
 from tests.rigs.proxy import Proxy
-from tests.sdk.proxies import free_port
 from tests.sdk.stock import HERE, Node
 from tests.sdk.test_conformance import SUITE
 from transports import dial

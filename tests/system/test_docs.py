@@ -3,12 +3,17 @@
 import inspect
 import pkgutil
 import re
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
+from html import unescape
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 
+from docs import record
 from streams import Client, Limits, Server
 from streams.cli import base
 from streams.errors import refusal
@@ -16,7 +21,9 @@ from streams.server.tools import DEFAULTS
 from tests.rigs import ROOT
 from tests.rigs.diagram import state_diagram
 from tests.rigs.doc_pages import PAGES, Stage, blocks
+from transports import stdio
 
+README = ROOT / "README.md"
 REFERENCE = ROOT / "docs" / "use" / "reference.md"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -41,7 +48,37 @@ def test_the_examples_run_as_they_stand(page: Path, stage: Stage) -> None:
 def test_messages_on_a_page_are_json(page: Path) -> None:
     for block in blocks(page, "json"):
         message = msgspec.json.decode(block.text)
-        assert message["jsonrpc"] == "2.0"
+        assert message.get("jsonrpc") == "2.0" or list(message) == ["mcpServers"]
+
+
+def test_the_first_block_of_the_readme_can_be_pasted(stage: Stage) -> None:
+    first = next(block for block in blocks(README, "sh") if "serve" in block.text)
+    *_, result = stage.paste(first).splitlines()
+    assert f"It prints `{result}`" in README.read_text()
+
+
+async def test_the_configuration_of_a_host_starts_a_server(tmp_path: Path) -> None:
+    [block] = blocks(README, "json")
+    program = re.search(r"<<'END'\n(.*?)^END$", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert program
+    (tmp_path / "reports.py").write_text(program[1])
+    here = block.text.replace("/home/ada/.venv/bin", str(Path(sys.executable).parent))
+    [server] = msgspec.json.decode(here.replace("/home/ada", str(tmp_path)))["mcpServers"].values()
+    command = [server["command"], *server["args"]]
+    with trio.fail_after(60):
+        async with (
+            Client(partial(stdio.connect, command, cwd="/")) as client,
+            client.call("build", {"rows": 1}) as call,
+        ):
+            result = await call.result()
+    assert result["content"][0]["text"] == "yearly: 1 rows"
+
+
+def test_the_recording_is_of_the_server_in_the_readme() -> None:
+    shown = unescape(re.sub(r"<[^>]*>", "\n", (ROOT / "docs" / "recording.svg").read_text()))
+    for step in record.STEPS:
+        assert f"$ {step.command}\n" in shown, "make recording"
+    assert "yearly: " in shown
 
 
 def test_the_state_diagram_is_the_transition_table() -> None:
