@@ -70,6 +70,54 @@ def test_the_command_of_an_installed_wheel_works_away_from_the_source(
     assert done.stdout.strip() == version("mcp-streams")
 
 
+WITHOUT_THE_COMMAND = """
+import sys
+
+for name in ("cryptography", "cyclopts", "jwt", "rich"):
+    sys.modules[name] = None  # to import it fails
+
+import trio
+from streams import Call, Client, HttpEndpoint, Keyring, MemoryJournal, Server
+from transports import dial, http, websocket
+
+server = Server("bare")
+
+
+@server.tool
+async def echo(call: Call, text: str) -> str:
+    await call.log("info", "said")
+    return text
+
+
+async def main():
+    async with (
+        server.open(MemoryJournal(), Keyring.load(None)) as running,
+        trio.open_nursery() as nursery,
+    ):
+        endpoint = HttpEndpoint(running, "/mcp")
+        port = await nursery.start(http.serve, endpoint, "127.0.0.1", 0)
+        other = await nursery.start(websocket.serve, running.serve, "127.0.0.1", 0)
+        for url in (f"http://127.0.0.1:{port}/mcp", f"ws://127.0.0.1:{other}"):
+            async with Client(dial(url)) as client, client.call("echo", {"text": "hi"}) as call:
+                print((await call.result())["content"][0]["text"])
+        nursery.cancel_scope.cancel()
+
+
+trio.run(main)
+"""
+
+
+def test_the_library_does_without_what_the_command_needs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_COMMAND],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "hi\nhi\n"), done.stderr
+
+
 def test_every_public_name_can_be_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import streams; [getattr(streams, n) for n in streams.__all__]"],
