@@ -25,6 +25,7 @@ from msgspec import inspect as types
 
 from streams.messages import uncollected
 from streams.server.content import is_block_type, is_result_type
+from streams.server.docstrings import annotated
 from streams.server.models import (
     REFERENCE,
     ModelArguments,
@@ -84,8 +85,14 @@ def _unreadable(annotation: Any) -> str:
     return ""
 
 
-def parameters_schema(parameters: Sequence[Parameter], models: ModelArguments | None) -> Schema:
+def parameters_schema(
+    parameters: Sequence[Parameter],
+    models: ModelArguments | None,
+    described: Mapping[str, str] | None = None,
+) -> Schema:
     """The input schema of these parameters. `models` has those that pydantic reads.
+
+    `described` has the descriptions in the docstring. One in the annotation wins.
 
     A default is listed if it is JSON of the parameter's own type (not for `rows: int = None`).
     Raises `TypeError` for two arguments of one name.
@@ -111,6 +118,9 @@ def parameters_schema(parameters: Sequence[Parameter], models: ModelArguments | 
             raise TypeError(f"{parameter.name}: another argument has the name {name} already")
         is_own = parameter.name not in modelled
         properties[name] = own_properties[name] if is_own else others["properties"][name]
+        text = annotated(parameter.annotation) or (described or {}).get(parameter.name)
+        if text and "description" not in properties[name]:
+            properties[name]["description"] = text
     schema: Schema = {"type": "object", "properties": properties}
     if required:
         schema["required"] = [name for name in properties if name in required]

@@ -24,6 +24,12 @@ class Signature(msgspec.Struct, frozen=True):
     variadic: str | None  # the name of its `**kwargs`
     returns: Any
 
+    @property
+    def names(self) -> set[str]:
+        """The names of all parameters, which a docstring may describe."""
+        others = {name for name in (self.call_name, self.variadic) if name is not None}
+        return others | {parameter.name for parameter in self.parameters}
+
     @classmethod
     def of(cls, function: Callable[..., Any], what: str, *, pages: bool = False) -> "Signature":
         """The signature of a function, which must be a generator function if `pages` is set.

@@ -1,8 +1,8 @@
 """Tools: Python functions as MCP tools, from their signatures to their results.
 
 Each parameter is an argument. The annotations become the input schema, and arguments are checked
-against them. The docstring becomes the description. `signatures` says which functions can be tools,
-`schemas` makes the schemas.
+against them. The docstring becomes the description, but for the entries of parameters in it, which
+describe these. `signatures` says which functions can be tools, `schemas` makes the schemas.
 
 `to_result` makes the result of a call from the value that the tool returns. With an output schema:
 
@@ -42,6 +42,7 @@ from streams.faults import is_failure, log_failure, text_of
 from streams.limits import Overflow
 from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
+from streams.server import docstrings
 from streams.server.content import Block, ToolResult, sdk_block, sdk_result
 from streams.server.models import as_plain
 from streams.server.schemas import (
@@ -203,7 +204,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         raise TypeError(f"unknown settings of a tool: {', '.join(sorted(unknown))}")
     settings: ToolSettings = {**DEFAULTS, **given}
     core = innermost(function)
-    name, description = settings["name"], settings["description"]
+    name = settings["name"]
     name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
     what = f"tool {name}"
     _require_settings(settings, what)
@@ -211,7 +212,11 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
     if settings["restart"]:
         _require_restartable(settings, what)
     accepted = Signature.of(function, what, pages=paged is not None)
-    in_schema, binder, input_given = _input(accepted, settings["input_schema"], what)
+    docstring, described = inspect.getdoc(core), dict[str, str]()
+    if docstring is not None and settings["input_schema"] is None:
+        docstring, described = docstrings.split(docstring, accepted.names)
+    in_schema, binder, input_given = _input(accepted, settings["input_schema"], described, what)
+    description = settings["description"]
     returns = inspect.Signature.empty if paged else accepted.returns
     output = _output(returns, settings["output_schema"], what)
     return Tool(
@@ -223,7 +228,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
         title=settings["title"],
-        description=description if description is not None else inspect.getdoc(core),
+        description=description if description is not None else docstring or None,
         annotations=_checked_annotations(settings["annotations"], what),
         resume_min_s=settings["resume_min_s"],
         resume_max_s=settings["resume_max_s"],
@@ -302,7 +307,7 @@ def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnota
 
 
 def _input(
-    accepted: Signature, given: Mapping[str, Any] | None, what: str
+    accepted: Signature, given: Mapping[str, Any] | None, described: Mapping[str, str], what: str
 ) -> tuple[Schema, Binder, GivenSchema | None]:
     parameters = accepted.parameters
     if given is not None:
@@ -317,7 +322,7 @@ def _input(
         raise TypeError(f"{what}: **{accepted.variadic}: describe its arguments by input_schema")
     try:
         models = for_models(parameters)
-        made = parameters_schema(parameters, models)
+        made = parameters_schema(parameters, models, described)
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
     checked = patterned_arguments(parameters, models, f"{what}: parameters")
