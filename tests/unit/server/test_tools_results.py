@@ -8,7 +8,7 @@ import pathlib
 import uuid
 from collections.abc import Callable
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import jsonschema
 import mcp_types
@@ -20,6 +20,7 @@ from mcp.server.mcpserver import Image as SDKImage
 from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
+import streams
 from streams import messages
 from streams.server.content import EmbeddedResource, Image, Text, ToolResult
 from streams.server.tools import error_result, listing, to_result
@@ -306,3 +307,91 @@ class TestOutputSchemas:
             to_result({}, tool)
         with pytest.raises(ValueError, match="broke its output schema: a: 2 is not one of"):
             to_result({"a": 2}, tool)
+
+
+class TestWholeResults:
+    WIRE: ClassVar[dict[str, Any]] = {
+        "content": [
+            {"type": "text", "text": "see"},
+            {"type": "image", "data": "YQ==", "mimeType": "image/png"},
+        ],
+        "structuredContent": {"rows": 3, "note": None},
+        "isError": True,
+        "_meta": {"a.b/c": 1, "none": None},
+    }
+
+    def test_a_tool_result_passes_as_it_is(self) -> None:
+        made = ToolResult(
+            ["see", Image(b"a", "image/png")],
+            structured_content={"rows": 3, "note": None},
+            is_error=True,
+            meta={"a.b/c": 1, "none": None},
+        )
+        assert to_result(made, returning(Any)) == self.WIRE
+        assert streams.ToolResult is ToolResult
+
+    def test_so_does_the_result_of_the_official_sdk(self) -> None:
+        made = mcp_types.CallToolResult.model_validate(self.WIRE)
+        assert to_result(made, returning(Any)) == self.WIRE
+        assert to_result(made, returning(mcp_types.CallToolResult)) == self.WIRE
+
+    @pytest.mark.parametrize(
+        ("content", "blocks"),
+        [
+            ((), []),
+            ([], []),
+            ("a", [{"type": "text", "text": "a"}]),
+            (Text("a"), [{"type": "text", "text": "a"}]),
+            (mcp_types.TextContent(type="text", text="a"), [{"type": "text", "text": "a"}]),
+            (("a", Text("ä")), [{"type": "text", "text": "a"}, {"type": "text", "text": "ä"}]),
+        ],
+    )
+    def test_content_is_text_a_block_or_a_list(self, content: Any, blocks: list[Any]) -> None:
+        assert to_result(ToolResult(content), returning(Any)) == {"content": blocks}
+
+    def test_structured_content_may_be_any_object(self) -> None:
+        made = to_result(ToolResult("a", Report(3, 0.5)), returning(ToolResult))
+        assert made["structuredContent"] == {"rows": 3, "average": 0.5}
+        with pytest.raises(TypeError, match="structured_content is no object in JSON"):
+            to_result(ToolResult("a", [1]), returning(ToolResult))
+        with pytest.raises(TypeError, match="returned int in a list of content blocks"):
+            to_result(ToolResult([3]), returning(ToolResult))
+
+    @pytest.mark.parametrize(
+        "annotation",
+        [
+            Report,
+            Annotated[ToolResult, Report],
+            Annotated[mcp_types.CallToolResult, Report],
+        ],
+    )
+    def test_a_promise_holds_for_it(self, annotation: Any) -> None:
+        tool = returning(annotation)
+        assert tool.output_schema is not None
+        assert tool.output_schema["required"] == ["rows"]
+        made = to_result(ToolResult("three", {"rows": 3}), tool)
+        assert made["structuredContent"] == {"rows": 3}
+        for broken in (ToolResult("a", {}), mcp_types.CallToolResult(content=[])):
+            with pytest.raises((TypeError, ValueError), match="output schema"):
+                to_result(broken, tool)
+        failed = to_result(ToolResult("it failed", is_error=True), tool)
+        assert failed == {"content": [{"type": "text", "text": "it failed"}], "isError": True}
+
+    @pytest.mark.parametrize("annotation", [Any, list[mcp_types.ContentBlock]])
+    def test_blocks_of_the_official_sdk_pass(self, annotation: Any) -> None:
+        image = mcp_types.ImageContent(type="image", data="YQ==", mime_type="image/png")
+        shown = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
+        link = mcp_types.ResourceLink(type="resource_link", uri="a://b", name="b")
+        made = to_result(["see", image, link, Text("a")], returning(annotation))
+        assert made == {
+            "content": [
+                {"type": "text", "text": "see"},
+                shown,
+                {"type": "resource_link", "uri": "a://b", "name": "b"},
+                {"type": "text", "text": "a"},
+            ]
+        }
+        assert to_result(image, returning(annotation)) == {"content": [shown]}
+        helper = SDKImage(data=b"a", format="png")
+        assert to_result(helper, returning(annotation)) == {"content": [shown]}
+        assert to_result([helper], returning(annotation)) == {"content": [shown]}
