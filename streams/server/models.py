@@ -18,7 +18,7 @@ import itertools
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from inspect import Parameter
 from typing import (
     TYPE_CHECKING,
@@ -64,7 +64,10 @@ def require_pydantic() -> None:
 
 def uses_pydantic(annotation: Any, default: Any = Parameter.empty) -> bool:
     """Whether an annotation, or the default of its parameter, has anything of pydantic's in it."""
-    return is_field(default) or _uses(annotation, set())
+    return is_field(default) or any(
+        _is_marker(part) if is_metadata else _is_known(part)
+        for part, is_metadata in parts(annotation)
+    )
 
 
 def is_field(default: Any) -> bool:
@@ -72,23 +75,25 @@ def is_field(default: Any) -> bool:
     return type(default).__name__ == "FieldInfo" and _is_of(type(default))
 
 
-def _uses(annotation: Any, seen: set[int]) -> bool:
+def parts(annotation: Any, seen: set[int] | None = None) -> Iterator[tuple[Any, bool]]:
+    """All types in an annotation, also those of fields, and whether they are metadata instead."""
+    seen = set() if seen is None else seen
     if id(annotation) in seen:
-        return False
+        return
     seen.add(id(annotation))
+    yield annotation, False
+    inner: Iterable[Any] = get_args(annotation)
     if isinstance(annotation, list | tuple):
-        return any(_uses(inner, seen) for inner in annotation)
-    if isinstance(annotation, NewType):
-        return _uses(annotation.__supertype__, seen)
-    if type(annotation).__name__ == "TypeAliasType":
-        return _uses(annotation.__value__, seen)
-    if get_origin(annotation) is Annotated:
-        base, *metadata = get_args(annotation)
-        return any(map(_is_marker, metadata)) or _uses(base, seen)
-    if _is_known(annotation):
-        return True
-    found = any(_uses(inner, seen) for inner in get_args(annotation))
-    return found or any(_uses(hint, seen) for hint in _fields(annotation))
+        inner = annotation
+    elif isinstance(annotation, NewType):
+        inner = [annotation.__supertype__]
+    elif type(annotation).__name__ == "TypeAliasType":
+        inner = [annotation.__value__]
+    elif get_origin(annotation) is Annotated:
+        yield from ((each, True) for each in annotation.__metadata__)
+        inner = [annotation.__origin__]
+    for each in itertools.chain(inner, _fields(annotation)):
+        yield from parts(each, seen)
 
 
 def _is_of(kind: type) -> bool:

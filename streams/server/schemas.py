@@ -12,10 +12,11 @@ A value that does not fit raises `ValueError` with one sentence that begins with
 """
 
 import copy
+import dataclasses
 import enum
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
 from pathlib import PurePath
 from typing import Annotated, Any, Final, Never, NoReturn, get_args, get_origin, get_type_hints
@@ -30,6 +31,7 @@ from streams.server.models import (
     REFERENCE,
     ModelArguments,
     ModelResult,
+    parts,
     takes_others,
     uses_pydantic,
 )
@@ -364,6 +366,7 @@ def annotation_binder(
     decoder = msgspec.json.Decoder(shape)
     own_names = names[: len(own)]
     has_defaults = not all(map(is_required, own))
+    incomplete = [each.name for each in own if _has_defaulted_dataclass(each.annotation)]
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
@@ -371,6 +374,8 @@ def annotation_binder(
             schema.check(_decoded(given, msgspec.json.decode, "arguments"), "arguments")
         values = msgspec.structs.astuple(_decoded(given, decoder.decode, "arguments"))
         bound = dict(zip(own_names, values, strict=False))
+        for name in incomplete:
+            _complete(bound[name])
         if has_defaults:
             for parameter in own:
                 if bound[parameter.name] is _ABSENT:
@@ -381,6 +386,36 @@ def annotation_binder(
         return bound
 
     return bind
+
+
+def _has_defaulted_dataclass(annotation: Any) -> bool:
+    return any(
+        isinstance(part, type)
+        and dataclasses.is_dataclass(part)
+        and any(each.default is not dataclasses.MISSING for each in dataclasses.fields(part))
+        for part, _ in parts(annotation)
+    )
+
+
+def _complete(value: Any) -> None:
+    """Give each dataclass in a decoded value its default values as attributes of its own.
+
+    msgspec leaves them to the class, and would not find them when it encodes the value again.
+    """
+    if isinstance(value, list | tuple | set | frozenset):
+        inner: Iterable[Any] = value
+    elif isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, msgspec.Struct):
+        inner = msgspec.structs.astuple(value)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            object.__setattr__(value, field.name, getattr(value, field.name))
+        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    else:
+        return
+    for each in inner:
+        _complete(each)
 
 
 def _field(name: str, parameter: Parameter) -> Any:

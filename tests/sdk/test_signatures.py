@@ -1,0 +1,131 @@
+"""Schemas and behaviour of tools, compared with those of the official Python SDK."""
+
+import json
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.tools.base import Tool as SDKTool
+
+from streams.server.tools import Tool, make_tool, to_result
+from tests.sdk.signatures import CASES, Case
+
+Json = dict[str, Any]
+REFUSED = object()
+
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.signature)
+
+
+def normal(schema: Any, root: Any = None, seen: tuple[str, ...] = ()) -> Any:
+    """A schema without what is only another way to say the same.
+
+    Titles, the names of definitions, and `additionalProperties: false`, which our schemas have.
+    """
+    root = schema if root is None else root
+    if isinstance(schema, list):
+        return [normal(each, root, seen) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        name = schema["$ref"].removeprefix("#/$defs/")
+        if name in seen:
+            return {"again": True}
+        rest = {key: value for key, value in schema.items() if key != "$ref"}
+        return normal(root["$defs"][name] | rest, root, (*seen, name))
+    made = {
+        key: normal(value, root, seen)
+        for key, value in schema.items()
+        if key not in {"title", "$defs", "discriminator", "default", "properties", "required"}
+    }
+    made |= {key: schema[key] for key in ("default",) if key in schema}
+    if "properties" in schema:
+        made["properties"] = {
+            name: normal(node, root, seen) for name, node in schema["properties"].items()
+        }
+    if schema.get("required"):
+        made["required"] = sorted(schema["required"])
+    for key, empty in (("additionalProperties", (False,)), ("items", (False, {}))):
+        if made.get(key, 0) in empty and key in made:
+            del made[key]
+    if "const" in made:
+        made["enum"] = [made.pop("const")]
+    if "enum" in made:
+        made.pop("type", None)
+        made["enum"].sort(key=json.dumps)
+    for either in ("anyOf", "oneOf"):
+        if either in made:
+            made["anyOf"] = sorted(made.pop(either), key=json.dumps)
+    return made
+
+
+def ours_called(tool: Tool, arguments: Json) -> Any:
+    try:
+        bound = tool.bind(msgspec.json.encode(arguments))
+    except ValueError:
+        return REFUSED
+    return to_result(tool.function(**bound), tool)
+
+
+async def sdk_called(case: Case, arguments: Json) -> Any:
+    server = MCPServer("sdk")
+    server.add_tool(case.function())
+    try:
+        result: Any = await server.call_tool("tool", arguments)
+    except Exception:
+        return REFUSED
+    return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def value_of(result: Any) -> Any:
+    """What a program reads of a result, or a model, if it has no structured content."""
+    if result is REFUSED:
+        return REFUSED
+    if result.get("isError"):
+        return result["content"], result.get("structuredContent"), True
+    if "structuredContent" in result:
+        return result["structuredContent"]
+    return [_block(block) for block in result["content"]]
+
+
+def _block(block: Json) -> Any:
+    if block["type"] != "text":
+        return block
+    try:
+        return json.loads(block["text"])
+    except ValueError:
+        return block["text"]
+
+
+@every_case
+async def test_it_is_as_in_the_official_sdk(case: Case) -> None:
+    theirs = SDKTool.from_function(case.function())
+    if "refused" in case.differs:
+        with pytest.raises(TypeError, match=r"^tool tool: "):
+            make_tool(case.function())
+        return
+    ours = make_tool(case.function())
+    jsonschema.Draft202012Validator.check_schema(ours.input_schema)
+    good = ours_called(ours, case.good)
+    assert good is not REFUSED
+    if ours.output_schema is not None:
+        jsonschema.Draft202012Validator.check_schema(ours.output_schema)
+        jsonschema.validate(good["structuredContent"], ours.output_schema)
+    same = {
+        "input": normal(ours.input_schema) == normal(theirs.parameters),
+        "output": normal(ours.output_schema) == normal(theirs.output_schema),
+        "good": value_of(good) == value_of(await sdk_called(case, case.good)),
+        "description": (ours.description or "") == theirs.description,
+    }
+    if case.bad is not None:
+        assert ours_called(ours, case.bad) is REFUSED
+        same["bad"] = await sdk_called(case, case.bad) is REFUSED
+    assert {aspect for aspect, is_same in same.items() if not is_same} == set(case.differs), (
+        normal(ours.input_schema),
+        normal(theirs.parameters),
+        normal(ours.output_schema),
+        normal(theirs.output_schema),
+        good,
+        await sdk_called(case, case.good),
+    )
