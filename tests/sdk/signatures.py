@@ -166,10 +166,10 @@ MOMENT: Final = "2026-11-23T12:00:00Z"
 STRICT: Final = "a string is no number, as the schema says"
 ZONE: Final = "no `format`: a time without a zone is accepted"
 DECIMAL: Final = "a string, as it is sent"
-ENUM: Final = "the SDK has no output schema for an enum"
+ENUM: Final = "the SDK has none for an enum alone"
 ONE_TEXT: Final = "one text block; the SDK has one for each item"
 PARAMETER_ALIAS: Final = "the SDK passes the alias, and Python refuses it"
-REFUSED: Final = "refused when the tool is made; the SDK accepts it"
+REFUSED: Final = "refused, since arguments have names"
 
 CASES: Final[Sequence[Case]] = (
     # Plain types
@@ -344,3 +344,23 @@ CASES: Final[Sequence[Case]] = (
         "mcp_types.CallToolResult(content=[], structured_content={'x': 1, 'y': 0})",
     ),
 )
+
+
+_SHOWN: Final = {"good": "result", "bad": "wrong value", "refused": "decoration"}
+
+
+def table() -> str:
+    """The table of the page: `python -m tests.sdk.signatures` prints it."""
+    rows = ["| signature | differs from the official SDK |", "|---|---|"]
+    for case in CASES:
+        shown = " ".join(case.signature.split()).replace("|", "\\|")
+        aspects: dict[str, list[str]] = {}
+        for aspect, reason in case.differs.items():
+            aspects.setdefault(reason, []).append(_SHOWN.get(aspect, aspect))
+        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in aspects.items())
+        rows.append(f"| `{shown}` | {told} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table())

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools.base import Tool as SDKTool
 
 from streams.server.tools import Tool, make_tool, to_result
-from tests.sdk.signatures import CASES, Case
+from tests.sdk.signatures import CASES, Case, table
 
 Json = dict[str, Any]
 REFUSED = object()
@@ -79,7 +79,7 @@ async def sdk_called(case: Case, arguments: Json) -> Any:
 
 
 def value_of(result: Any) -> Any:
-    """What a program reads of a result, or a model, if it has no structured content."""
+    """The part of a result that a program reads: its structured content, or its blocks."""
     if result is REFUSED:
         return REFUSED
     if result.get("isError"):
@@ -129,3 +129,8 @@ async def test_it_is_as_in_the_official_sdk(case: Case) -> None:
         good,
         await sdk_called(case, case.good),
     )
+
+
+def test_the_page_has_the_table() -> None:
+    page = (ROOT / "docs" / "use" / "types.md").read_text()
+    assert page.endswith(f"\n\n{table()}\n"), "python -m tests.sdk.signatures prints it"

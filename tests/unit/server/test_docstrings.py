@@ -134,7 +134,7 @@ class TestDocstrings:
             ("Build.\n\nArgs:\n    `rows`: a", "Build.", {"rows": "a"}),
             ("Build.\n\nArgs:\n    rows (dict[str, (int)]): a", "Build.", {"rows": "a"}),
             ("Build.\n\nArgs:\n    rows:", "Build.", {}),
-            # What is no entry of a parameter stays.
+            # Text that is no entry of a parameter stays.
             ("Build.\n\nArgs:\n    as many as you like", None, {}),
             ("Build.\n\nArgs:\n    other: a", None, {}),
             ("Build.\n\nArgs:", None, {}),
