@@ -10,6 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools.base import Tool as SDKTool
 
 from streams.server.tools import Tool, make_tool, to_result
+from tests.rigs import ROOT
 from tests.sdk.signatures import CASES, Case, table
 
 Json = dict[str, Any]
