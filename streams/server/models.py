@@ -75,12 +75,12 @@ def is_field(default: Any) -> bool:
     return type(default).__name__ == "FieldInfo" and _is_of(type(default))
 
 
-def parts(annotation: Any, seen: set[int] | None = None) -> Iterator[tuple[Any, bool]]:
+def parts(annotation: Any, seen: dict[int, Any] | None = None) -> Iterator[tuple[Any, bool]]:
     """All types in an annotation, also those of fields, and whether they are metadata instead."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if id(annotation) in seen:
         return
-    seen.add(id(annotation))
+    seen[id(annotation)] = annotation  # kept, so that no other has its id
     yield annotation, False
     inner: Iterable[Any] = get_args(annotation)
     if isinstance(annotation, list | tuple):

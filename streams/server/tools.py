@@ -188,10 +188,11 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def takes(self, name: str) -> bool:
         """Whether the tool may have an argument of this name."""
+        if name in self.input_schema.get("properties", {}):
+            return True
         if not self.is_variadic:
             return name in self.parameters
-        allows_more = self.input_schema.get("additionalProperties", True) is not False
-        return allows_more or name in self.input_schema.get("properties", {})
+        return self.input_schema.get("additionalProperties", True) is not False
 
 
 def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> Tool:

@@ -1,17 +1,22 @@
 """Schemas and behaviour of tools, compared with those of the official Python SDK."""
 
+import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
+from mcp import Client
+from mcp.client.stdio import StdioServerParameters
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools.base import Tool as SDKTool
 
 from streams.server.tools import Tool, make_tool, to_result
 from tests.rigs import ROOT
 from tests.sdk.signatures import CASES, Case, table
+from tests.wire.process import CLI
 
 Json = dict[str, Any]
 REFUSED = object()
@@ -130,6 +135,28 @@ async def test_it_is_as_in_the_official_sdk(case: Case) -> None:
         good,
         await sdk_called(case, case.good),
     )
+
+
+def test_the_official_client_reads_every_schema_and_result() -> None:
+    """It checks structured content against the output schema."""
+    serve = [*CLI, "serve", f"{Path(__file__).parent / 'signatures_server.py'}:server", "--stdio"]
+    environment = {"PYTHONPATH": str(ROOT)}
+    spawned = StdioServerParameters(command=serve[0], args=serve[1:], env=environment)
+
+    async def main() -> None:
+        async with asyncio.timeout(100), Client(spawned) as client:
+            listed = (await client.list_tools()).tools
+            assert len(listed) == sum("refused" not in case.differs for case in CASES)
+            for tool in listed:
+                case = CASES[int(tool.name.removeprefix("tool-"))]
+                result = await client.call_tool(tool.name, case.good)
+                assert result.structured_content is not None or tool.output_schema is None
+                if case.bad is not None:
+                    refused = await client.call_tool(tool.name, case.bad)
+                    assert refused.is_error
+                    assert refused.content[0].text.startswith(f"Bad arguments for {tool.name}: ")
+
+    asyncio.run(main())
 
 
 def test_the_page_has_the_table() -> None:
