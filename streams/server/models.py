@@ -323,7 +323,9 @@ def _culprit(parameters: Iterable[Parameter], error: Exception) -> str:
         try:
             _json_schema(_model([parameter]), "validation")
         except Exception as found:
-            return f"{parameter.name}: {_why(found)}; {_ADVICE}"
+            named = getattr(parameter.annotation, "__name__", "the model")
+            why = _why(found).replace("Arguments", named)
+            return f"{parameter.name}: {why}; {_ADVICE}"
     return _why(error)  # each parameter is valid alone, but not all of them together
 
 
@@ -477,10 +479,19 @@ class Recursion:
         if not isinstance(node, dict):
             return 1
         found = [self._alternatives(inner, name) for inner in node.values()]
-        for keyword in ("anyOf", "oneOf"):
-            if isinstance(node.get(keyword), list) and "discriminator" not in node:
-                found.append(sum(self._leads_to(each, name, set()) for each in node[keyword]))
+        # A union with a discriminator is a `oneOf`. An alternative of another type fails at once.
+        kinds = [
+            self._resolved(each).get("type")
+            for each in node.get("anyOf", ())
+            if self._leads_to(each, name, set())
+        ]
+        found += [sum(kind in (each, None) for kind in kinds) for each in ("object", "array")]
         return max(found, default=1)
+
+    def _resolved(self, node: Schema) -> Schema:
+        target = str(node.get("$ref", "")).removeprefix(REFERENCE)
+        found: Schema = self._definitions.get(target, node)
+        return found
 
     def _leads_to(self, node: Any, name: str, seen: set[str]) -> bool:
         if isinstance(node, list):

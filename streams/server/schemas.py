@@ -60,7 +60,8 @@ def for_models(parameters: Sequence[Parameter]) -> ModelArguments | None:
     using = [each for each in parameters if uses_pydantic(each.annotation, each.default)]
     if using and takes_others(using):
         return ModelArguments(parameters)
-    unknown = {each.name: why for each in parameters if (why := _unreadable(each.annotation))}
+    others = [each for each in parameters if each not in using]
+    unknown = {each.name: why for each in others if (why := _unreadable(each.annotation))}
     chosen = [each for each in parameters if each in using or each.name in unknown]
     if not chosen:
         return None

@@ -169,6 +169,7 @@ DECIMAL: Final = "a string, as it is sent"
 ENUM: Final = "the SDK has none for an enum alone"
 ONE_TEXT: Final = "one text block; the SDK has one for each item"
 PARAMETER_ALIAS: Final = "the SDK passes the alias, and Python refuses it"
+FORWARD: Final = "the SDK does not resolve a string within an annotation"
 REFUSED: Final = "refused, since arguments have names"
 
 CASES: Final[Sequence[Case]] = (
@@ -245,6 +246,22 @@ CASES: Final[Sequence[Case]] = (
     Case("*x: int", "str", {}, None, differs={"refused": REFUSED}),
     Case("**x: int", "str", {}, None, differs={"refused": REFUSED}),
     Case("x: 'Point'", "'Point'", {"x": {"x": 1}}, {"x": {}}),
+    Case(
+        "x: list['Point']",
+        "Optional['Point']",
+        {"x": [{"x": 1}]},
+        {"x": [{}]},
+        "x[0]",
+        {"accepted": FORWARD},
+    ),
+    Case(
+        "x: Annotated['Cat', Field()]",
+        "dict[str, 'Cat']",
+        {"x": CAT},
+        {"x": DOG},
+        "{'a': x}",
+        {"accepted": FORWARD},
+    ),
     Case("x: list[Point]", "Point | None", {"x": [{"x": 1}]}, {"x": [{}]}, "x[0]", future=True),
     Case("x: Annotated[int, Field(ge=1)] = 1", "int", {}, {"x": 0}, future=True),
     # Dataclasses, TypedDict, NamedTuple, classes
@@ -346,7 +363,12 @@ CASES: Final[Sequence[Case]] = (
 )
 
 
-_SHOWN: Final = {"good": "result", "bad": "wrong value", "refused": "decoration"}
+_SHOWN: Final = {
+    "good": "result",
+    "bad": "wrong value",
+    "refused": "decoration",
+    "accepted": "decoration",
+}
 
 
 def table() -> str:

@@ -12,6 +12,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.tools.base import Tool as SDKTool
+from pydantic import PydanticUserError
 
 from streams.server.tools import Tool, make_tool, to_result
 from tests.rigs import ROOT
@@ -106,12 +107,19 @@ def _block(block: Json) -> Any:
 
 @every_case
 async def test_it_is_as_in_the_official_sdk(case: Case) -> None:
-    theirs = SDKTool.from_function(case.function())
     if "refused" in case.differs:
+        SDKTool.from_function(case.function())
         with pytest.raises(TypeError, match=r"^tool tool: "):
             make_tool(case.function())
         return
     ours = make_tool(case.function())
+    if "accepted" in case.differs:
+        with pytest.raises(PydanticUserError):
+            SDKTool.from_function(case.function())
+        assert ours_called(ours, case.good) is not REFUSED
+        assert ours_called(ours, case.bad or {}) is REFUSED
+        return
+    theirs = SDKTool.from_function(case.function())
     jsonschema.Draft202012Validator.check_schema(ours.input_schema)
     good = ours_called(ours, case.good)
     assert good is not REFUSED

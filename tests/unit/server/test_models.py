@@ -42,6 +42,7 @@ from pydantic import (
     constr,
 )
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from typing_extensions import TypeAliasType
 
 from streams.server.tools import make_tool, to_result
 from tests.rigs.toolkit import Point, returning, taking, text_of, why
@@ -65,12 +66,31 @@ class Tree(BaseModel):
     children: list["Tree"] = []
 
 
+class Unfinished(BaseModel):
+    part: "Missing"  # noqa: F821  # what is tested
+
+
 class And(BaseModel):
     left: "And | Or | None" = None
 
 
 class Or(BaseModel):
     left: "And | Or | None" = None
+
+
+class Leaf(BaseModel):
+    op: Literal["leaf"]
+
+
+class Either(BaseModel):
+    op: Literal["or"]
+    left: "Expression"
+    right: "Expression"
+
+
+Expression = Annotated[Leaf | Either, Field(discriminator="op")]
+Either.model_rebuild()
+Json = TypeAliasType("Json", "dict[str, Json] | list[Json] | int")
 
 
 class Page(BaseModel, Generic[V]):
@@ -268,6 +288,7 @@ class TestArguments:
             (Annotated[Callable[[], int], Field()], "use a type that JSON has"),
             (dict[str, Annotated[type, Field()]], "use a type that JSON has"),
             (Annotated[int, Field(validation_alias=AliasPath("a", "b"))], "drop the AliasPath"),
+            (Unfinished, "`Unfinished` is not fully defined"),
             (Annotated[str, Field(pattern="(?=a)b")], "use a type that JSON has"),
         ],
     )
@@ -321,6 +342,17 @@ class TestHostileArguments:
         value: dict[str, Any] = {"value": 1}
         for _ in range(50):
             value = {"value": 1, "children": [value, {"value": 2}]}
+        tool.bind(json.dumps({"x": value}).encode())
+
+    @pytest.mark.parametrize("annotation", [Expression, Json])
+    def test_a_union_that_can_be_told_apart_has_no_bound(self, annotation: Any) -> None:
+        tool = taking(annotation)
+        value: Any = {"op": "leaf"} if annotation is Expression else 1
+        for _ in range(30):
+            if annotation is Expression:
+                value = {"op": "or", "left": value, "right": {"op": "leaf"}}
+            else:
+                value = {"a": [value, 2, {"b": 3}]}
         tool.bind(json.dumps({"x": value}).encode())
 
     def test_what_is_nested_too_deeply_is_told(self) -> None:
