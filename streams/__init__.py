@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streams.server.content import Image as Image
     from streams.server.content import ResourceLink as ResourceLink
     from streams.server.content import Text as Text
+    from streams.server.content import ToolResult as ToolResult
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
     from streams.server.server import Server as Server
 
@@ -42,7 +43,14 @@ _HOMES = {
     "streams.messages": ("Message",),
     "streams.protocol.ticket": ("Ticket",),
     "streams.server.call": ("Call", "SyncCall"),
-    "streams.server.content": ("Audio", "EmbeddedResource", "Image", "ResourceLink", "Text"),
+    "streams.server.content": (
+        "Audio",
+        "EmbeddedResource",
+        "Image",
+        "ResourceLink",
+        "Text",
+        "ToolResult",
+    ),
     "streams.server.http.endpoint": ("HttpEndpoint",),
     "streams.server.server": ("Server",),
 }

@@ -157,8 +157,9 @@ class Handlers:
 
             value = await run_in_thread(work_in_thread, self._limiter)
         result = to_result(value, tool)
-        if tool.output_given is not None:
-            await self._check_result(result, tool, tool.output_given, stream)
+        schema = None if tool.output is None else tool.output.given
+        if schema is not None and "structuredContent" in result:
+            await self._check_result(result, tool, schema, stream)
         return result
 
     async def _check_result(
@@ -168,7 +169,7 @@ class Handlers:
 
         `to_result` has checked it against the output schema otherwise.
         """
-        encoded = str(result["content"][0]["text"]).encode()
+        encoded = msgspec.json.encode(result["structuredContent"])
         if schema.is_costly(len(encoded)):
             principal = stream.record.principal
             try:
