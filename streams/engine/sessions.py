@@ -11,7 +11,7 @@ the grant of that delivery:
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -261,6 +261,9 @@ class Sessions:
             self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
         self._on_end(session)
+
+    def __iter__(self) -> Iterator[HttpSession]:
+        return iter(list(self._by_key.values()))
 
     def _idle(self) -> list[HttpSession]:
         idle, too_old = [], self._now() - self._limits.session_idle_s
