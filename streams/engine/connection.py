@@ -80,6 +80,7 @@ class Session:
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
         self.notices = Notices()
         self.subscriptions: dict[str, None] = {}  # the URIs of resources
+        self.has_changed = False  # its subscriptions, since it was stored
         # Called for each notice: by the connection that is the whole session, if there is one.
         self.on_notice: Callable[[], None] = _nothing
 

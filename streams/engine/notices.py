@@ -61,6 +61,10 @@ class Notices:
             self._drop(oldest)
         self._added.unpark_all()
 
+    def forget(self, key: str) -> None:
+        """Remove the notice of a key, which the client wants no more."""
+        self._drop(key)
+
     def take(self) -> list[bytes]:
         """Remove all notices, for a connection that is the whole session."""
         lines = [notice.line for notice in self.kept.values()]

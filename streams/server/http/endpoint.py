@@ -139,7 +139,7 @@ class HttpEndpoint:
         line = await peer.handle(message, request.body, event_ids=event_ids)
         if is_request:
             assert line is not None
-            await self._engine.sessions.save_level(session)
+            await self._engine.sessions.save_settings(session)
             await responder.respond(200, _single_content(accepted), line)
         elif line is None:
             await responder.respond(202)
