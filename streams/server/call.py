@@ -22,7 +22,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 class _Called(Protocol):
-    """What the call runs."""
+    """A tool, or another function that a request runs."""
 
     @property
     def name(self) -> str: ...

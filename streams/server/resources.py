@@ -174,9 +174,7 @@ class Resources:
                 values = each.template.match(uri)
             except UnsafeValue as error:
                 # No other template gets the URI, since it may check less.
-                raise ResourceNotFound(
-                    uri, f"Unsafe resource URI {uri[:200]!r}: {error}."
-                ) from None
+                raise ResourceNotFound(f"Unsafe URI {uri[:200]!r}: {error}.", uri=uri) from None
             if values is not None:
                 return each, values
         raise ResourceNotFound(uri=uri)
