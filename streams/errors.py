@@ -159,9 +159,11 @@ class InsufficientScope(Refusal):
 class ResourceNotFound(Refusal):
     """There is no resource of this URI. The reader of a template raises it, too."""
 
-    def __init__(self, message: str = "", *, uri: str = "") -> None:
-        usual = f"Resource not found: {uri[:200]!r}: see resources/list."
-        super().__init__(RESOURCE_NOT_FOUND, message or usual, {"uri": uri} if uri else None)
+    def __init__(self, message: str = "", *, uri: str | None = None) -> None:
+        usual = f"Resource not found: {(uri or '')[:200]!r}: see resources/list."
+        super().__init__(
+            RESOURCE_NOT_FOUND, message or usual, None if uri is None else {"uri": uri}
+        )
 
 
 def first_of(error: BaseException) -> BaseException:
