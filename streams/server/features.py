@@ -6,7 +6,7 @@ nothing when it asks again: it ends with its connection.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -303,12 +303,12 @@ def _completed(choices: Sequence[str], value: Any) -> dict[str, Any]:
     if isinstance(value, dict) and "values" in value:
         value = msgspec.convert(value, Completion)
     whole = value if isinstance(value, Completion) else Completion(values=value)
-    if isinstance(whole.values, str):
-        raise TypeError(f"expected a list of str to complete an argument, got {whole.values!r}")
-    found = list(itertools.islice(whole.values, VALUES_MAX + 1))
+    values = whole.values
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping)
+    found = list(itertools.islice(values, VALUES_MAX + 1)) if is_list else [None]
     if not all(isinstance(each, str) for each in found):
-        raise TypeError("expected a list of str to complete an argument")
-    count = len(whole.values) if isinstance(whole.values, Sized) else None
+        raise TypeError(f"a completion is a list of str, not {values!r:.100}")
+    count = len(values) if isinstance(values, Sized) else None
     total = whole.total if whole.total is not None else count
     has_more = len(found) > VALUES_MAX or bool(whole.has_more)
     told = {"values": found[:VALUES_MAX], "hasMore": has_more}
