@@ -2,7 +2,8 @@
 
 Each is a string on the wire. It becomes JSON as the schema of its parameter says, and is then
 checked as the arguments of a tool are: `7` for an `int` is the number 7, and for a `str` the text
-"7". A list or an object is JSON text. What fits no type stays text, so that the check names it.
+"7". A list or an object is JSON text. Text that fits no type stays text, so that the check
+names it.
 """
 
 import re

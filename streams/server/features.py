@@ -44,7 +44,7 @@ class Function(Protocol):
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a request runs: a function, its arguments, and what becomes of its value."""
+    """The function that a request runs, its arguments, and what becomes of its value."""
 
     what: str  # for errors and the log
     callee: Function
@@ -64,7 +64,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
 
 
 class Reference(msgspec.Struct, frozen=True):
-    """What has the argument: a prompt (`type` is `ref/prompt`) or a resource (`ref/resource`)."""
+    """The owner of the argument: a prompt (`ref/prompt`) or a resource (`ref/resource`)."""
 
     type: str
     name: str = ""  # of a prompt
@@ -168,7 +168,7 @@ class Features:
             found["completions"] = {}
         return found
 
-    # What requests ask for
+    # Requests
 
     def methods(self) -> dict[str, str]:
         """The methods that the server has: those that `list` or `change` something, or `run`."""
@@ -201,7 +201,7 @@ class Features:
             unsubscribe(session, uri)
 
     def work(self, message: Message) -> Work:
-        """What a read, a prompt or a completion runs. Raises `Refusal`."""
+        """The work of a read, a prompt or a completion. Raises `Refusal`."""
         match message.method:
             case "resources/read":
                 return self._read(read_params(message.params, _Uri))

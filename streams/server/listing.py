@@ -17,7 +17,7 @@ class Entry(Protocol):
 
     @property
     def key(self) -> str:
-        """What names it: no other entry of the list has the same."""
+        """Its name, which no other entry of the list has."""
 
     def shown(self) -> dict[str, Any]:
         """The entry as clients see it."""

@@ -5,8 +5,8 @@ All of levels 1 to 3 of the RFC is here: `{id}`, `{+path}`, `{#part}`, `{.type}`
 path, but not `{name:3}`.
 
 The RFC tells how to make a URI from values. To match is the reverse, by one scan from each end that
-never goes back, so no URI takes long. What no scan can tell apart is refused in the template: two
-values with nothing between them, and two values that may both have slashes.
+never goes back, so no URI takes long. A template that a scan cannot take apart is refused: one with
+two values next to each other, or two values that may both have slashes.
 
 - A value has at least one character. `{id}` ends at each of `/?#&,`; a value of a path, at `?` and
   `#`. A slash that is part of an id comes as `%2F`.
@@ -54,7 +54,7 @@ class _Variable(msgspec.Struct, frozen=True):
     is_list: bool  # one value for each part between slashes
 
     def read(self, text: str) -> str | list[str] | None:
-        """The value; None where this text is none."""
+        """The value of this text; None for a text that it cannot have."""
         if not text or any(stop in text for stop in self.stops):
             return None
         try:

@@ -22,6 +22,8 @@ from streams import (
     UserMessage,
 )
 from streams.server.features import VALUES_MAX
+from tests.rigs import ROOT
+from tests.rigs.doc_pages import blocks
 from tests.rigs.server import PLAIN, Json, Talker, open_house, said
 
 CHANGED = "notifications/prompts/list_changed"
@@ -461,3 +463,26 @@ def test_what_cannot_complete_is_refused_at_once(server: Server) -> None:
     server.completion("paint", "what")(lambda value: [])
     with pytest.raises(ValueError, match="one already"):
         server.completion("paint", "what")(lambda value: [])
+
+
+async def test_the_page_in_the_documentation_does_as_it_says() -> None:
+    (block, *_) = blocks(ROOT / "docs" / "use" / "resources.md", "python")
+    names: dict[str, Any] = {"__name__": "library"}
+    exec(compile(block.text, "library.py", "exec"), names)
+    library: Server = names["server"]
+    async with open_house(library) as house:
+        talker = await house.dial(PLAIN)
+        uri = "library://reports/2"
+        error = await talker.request(1, "resources/read", uri=uri)
+        assert (error["code"], error["message"]) == (-32002, "There is no report 2.")
+        await talker.request(2, "resources/subscribe", uri=uri)
+        await talker.ask(3, "tools/call", name="write", arguments={"id": 2, "text": "Draft."})
+        await talker.find(lambda message: message.get("method", "").endswith("/updated"))
+        content = (await talker.request(4, "resources/read", uri=uri))["contents"][0]
+        assert content == {"uri": uri, "text": "Draft.", "mimeType": "text/plain"}
+        rules = (await talker.request(5, "resources/read", uri="library://rules"))["contents"][0]
+        assert rules["mimeType"] == "text/markdown"
+        review = {"name": "review", "arguments": {"id": "2", "tone": "brisk"}}
+        said = (await talker.request(6, "prompts/get", **review))["messages"]
+        assert said[0] == text("Review this report in a brisk tone: Draft.")
+    assert (await complete(library, {"type": "ref/prompt", "name": "review"}, "id"))["total"] == 2

@@ -66,7 +66,7 @@ async def initialized(server: Server) -> Json:
         return capabilities
 
 
-# What readers return
+# Values of readers
 
 
 class _Row(msgspec.Struct):
@@ -596,7 +596,7 @@ async def _reader(id: str) -> str:
     return id
 
 
-# What cannot be a resource
+# Resources that are refused
 
 
 @pytest.mark.parametrize(
@@ -765,7 +765,7 @@ async def test_a_server_that_does_not_run_has_no_clients_to_tell(server: Server)
 
 
 async def test_a_file_below_a_folder(server: Server, tmp_path: Path) -> None:
-    """What authors will do with a path: nothing outside of the folder can be read."""
+    """Authors will join paths like this: no file outside of the folder can be read."""
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "a.txt").write_text("inside")
     (tmp_path / "secret").write_text("secret")
