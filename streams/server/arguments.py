@@ -6,6 +6,7 @@ checked as the arguments of a tool are: `7` for an `int` is the number 7, and fo
 names it.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -99,6 +100,9 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
 def make_callee(function: Callable[..., Any], name: str, what: str) -> Callee:
     """Inspect a function once. Raises `TypeError` or `ValueError`, beginning with `what`."""
+    core = innermost(function)
+    if inspect.isgeneratorfunction(core) or inspect.isasyncgenfunction(core):
+        raise TypeError(f"{what}: a function that yields has no value: return it")
     accepted = Signature.of(function, what)
     if accepted.variadic is not None:
         raise TypeError(f"{what}: **{accepted.variadic}: give each argument a name")

@@ -106,6 +106,8 @@ def make_prompt(function: Callable[..., Any], given: PromptSettings) -> Prompt:
     """
     if unknown := given.keys() - DEFAULTS.keys():
         raise TypeError(f"unknown settings of a prompt: {', '.join(sorted(unknown))}")
+    if isinstance(function, str):
+        raise TypeError(f"the name of a prompt is a setting: @server.prompt(name={function!r})")
     settings: PromptSettings = {**DEFAULTS, **given}
     name = settings["name"] or name_of(function, "prompt")
     what = f"prompt {name}"

@@ -33,9 +33,9 @@ from streams.server.templates import (
 )
 
 # Of one session, in memory and in its record in the journal. An editor that watches each open file
-# has some hundreds.
+# has some hundreds. A change of each of them fits into the limits of `streams.engine.notices`.
 SUBSCRIPTIONS_MAX: Final = 1_000
-SUBSCRIPTION_LETTERS_MAX: Final = 64 * 1024
+SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024
 
 UPDATED: Final = "notifications/resources/updated"
 
@@ -103,6 +103,8 @@ def make_resource(uri: str, function: Callable[..., Any], given: ResourceSetting
     """
     if unknown := given.keys() - DEFAULTS.keys():
         raise TypeError(f"unknown settings of a resource: {', '.join(sorted(unknown))}")
+    if not isinstance(uri, str):
+        raise TypeError('a resource needs a URI: @server.resource("config://app")')
     what = f"resource {uri}"
     settings: ResourceSettings = {**DEFAULTS, **given}
     if settings["description"] is None:
@@ -185,12 +187,12 @@ class Resources:
         subscriptions = session.subscriptions
         if uri in subscriptions:
             return
-        letters = sum(map(len, subscriptions)) + len(uri)
-        if len(subscriptions) >= SUBSCRIPTIONS_MAX or letters > SUBSCRIPTION_LETTERS_MAX:
+        size = sum(len(each.encode()) for each in (*subscriptions, uri))
+        if len(subscriptions) >= SUBSCRIPTIONS_MAX or size > SUBSCRIPTION_BYTES_MAX:
             raise Refusal(
                 INVALID_PARAMS,
-                f"Too many subscriptions: a session has {SUBSCRIPTIONS_MAX}, and "
-                f"{SUBSCRIPTION_LETTERS_MAX} characters in them. Unsubscribe from some.",
+                f"Too many subscriptions: a session has at most {SUBSCRIPTIONS_MAX}, of "
+                f"{SUBSCRIPTION_BYTES_MAX} bytes. Unsubscribe from some.",
             )
         subscriptions[uri] = None
         session.has_changed = True

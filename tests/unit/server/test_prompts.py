@@ -315,7 +315,7 @@ def _complete_nothing() -> list[str]:
 async def complete(
     server: Server, ref: Json, name: str, value: str = "", context: Json | None = None
 ) -> Json:
-    """What completes an argument, or the error."""
+    """The completion of an argument, or the error."""
     known = {} if context is None else {"context": {"arguments": context}}
     argument = {"name": name, "value": value}
     result = await ask(server, "completion/complete", ref=ref, argument=argument, **known)

@@ -4,6 +4,7 @@ import datetime
 import enum
 import threading
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,8 +22,9 @@ from streams import (
     Server,
     SyncCall,
 )
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.server.resources import SUBSCRIPTION_LETTERS_MAX, SUBSCRIPTIONS_MAX
+from streams.server.resources import SUBSCRIPTION_BYTES_MAX, SUBSCRIPTIONS_MAX
 from streams.server.templates import URI_LETTERS_MAX
 from tests.rigs.server import (
     PLAIN,
@@ -31,9 +33,11 @@ from tests.rigs.server import (
     greeted,
     methods,
     open_house,
+    reason,
     said,
 )
 from tests.rigs.web import EVENTS, JSON, Browser, browsing, logged
+from transports.memory import Cable
 
 UPDATED = "notifications/resources/updated"
 CHANGED = "notifications/resources/list_changed"
@@ -429,6 +433,52 @@ async def test_a_read_ends_with_its_connection(server: Server, autojump_clock: M
         assert (await again.request(1, "stream/poll/all"))["statuses"] == []
 
 
+async def test_over_http_a_read_ends_with_its_response_or_a_cancel(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    ended: list[int] = []
+
+    @server.resource("x:{id}")
+    async def hanging(id: int) -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.append(id)
+        raise AssertionError
+
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        answer = browser.ask("POST", _read_message(1))
+        await trio.sleep(1)
+        await answer.hang_up()
+        assert ended == [1]
+        answer = browser.ask("POST", _read_message(2))
+        await wait_all_tasks_blocked()
+        await browser.tell("notifications/cancelled", requestId=2)
+        assert ended == [1, 2]
+        assert (await browser.post(2, "ping")).json["result"] == {}
+
+
+def _read_message(id: int) -> Json:
+    params = {"uri": f"x:{id}"}
+    return {"jsonrpc": "2.0", "id": id, "method": "resources/read", "params": params}
+
+
+async def test_a_shutdown_ends_reads(server: Server, autojump_clock: MockClock) -> None:
+    @server.resource("x:hanging")
+    async def hanging() -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async with trio.open_nursery() as nursery:
+        async with server.open(MemoryJournal(), Keyring.load(None)) as running:
+            cable = Cable(principal="alice", capacity=1 << 20)
+            nursery.start_soon(running.serve, cable.far)
+            talker = await greeted(Talker(cable.near, cable), PLAIN)
+            await talker.ask(1, "resources/read", uri="x:hanging")
+            await talker.request(2, "ping")
+        assert reason((await talker.answer(1))["error"]) == "interrupted"
+
+
 async def test_a_reader_may_use_its_call(server: Server) -> None:
     @server.resource("x:{id}")
     async def it(call: Call, id: str) -> str:
@@ -633,6 +683,21 @@ def test_a_function_without_a_name_needs_one(server: Server) -> None:
         server.resource("x:1")(lambda: "")
 
 
+async def _yields() -> AsyncIterator[str]:
+    yield ""
+
+
+def test_a_decorator_that_is_used_otherwise_says_how(server: Server) -> None:
+    with pytest.raises(TypeError, match="a resource needs a URI"):
+        server.resource(_new)(_new)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the name of a prompt is a setting"):
+        server.prompt("name")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="resource x:1: a function that yields"):
+        server.resource("x:1")(_yields)
+    with pytest.raises(TypeError, match="not int"):
+        server.resource("x:1", name="n")(7)  # type: ignore[type-var]
+
+
 # Subscriptions
 
 
@@ -680,7 +745,7 @@ async def test_a_session_has_a_bounded_number_of_subscriptions(server: Server) -
         await talker.request(0, "resources/unsubscribe", uri="x:1")
         assert await talker.request(0, "resources/subscribe", uri="x:one-more") == {}
         other = await house.dial(PLAIN)
-        for n in range(SUBSCRIPTION_LETTERS_MAX // URI_LETTERS_MAX):
+        for n in range(SUBSCRIPTION_BYTES_MAX // URI_LETTERS_MAX):
             uri = f"x:{n}".ljust(URI_LETTERS_MAX, "a")
             assert await other.request(n, "resources/subscribe", uri=uri) == {}
         assert (await other.request(0, "resources/subscribe", uri="x:a"))["code"] == -32602
