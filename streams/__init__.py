@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from streams.errors import CallFailed as CallFailed
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
+    from streams.errors import ResourceNotFound as ResourceNotFound
     from streams.errors import StreamGone as StreamGone
     from streams.errors import Superseded as Superseded
     from streams.journal.memory import MemoryJournal as MemoryJournal
@@ -21,20 +22,33 @@ if TYPE_CHECKING:
     from streams.protocol.ticket import Ticket as Ticket
     from streams.server.call import Call as Call
     from streams.server.call import SyncCall as SyncCall
+    from streams.server.content import Annotations as Annotations
     from streams.server.content import Audio as Audio
     from streams.server.content import EmbeddedResource as EmbeddedResource
+    from streams.server.content import Icon as Icon
     from streams.server.content import Image as Image
+    from streams.server.content import ResourceContents as ResourceContents
     from streams.server.content import ResourceLink as ResourceLink
     from streams.server.content import Text as Text
     from streams.server.content import ToolResult as ToolResult
+    from streams.server.features import Completion as Completion
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
+    from streams.server.prompts import AssistantMessage as AssistantMessage
+    from streams.server.prompts import UserMessage as UserMessage
     from streams.server.server import Server as Server
 
 # Loaded with the first use: a relay passes through this package, and must not wait for all of it.
 _HOMES = {
     "streams.client.client": ("Client", "Joined"),
     "streams.client.pages": ("Pages",),
-    "streams.errors": ("CallFailed", "CallLost", "CannotConnect", "StreamGone", "Superseded"),
+    "streams.errors": (
+        "CallFailed",
+        "CallLost",
+        "CannotConnect",
+        "ResourceNotFound",
+        "StreamGone",
+        "Superseded",
+    ),
     "streams.journal.memory": ("MemoryJournal",),
     "streams.journal.ownership": ("key_path",),
     "streams.journal.sqlite": ("open_sqlite_journal",),
@@ -44,14 +58,19 @@ _HOMES = {
     "streams.protocol.ticket": ("Ticket",),
     "streams.server.call": ("Call", "SyncCall"),
     "streams.server.content": (
+        "Annotations",
         "Audio",
         "EmbeddedResource",
+        "Icon",
         "Image",
+        "ResourceContents",
         "ResourceLink",
         "Text",
         "ToolResult",
     ),
+    "streams.server.features": ("Completion",),
     "streams.server.http.endpoint": ("HttpEndpoint",),
+    "streams.server.prompts": ("AssistantMessage", "UserMessage"),
     "streams.server.server": ("Server",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,7 +2,8 @@
 
     StreamsError
     ├── Refusal              a request that is refused: becomes a JSON-RPC error
-    │   └── InsufficientScope  the caller's token lacks a scope
+    │   ├── InsufficientScope  the caller's token lacks a scope
+    │   └── ResourceNotFound   there is no resource of this URI
     ├── JournalError         an error of the journal
     │   ├── Gone             no such stream (unknown, abandoned or cancelled)
     │   ├── Fenced           another process has claimed the stream since
@@ -32,6 +33,7 @@ INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
+RESOURCE_NOT_FOUND: Final = -32002
 
 
 class StreamsError(Exception):
@@ -152,6 +154,16 @@ class InsufficientScope(Refusal):
             usual.data,
         )
         self.needed = needed
+
+
+class ResourceNotFound(Refusal):
+    """There is no resource of this URI. The reader of a template raises it, too."""
+
+    def __init__(self, message: str = "", *, uri: str | None = None) -> None:
+        usual = f"Resource not found: {(uri or '')[:200]!r}: see resources/list."
+        super().__init__(
+            RESOURCE_NOT_FOUND, message or usual, None if uri is None else {"uri": uri}
+        )
 
 
 def first_of(error: BaseException) -> BaseException:

@@ -27,6 +27,7 @@ import trio
 
 from streams import messages
 from streams.engine.framing import NUMBERED, PLAIN, Framing
+from streams.engine.notices import Notices
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
 from streams.errors import Missing, Refusal, Unavailable, refusal
@@ -77,6 +78,20 @@ class Session:
         # Calls that have not begun, because their arguments are still being checked.
         self.checking: dict[RequestId, trio.CancelScope] = {}
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
+        self.notices = Notices()
+        self.subscriptions: dict[str, None] = {}  # the URIs of resources
+        self.has_changed = False  # its subscriptions, since it was stored
+        # Called for each notice: by the connection that is the whole session, if there is one.
+        self.on_notice: Callable[[], None] = _nothing
+
+    def notify(self, line: bytes, *, key: str | None = None) -> None:
+        """Send a notification that belongs to no request, over the session's standing stream.
+
+        While the client reads nothing, only the latest notification of each `key` is kept, and all
+        of those without a key; the oldest are dropped at the limits of `streams.engine.notices`.
+        """
+        self.notices.add(line, key)
+        self.on_notice()
 
     @property
     def confirms(self) -> bool:
@@ -126,6 +141,10 @@ class Session:
                 self._taken[each] -= 1
                 if not self._taken[each]:
                     del self._taken[each]
+
+
+def _nothing() -> None:
+    """Over HTTP the standing stream waits for notices itself."""
 
 
 class EventIds(Protocol):
@@ -425,6 +444,9 @@ class Connection:
         self.channel = channel
         self.session = session or Session(channel.principal)
         self.is_response = session is not None
+        self._notices = {} if self.is_response else self.session.notices.kept
+        if not self.is_response:
+            self.session.on_notice = self.stir
         self.event_ids = event_ids
         self.deliveries: dict[Delivery, None] = {}
         self.ready: dict[Delivery, None] = {}  # those that may have something to read, in turn
@@ -528,14 +550,14 @@ class Connection:
             return
         self._reader = None
         try:
-            if self._outbox or self.ready:
+            if self._outbox or self.ready or self._notices:
                 write = await self._prepare()
                 if write.size <= CAUSED_BYTES_MAX and self.channel.unsent_bytes() == 0:
                     await self._put(write)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.hang_up()
         self._is_attended = False
-        if self._outbox or self.ready or self._write:
+        if self._outbox or self.ready or self._notices or self._write:
             self.stir()
 
     async def wait_for_room(self) -> None:
@@ -622,7 +644,7 @@ class Connection:
 
     @property
     def _is_owing(self) -> bool:
-        return bool(self.deliveries or self._outbox or self._write)
+        return bool(self.deliveries or self._outbox or self._notices or self._write)
 
     def hang_up(self) -> None:
         """Close the connection."""
@@ -644,7 +666,7 @@ class Connection:
             await self._put(self._write)  # the reader has left it
         await self.has_work.wait()
         self.has_work = trio.Event()
-        while self._outbox or self.ready:
+        while self._outbox or self.ready or self._notices:
             await self._send_once()
 
     async def _send_once(self) -> None:
@@ -653,6 +675,8 @@ class Connection:
     async def _prepare(self) -> _Write:
         write = self._write = _Write(self._outbox, self._outbox_bytes)
         self._outbox, self._outbox_bytes = [], 0
+        if self._notices:
+            write.add(*map(self._framing.line, self.session.notices.take()))
         await self._gather(write)
         return write
 

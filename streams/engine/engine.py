@@ -244,6 +244,11 @@ class Engine:
         finally:
             await self._close(connection, is_complete=channel.is_complete)
 
+    def clients(self) -> list[Session]:
+        """The sessions of all clients that have initialized, over every transport."""
+        alone = [each.session for each in self._connections if not each.is_response]
+        return [each for each in (*alone, *self.sessions) if each.revision is not None]
+
     def _opened(self, connection: Connection) -> Connection:
         self._connections[connection] = None
         self._stir()

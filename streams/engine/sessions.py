@@ -11,7 +11,7 @@ the grant of that delivery:
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -37,6 +37,8 @@ from streams.limits import Limits
 from streams.messages import RequestId
 from streams.protocol import extension
 
+# Stored among the capabilities, which no client can name so: its names are filtered.
+SUBSCRIPTIONS: Final = "mcp-streams/subscriptions"
 GRANTS_MAX: Final = 16  # of one stream in one session; a new one replaces the oldest
 SEEN_EVERY_S: Final = 3600.0  # how late the journal may learn of the last use of a session
 
@@ -97,10 +99,13 @@ class HttpSession(Session):
             key=self.key,
             principal=self.principal,
             revision=self.revision or "",
-            capabilities=msgspec.json.encode(self.capabilities),
+            capabilities=msgspec.json.encode(self.capabilities | self._subscribed()),
             level=self.level,
             seen_at=self.seen_at,
         )
+
+    def _subscribed(self) -> dict[str, Any]:
+        return {SUBSCRIPTIONS: list(self.subscriptions)} if self.subscriptions else {}
 
     @classmethod
     def of(cls, record: SessionRecord) -> "HttpSession":
@@ -112,6 +117,7 @@ class HttpSession(Session):
         capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         session.capabilities = extension.understood(capabilities)
         session.settings = extension.settings_of(session.capabilities)
+        session.subscriptions = dict.fromkeys(capabilities.get(SUBSCRIPTIONS, ()))
         session.level = record.level
         session.seen_at = record.seen_at
         return session
@@ -230,10 +236,11 @@ class Sessions:
             raise Refusal(INTERNAL_ERROR, "Too many sessions are in use: try again later.")
         self.end(oldest)
 
-    async def save_level(self, session: HttpSession) -> None:
-        """Store the log level of a session, the one setting that a client may change later."""
+    async def save_settings(self, session: HttpSession) -> None:
+        """Store the log level and the subscriptions of a session, if the client changed them."""
         saved = self._saved.get(session.key)  # None where the session was ended meanwhile
-        if saved is not None and session.level != saved.level:
+        if saved is not None and (session.has_changed or session.level != saved.level):
+            session.has_changed = False
             await self._committer.settled(self._save(session))
 
     def _save(self, session: HttpSession) -> SaveSession:
@@ -261,6 +268,9 @@ class Sessions:
             self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
         self._on_end(session)
+
+    def __iter__(self) -> Iterator[HttpSession]:
+        return iter(list(self._by_key.values()))
 
     def _idle(self) -> list[HttpSession]:
         idle, too_old = [], self._now() - self._limits.session_idle_s

@@ -1,7 +1,7 @@
 """`Call` and `SyncCall`: what a tool uses to exchange messages with the client while it runs."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import trio
@@ -11,7 +11,6 @@ from streams.engine.stream import Stream
 from streams.errors import CallFailed
 from streams.forks import Confined
 from streams.messages import LEVELS, LogLevel, RequestId
-from streams.server.tools import Tool
 
 _T = TypeVar("_T")
 
@@ -22,6 +21,15 @@ class _ErrorBody(msgspec.Struct):
     data: Any = None
 
 
+class _Called(Protocol):
+    """A tool, or another function that a request runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def restart(self) -> bool: ...
+
+
 class Call:
     """One running call, for an async tool.
 
@@ -30,7 +38,7 @@ class Call:
     client is too far behind.
     """
 
-    def __init__(self, stream: Stream, tool: Tool) -> None:
+    def __init__(self, stream: Stream, tool: _Called) -> None:
         self._stream = stream
         self._tool = tool
 

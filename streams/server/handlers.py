@@ -15,7 +15,7 @@ from streams import messages
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
-from streams.errors import StreamsError
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal, ResourceNotFound, StreamsError
 from streams.faults import (
     is_failure,
     is_kind,
@@ -27,7 +27,9 @@ from streams.faults import (
 from streams.forks import Confined
 from streams.logs import log
 from streams.protocol.extension import KEY
+from streams.server.arguments import Callee
 from streams.server.call import Call, SyncCall
+from streams.server.features import Work
 from streams.server.pages import PagedCall
 from streams.server.schemas import GivenSchema
 from streams.server.tools import Tool, Tools, error_result, to_result
@@ -84,7 +86,7 @@ class Handlers:
         schema = tool.input_given
         return schema is not None and schema.is_costly(len(given))
 
-    async def arguments(self, tool: Tool, given: bytes, principal: str) -> dict[str, Any]:
+    async def arguments(self, tool: Tool | Callee, given: bytes, principal: str) -> dict[str, Any]:
         """The checked arguments of a call. Raises `ValueError` that says what does not fit."""
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
@@ -109,7 +111,10 @@ class Handlers:
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
         """The handler of a call that is restarted; None where it cannot be restarted."""
         try:
-            params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
+            origin = messages.parse(stream.record.origin)
+            if origin.method != "tools/call":
+                return None  # a read or a prompt: its client asks again
+            params = messages.decode(origin.params, CallTool)
             tool = self._tools.get(params.name)
             if tool is None or not tool.restart:
                 return None
@@ -120,6 +125,63 @@ class Handlers:
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
         return self.handler(tool, arguments)
+
+    def request_handler(self, work: Work) -> StreamHandler:
+        """The handler that runs the function of a request that is no call."""
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            try:
+                return messages.result(stream.request_id, await self._answer(work, stream)), False
+            except ResourceNotFound as unknown:
+                named = unknown if unknown.data else ResourceNotFound(str(unknown), uri=work.uri)
+                return messages.error(stream.request_id, named), True
+            except Refusal as refused:
+                return messages.error(stream.request_id, refused), True
+
+        return handle
+
+    async def _answer(self, work: Work, stream: Stream) -> msgspec.Raw:
+        """The result of a request, encoded. Raises `Refusal`; a failure is logged."""
+        callee = work.callee
+        self._running[stream] = work.what
+        try:
+            arguments = await self._bound(work, stream)
+            run = partial(callee.function, *work.positional, **arguments)
+            if callee.takes_call:
+                call = Call(stream, callee)
+                first = call if callee.is_async else SyncCall(call)
+                run = partial(callee.function, first, *work.positional, **arguments)
+            with self._confined:
+                value = await (run() if callee.is_async else self._in_thread(run))
+                return msgspec.Raw(messages.encode(work.result(value)))
+        except BaseException as error:
+            if is_kind(error, Refusal):
+                raise
+            if is_failure(error):
+                log_failure("a request failed", error, what=work.what)
+            await let_pass(error)
+            text = text_of(error).encode(errors="backslashreplace").decode()
+            raise Refusal(INTERNAL_ERROR, f"The {work.what} failed: {text}") from None
+        finally:
+            del self._running[stream]
+
+    async def _bound(self, work: Work, stream: Stream) -> dict[str, Any]:
+        """The arguments of a request by name. Raises `Refusal` where they do not fit."""
+        if work.values is None:
+            return {}
+        assert isinstance(work.callee, Callee)
+        try:
+            given = work.callee.encoded(work.values)
+            return await self.arguments(work.callee, given, stream.record.principal)
+        except ValueError as error:
+            raise Refusal(INVALID_PARAMS, f"Bad arguments for {work.what}: {error}") from None
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        def confined_work() -> Any:
+            with self._confined:
+                return work()
+
+        return await run_in_thread(confined_work, self._limiter)
 
     async def _result(
         self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
@@ -150,12 +212,7 @@ class Handlers:
         if tool.is_async:
             value = await work()
         else:
-
-            def work_in_thread() -> Any:
-                with self._confined:
-                    return work()
-
-            value = await run_in_thread(work_in_thread, self._limiter)
+            value = await self._in_thread(work)
         result = to_result(value, tool)
         schema = None if tool.output is None else tool.output.given
         if schema is not None and "structuredContent" in result:
@@ -180,6 +237,8 @@ class Handlers:
 
 def tool_at(frame: FrameType) -> str | None:
     """The name of the tool that runs in this frame; None for the frame of another function."""
+    if frame.f_code is Handlers._answer.__code__:
+        return str(frame.f_locals["work"].what)
     if frame.f_code is not Handlers._result.__code__:
         return None
     tool = frame.f_locals["tool"]

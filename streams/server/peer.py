@@ -37,6 +37,7 @@ from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarg
 from streams.protocol import dialects, extension
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
+from streams.server.features import RUN, Features
 from streams.server.handlers import CallTool, Handlers
 from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
@@ -74,7 +75,8 @@ class Profile(msgspec.Struct, frozen=True):
     version: str
     instructions: str | None
     tools: Tools
-    page_size: int  # of `tools/list`
+    features: Features
+    page_size: int  # of lists
     resume_min_s: float
     resume_max_s: float
     # The words of all dialects: their requests by their methods, and the names of page tokens.
@@ -124,7 +126,11 @@ class Peer:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        return method == _CALL or method in self._profile.resumes
+        return (
+            method == _CALL
+            or method in self._profile.resumes
+            or (method in RUN and method in self._profile.features.methods())
+        )
 
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
@@ -227,7 +233,10 @@ class Peer:
             _check_length(request_id, "id")
             assert connection is not None
             # The line as it was received, because the journal stores it.
-            deliver = self._call_tool if method == _CALL else self._resume
+            if method == _CALL:
+                deliver = self._call_tool
+            else:
+                deliver = self._run if method in RUN else self._resume
             await deliver(message, line, connection)
             return None
         check_free(self.session, request_id)
@@ -235,6 +244,9 @@ class Peer:
             return messages.result(request_id, await self._poll(message, line, event_ids))
         if method in _REQUESTS:
             answer = await self._work(line, partial(_REQUESTS[method], self, message))
+            return messages.result(request_id, answer)
+        if method in self._profile.features.methods():
+            answer = await self._work(line, partial(self._feature, message))
             return messages.result(request_id, answer)
         known = ", ".join(sorted(self._known_requests))
         raise Refusal(
@@ -253,7 +265,8 @@ class Peer:
 
     @property
     def _known_requests(self) -> list[str]:
-        return [*_REQUESTS, *self._profile.polls, _CALL, *self._profile.resumes]
+        features = self._profile.features.methods()
+        return [*_REQUESTS, *self._profile.polls, _CALL, *self._profile.resumes, *features]
 
     # Plain MCP
 
@@ -272,6 +285,7 @@ class Peer:
             "capabilities": {
                 "tools": {"listChanged": False},
                 "logging": {},
+                **profile.features.capabilities(),
                 "extensions": ours,
                 "experimental": ours,
             },
@@ -289,6 +303,30 @@ class Peer:
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"{error}.") from None
         return {"tools": tools} if cursor is None else {"tools": tools, "nextCursor": cursor}
+
+    def _feature(self, message: Message) -> dict[str, Any]:
+        """Answer a request about resources or prompts that runs nothing."""
+        features, method = self._profile.features, str(message.method)
+        if features.methods()[method] == "change":
+            features.change(self.session, message)
+            return {}
+        cursor = read_params(message.params, _List).cursor
+        try:
+            return features.list(method, cursor, self._profile.page_size)
+        except ValueError as error:
+            raise Refusal(INVALID_PARAMS, f"{error}.") from None
+
+    async def _run(self, message: Message, line: bytes, connection: Connection) -> None:
+        """Begin a read, a prompt or a completion: a call that ends with its connection."""
+        assert isinstance(message.id, int | str)
+        check_free(self.session, message.id)
+        work = await self._work(line, partial(self._profile.features.work, message))
+        _check_length(work.progress_token, "_meta.progressToken")
+        await self._engine.make_room(self.session.principal)
+        check_free(self.session, message.id)  # another request may have taken it meanwhile
+        handler = self._handlers.request_handler(work)
+        stream = self._engine.begin(connection, line, handler, min_s=0, max_s=0, origin=message)
+        stream.progress_token = work.progress_token
 
     def _set_level(self, message: Message) -> dict[str, Any]:
         level = read_params(message.params, _SetLevel).level
@@ -480,7 +518,9 @@ class Peer:
         """
         if self._profile.tools.scopes:
             origin = messages.parse(stream.record.origin)
-            if tool := self._profile.tools.get(read_params(origin.params, CallTool).name):
+            if origin.method == _CALL and (
+                tool := self._profile.tools.get(read_params(origin.params, CallTool).name)
+            ):
                 tool.check_scopes(connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:

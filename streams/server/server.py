@@ -5,6 +5,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
+import trio
+
+from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
 from streams.engine.streams import DEFERRAL_S
@@ -14,8 +17,11 @@ from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
+from streams.server.features import Features
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer, Profile
+from streams.server.prompts import PromptSettings, make_prompt
+from streams.server.resources import UPDATED, ResourceSettings, make_resource, updated_key
 from streams.server.tools import Tools, ToolSettings, make_tool
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
@@ -70,6 +76,8 @@ class Server:
         self.limits = limits or Limits()
         self.page_size = page_size
         self.tools = Tools()
+        self.features = Features()
+        self._engines: dict[Engine, trio.lowlevel.TrioToken] = {}  # those that run
 
     @overload
     def tool(self, function: Function, /) -> Function: ...
@@ -105,6 +113,111 @@ class Server:
         self.tools.add(tool)
         return function
 
+    def resource(
+        self, uri: str, **settings: Unpack[ResourceSettings]
+    ) -> Callable[[Function], Function]:
+        """Make a function the reader of a resource, or of all resources of a URI template.
+
+        The values of a template such as `reports://{id}` are the function's arguments, converted
+        and checked by its annotations. It returns str, bytes, other JSON, or `ResourceContents`,
+        and raises `ResourceNotFound` where there is nothing. A plain function runs in a thread.
+
+        Raises `TypeError` or `ValueError` where the URI, the function or a setting cannot be used.
+        """
+
+        def add(function: Function) -> Function:
+            self.features.add_resource(make_resource(uri, function, settings))
+            self._tell("notifications/resources/list_changed")
+            return function
+
+        return add
+
+    def remove_resource(self, uri: str) -> None:
+        """Remove a resource, or a template. Raises `ValueError` for an unknown one."""
+        self.features.resources.remove(uri)
+        self._tell("notifications/resources/list_changed")
+
+    async def resource_updated(self, uri: str) -> None:
+        """Tell the clients that subscribed to this resource that it has changed.
+
+        A client that reads nothing now, or has no connection, is told later, once for each URI.
+        """
+        self._tell(UPDATED, uri)
+        await trio.lowlevel.checkpoint()
+
+    @overload
+    def prompt(self, function: Function, /) -> Function: ...
+    @overload
+    def prompt(
+        self, function: None = None, /, **settings: Unpack[PromptSettings]
+    ) -> Callable[[Function], Function]: ...
+
+    def prompt(self, function: Any = None, /, **settings: Unpack[PromptSettings]) -> Any:
+        """Make a function a prompt, described by its name, docstring and annotations.
+
+        Its parameters are the prompt's arguments. It returns str, a content block, `UserMessage`,
+        `AssistantMessage`, or a list of these. A plain function runs in a thread.
+
+        Raises `TypeError` or `ValueError` where the function or a setting cannot be used.
+        """
+        if function is None:
+            return partial(self.prompt, **settings)
+        self.features.add_prompt(make_prompt(function, settings))
+        self._tell("notifications/prompts/list_changed")
+        return function
+
+    def remove_prompt(self, name: str) -> None:
+        """Remove a prompt. Raises `ValueError` for an unknown one."""
+        self.features.prompts.remove(name)
+        self._tell("notifications/prompts/list_changed")
+
+    @overload
+    def completion(self, function: Function, /) -> Function: ...
+    @overload
+    def completion(
+        self, of: str | None = None, argument: str | None = None, /
+    ) -> Callable[[Function], Function]: ...
+
+    def completion(self, of: Any = None, argument: str | None = None, /) -> Any:
+        """Make a function complete an argument of a prompt, or of a resource's template.
+
+        `@server.completion("greet", "name")` completes one argument: the function is given the
+        typed value and, if it takes two, the other arguments by name. `@server.completion` alone
+        completes all others: the function is given `ref`, `argument` and `context`. It returns a
+        list of str, a `Completion`, or None. Arguments whose types list their values (an enum, a
+        Literal, a bool) need no function.
+
+        Raises `TypeError` or `ValueError` where the function cannot be used.
+        """
+        if callable(of):
+            return self.completion()(of)
+        if (of is None) != (argument is None):
+            raise TypeError("completion: give a prompt or a template, and an argument of it")
+
+        def add(function: Function) -> Function:
+            named = None if of is None or argument is None else (of, argument)
+            self.features.add_completer(function, named)
+            return function
+
+        return add
+
+    def _tell(self, method: str, uri: str | None = None) -> None:
+        """Notify all clients, or those that subscribed to `uri`. May be called in any thread."""
+        params = {} if uri is None else {"uri": uri}
+        line = messages.notification(method, params)
+        key = method if uri is None else updated_key(uri)
+
+        def tell(engine: Engine) -> None:
+            for session in engine.clients():
+                if uri is None or uri in session.subscriptions:
+                    session.notify(line, key=key)
+
+        for engine, token in list(self._engines.items()):
+            if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is token:
+                tell(engine)
+            else:
+                token.run_sync_soon(tell, engine)
+
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
@@ -122,7 +235,11 @@ class Server:
                 restart_handler=handlers.restart_handler,
                 deferral_s=self.announce_after_s,
             ) as engine:
-                yield RunningServer(self, engine, handlers)
+                self._engines[engine] = trio.lowlevel.current_trio_token()
+                try:
+                    yield RunningServer(self, engine, handlers)
+                finally:
+                    del self._engines[engine]
         finally:
             await handlers.aclose()
 
@@ -139,6 +256,7 @@ class RunningServer:
             version=server.version,
             instructions=server.instructions,
             tools=server.tools,
+            features=server.features,
             page_size=server.page_size,
             resume_min_s=server.resume_min_s,
             resume_max_s=server.resume_max_s,

@@ -9,7 +9,7 @@ from typing import Any
 
 import trio
 
-from streams.client.client import Client
+from streams import Client
 from transports import dial
 
 Json = dict[str, Any]

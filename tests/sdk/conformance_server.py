@@ -1,4 +1,4 @@
-"""The tools for the scenarios of the official conformance suite, as its text describes them."""
+"""The server for the scenarios of the official conformance suite, as its text describes it."""
 
 import base64
 import json
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import trio
 
-from streams import Audio, Call, EmbeddedResource, Image, Server
+from streams import Audio, Call, EmbeddedResource, Image, Server, UserMessage
 
 PIXEL: Final = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
@@ -182,3 +182,63 @@ async def _ask(
 )
 async def json_schema_2020_12_tool(name: str = "", address: Json | None = None) -> str:
     return f"{name} lives in {(address or {}).get('city', 'nowhere')}"
+
+
+@server.resource("test://static-text", mime_type="text/plain")
+async def static_text() -> str:
+    """A text."""
+    return "This is the content of the static text resource."
+
+
+@server.resource("test://static-binary", mime_type="image/png")
+async def static_binary() -> bytes:
+    """An image of one pixel."""
+    return PIXEL
+
+
+@server.resource("test://template/{id}/data", mime_type="application/json")
+async def template_data(id: str) -> Json:
+    """The data of an id."""
+    return {"id": id, "templateTest": True, "data": f"Data for ID: {id}"}
+
+
+@server.resource("test://watched-resource", mime_type="text/plain")
+async def watched_resource() -> str:
+    """A text that could change."""
+    return "Watched resource content"
+
+
+@server.prompt
+async def test_simple_prompt() -> str:
+    """A prompt without arguments."""
+    return "This is a simple prompt for testing."
+
+
+@server.prompt
+async def test_prompt_with_arguments(arg1: str, arg2: str) -> str:
+    """A prompt with two arguments."""
+    return f"Prompt with arguments: arg1='{arg1}', arg2='{arg2}'"
+
+
+@server.completion("test_prompt_with_arguments", "arg1")
+async def complete_arg1(value: str) -> list[str]:
+    return [each for each in ("paris", "park", "party") if each.startswith(value)]
+
+
+@server.prompt
+async def test_prompt_with_embedded_resource(resourceUri: str) -> list[Any]:  # noqa: N803
+    """A prompt with a resource in it."""
+    text = "Embedded resource content for testing."
+    return [
+        EmbeddedResource.of(resourceUri, text=text, mime_type="text/plain"),
+        "Please process the embedded resource above.",
+    ]
+
+
+@server.prompt
+async def test_prompt_with_image() -> list[UserMessage]:
+    """A prompt with an image in it."""
+    return [
+        UserMessage(Image(data=PIXEL, mime_type="image/png")),
+        UserMessage("Please analyze the image above."),
+    ]

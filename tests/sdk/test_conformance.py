@@ -1,4 +1,4 @@
-"""The official conformance suite, scenario by scenario: a server with the tools that it names."""
+"""The official conformance suite, scenario by scenario: a server with all that it names."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ APP: Final = f"{Path(__file__).parent / 'conformance_server.py'}:server"
 SUITE: Final = "@modelcontextprotocol/conformance"
 NEXT_SUITE: Final = "conformance-next"  # a draft version, for scenarios that the released one lacks
 
-# All scenarios for tools over Streamable HTTP; we serve neither resources nor prompts.
+# All 32 of the released suite, and one that only the draft has.
 SCENARIOS: Final = (
     (SUITE, "server-initialize"),
     (SUITE, "ping"),
@@ -35,6 +35,18 @@ SCENARIOS: Final = (
     (SUITE, "elicitation-sep1330-enums"),
     (SUITE, "server-sse-polling"),
     (SUITE, "server-sse-multiple-streams"),
+    (SUITE, "resources-list"),
+    (SUITE, "resources-read-text"),
+    (SUITE, "resources-read-binary"),
+    (SUITE, "resources-templates-read"),
+    (SUITE, "resources-subscribe"),
+    (SUITE, "resources-unsubscribe"),
+    (SUITE, "prompts-list"),
+    (SUITE, "prompts-get-simple"),
+    (SUITE, "prompts-get-with-args"),
+    (SUITE, "prompts-get-embedded-resource"),
+    (SUITE, "prompts-get-with-image"),
+    (SUITE, "completion-complete"),
     (SUITE, "dns-rebinding-protection"),
     (NEXT_SUITE, "server-session-lifecycle"),
 )
@@ -60,3 +72,11 @@ def test_the_server_conforms(
     assert run.returncode == 0, run.stdout + run.stderr
     assert _ALL_PASSED.search(run.stdout), run.stdout
     assert server.is_alive()
+
+
+def test_no_scenario_for_servers_is_left_out(node: Node, tmp_path: Path) -> None:
+    script = str(node.modules / SUITE / "dist" / "index.js")
+    listed = node.run(script, "list", cwd=tmp_path).stdout.partition("Client scenarios")[0]
+    named = set(re.findall(r"^  - (\S+)", listed, re.MULTILINE))
+    assert named == {name for suite, name in SCENARIOS if suite == SUITE}
+    assert len(named) == 32

@@ -17,6 +17,7 @@ from docs import record
 from streams import Client, Limits, Server
 from streams.cli import base
 from streams.errors import refusal
+from streams.server import prompts, resources
 from streams.server.tools import DEFAULTS
 from tests.rigs import ROOT
 from tests.rigs.diagram import state_diagram
@@ -162,6 +163,13 @@ def test_documented_settings_are_those_of_the_server_and_the_client() -> None:
     assert table(REFERENCE, "`@server.tool(…)`") == {
         name: repr(default) for name, default in DEFAULTS.items()
     }
+    for decorator, defaults in (
+        ("resource(uri, …)", resources.DEFAULTS),
+        ("prompt(…)", prompts.DEFAULTS),
+    ):
+        assert table(REFERENCE, f"`@server.{decorator}`") == {
+            name: repr(default) for name, default in defaults.items()
+        }
     assert table(REFERENCE, "`Client(dialer, …)`") == keyword_defaults(Client)
 
 

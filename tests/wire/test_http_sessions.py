@@ -145,8 +145,7 @@ def test_a_stream_that_was_cut_off_is_cancelled_with_its_session(http: Http, gat
 
 
 def test_the_newest_standing_stream_wins(http: Http) -> None:
-    """W§6: "GET without it: the session's standing stream; no event ids, nothing stored, newest
-    wins"."""
+    """W§6: "GET without it: the session's standing stream; […] newest wins"."""
     client, other = http.opened(), http.opened()
     first, of_other = streamed(client.get()), streamed(other.get())
     assert first.headers["x-accel-buffering"] == "no"

@@ -15,6 +15,7 @@ from streams import messages
 from streams.auth.bearer import challenge
 from streams.engine.connection import Connection
 from streams.engine.framing import Framing, Lone, Numbered, Plain
+from streams.engine.notices import STANDING, Notices
 from streams.engine.sessions import HttpSession, SessionEventIds, new_session
 from streams.errors import (
     InsufficientScope,
@@ -25,8 +26,17 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
-from streams.server.http.events import EVENTS, JSON, KEEP_ALIVE, LINES, Events, content, end_event
-from streams.server.http.response import ResponseChannel
+from streams.server.http.events import (
+    EVENTS,
+    JSON,
+    KEEP_ALIVE,
+    LINES,
+    Events,
+    content,
+    end_event,
+    notice_event,
+)
+from streams.server.http.response import KEEP_ALIVE_S, ResponseChannel
 from streams.server.peer import (
     REVISIONS,
     Peer,
@@ -129,7 +139,7 @@ class HttpEndpoint:
         line = await peer.handle(message, request.body, event_ids=event_ids)
         if is_request:
             assert line is not None
-            await self._engine.sessions.save_level(session)
+            await self._engine.sessions.save_settings(session)
             await responder.respond(200, _single_content(accepted), line)
         elif line is None:
             await responder.respond(202)
@@ -224,7 +234,7 @@ class HttpEndpoint:
         session = self._session(request)
         self._check_rate(session.principal)
         last_event = request.headers.get(LAST_EVENT)
-        if last_event is None:
+        if last_event is None or last_event.startswith(STANDING):
             await self._open_standing(session, request, responder)
             return
         operations = self._engine.operations
@@ -256,21 +266,24 @@ class HttpEndpoint:
     ) -> None:
         """Open the event stream for messages that belong to no request.
 
-        The server has no such messages, but clients expect the stream to stay open.
+        It stays open all the time. A client that was cut off gets the messages it has missed.
         """
         if session.standing is not None:
             session.standing.cancel()
+        position = session.notices.position(request.headers.get(LAST_EVENT))
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
-        with trio.CancelScope() as scope:
-            session.standing = scope
-            await channel.send(KEEP_ALIVE[EVENTS])
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(channel.keep_alive)
-                with suppress(trio.EndOfChannel):
-                    await channel.receive()
-                nursery.cancel_scope.cancel()
-        if session.standing is scope:
-            session.standing = None
+        session.standing = scope = trio.CancelScope()
+        try:
+            with scope:
+                await channel.send(KEEP_ALIVE[EVENTS])
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_send_notices, channel, session.notices, position)
+                    with suppress(trio.EndOfChannel):
+                        await channel.receive()
+                    nursery.cancel_scope.cancel()
+        finally:
+            if session.standing is scope:
+                session.standing = None
         await channel.aclose()
 
     # DELETE
@@ -304,6 +317,20 @@ class HttpEndpoint:
         if session is None:
             raise HttpError(404, "Unknown session: initialize again.")
         return session
+
+
+async def _send_notices(channel: ResponseChannel, notices: Notices, position: int) -> None:
+    """Send notices as events, for ever, and keep-alives between them."""
+    while True:
+        found: list[tuple[int, bytes]] = []
+        with trio.move_on_after(KEEP_ALIVE_S):
+            found = await notices.after(position)
+        if not found:
+            await channel.ping()
+            continue
+        await channel.send(*(notice_event(notices.event_id(each), line) for each, line in found))
+        position = found[-1][0]
+        notices.sent(position)
 
 
 def _channel(

@@ -86,6 +86,11 @@ def end_event(last_event_id: str, line: bytes) -> bytes:
     return f"id: {last_event_id}{END}\n".encode() + _EVENT % line
 
 
+def notice_event(event_id: str, line: bytes) -> bytes:
+    """An event of the standing stream."""
+    return b"id: %b\n" % event_id.encode() + _EVENT % line
+
+
 def content(media_type: str) -> Headers:
     """The headers of a body of this type."""
     if media_type == JSON:

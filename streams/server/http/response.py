@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Final
 
 import trio
 
@@ -102,12 +102,6 @@ class ResponseChannel:
         else:
             await trio.lowlevel.checkpoint()
         return False
-
-    async def keep_alive(self) -> NoReturn:
-        """Write keep-alives, for a response that has no messages."""
-        while True:
-            await trio.sleep(KEEP_ALIVE_S)
-            await self.ping()
 
     def unsent_bytes(self) -> int | None:
         return self._responder.unsent_bytes()

@@ -1,0 +1,113 @@
+"""Notices: notifications to one client that belong to no request, until the client has them.
+
+Only the latest notice of a key is kept: a client that hears ten times that a resource has changed
+reads it once. A notice without a key is kept by itself. Notices are in memory only, because a
+client that comes back after a restart reads what it needs anew.
+
+Each notice has a number. A standing stream of HTTP sends the numbers as event ids, so a client that
+was cut off gets what it missed. A notice that was sent is kept for `SENT_S` longer for that.
+"""
+
+from typing import Final
+
+import trio
+
+from streams.keys import new_request_id
+from streams.logs import log
+
+# For each client, while it reads nothing or has no standing stream. A client has one notice for
+# each resource that it subscribed to, and one for each list; the rest are an author's own.
+NOTICES_MAX: Final = 1_500
+NOTICES_BYTES_MAX: Final = 256 * 1024
+# How long a client may need to notice a cut and to open its next standing stream. A client that
+# sends no Last-Event-ID then receives the notices of this time once more.
+SENT_S: Final = 60.0
+
+STANDING: Final = "standing_"  # how the event ids of standing streams begin
+
+
+class _Notice:
+    __slots__ = ("line", "number", "sent_at")
+
+    def __init__(self, number: int, line: bytes) -> None:
+        self.number = number
+        self.line = line
+        self.sent_at: float | None = None
+
+
+class Notices:
+    """The notices of one client, oldest first."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str | int, _Notice] = {}  # by their keys, or else by their numbers
+        self._bytes = 0
+        self._last = 0
+        self._epoch = ""
+        self._has_dropped = False
+        self._added = trio.lowlevel.ParkingLot()
+
+    def add(self, line: bytes, key: str | None) -> None:
+        """Add a notice in place of the one with the same key. The oldest are dropped for room."""
+        self._last += 1
+        name = self._last if key is None else key
+        self._drop(name)
+        self.kept[name] = _Notice(self._last, line)
+        self._bytes += len(line)
+        while len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
+            oldest = next(iter(self.kept))
+            if self.kept[oldest].sent_at is None and not self._has_dropped:
+                self._has_dropped = True
+                log.warning("a client reads no notifications: the oldest are dropped")
+            self._drop(oldest)
+        self._added.unpark_all()
+
+    def forget(self, key: str) -> None:
+        """Remove the notice of a key, which the client wants no more."""
+        self._drop(key)
+
+    def take(self) -> list[bytes]:
+        """Remove all notices, for a connection that is the whole session."""
+        lines = [notice.line for notice in self.kept.values()]
+        self.kept.clear()
+        self._bytes = 0
+        return lines
+
+    def position(self, last_event_id: str | None) -> int:
+        """The number of the last notice that a client has received; it needs no earlier one."""
+        epoch, _, number = (last_event_id or "").removeprefix(STANDING).rpartition("_")
+        is_ours = epoch == self._epoch != "" and number.isascii() and number.isdigit()
+        position = min(int(number[:18]), self._last) if is_ours else 0
+        for name, notice in list(self.kept.items()):
+            if notice.number <= position:
+                self._drop(name)
+        return position
+
+    async def after(self, position: int) -> list[tuple[int, bytes]]:
+        """Wait for notices with greater numbers than this; returns them with their numbers."""
+        while not (found := self._after(position)):
+            await self._added.park()
+        return found
+
+    def sent(self, number: int) -> None:
+        """All notices up to this number were written to the standing stream."""
+        now = trio.current_time()
+        for notice in self.kept.values():
+            if notice.number <= number and notice.sent_at is None:
+                notice.sent_at = now
+
+    def event_id(self, number: int) -> str:
+        """The event id of a notice. Ids of another process, before a restart, name nothing."""
+        self._epoch = self._epoch or new_request_id()
+        return f"{STANDING}{self._epoch}_{number}"
+
+    def _after(self, position: int) -> list[tuple[int, bytes]]:
+        now = trio.current_time()
+        for name, notice in list(self.kept.items()):
+            if notice.sent_at is not None and now - notice.sent_at > SENT_S:
+                self._drop(name)
+        return [(each.number, each.line) for each in self.kept.values() if each.number > position]
+
+    def _drop(self, name: str | int) -> None:
+        notice = self.kept.pop(name, None)
+        if notice is not None:
+            self._bytes -= len(notice.line)
