@@ -43,7 +43,7 @@ _COLLECTED_BYTES_MAX: Final = 64 * 1024
 BATCH_LINES_AIM: Final = 350
 BATCH_LINES_MAX: Final = 400
 
-# Lines of this length or more are counted newline by newline. That is faster than to split them.
+# Lines above this length are counted and looked at one by one. That is faster than to split them.
 _LONG_BYTES: Final = 700
 
 # The method of a position header, which our servers send ahead of each run of a stream's messages.
@@ -99,7 +99,7 @@ class Run(msgspec.Struct, frozen=True, gc=False):  # refers to nothing that coul
             return
         seq = self.seq
         for body in split_lines(self.body, bytes_max):
-            count = _count(body, 0, len(body))
+            count = len(lines_in(body))
             yield Run(seq, count, body)
             seq += count
 
@@ -127,36 +127,30 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         line begins exactly as our servers write a notification; then no line is blank. False proves
         nothing.
         """
-        end, count = self.reach(at, most)
-        body = self.data[at:end]
-        if body.startswith(_NOTIFICATION):
+        data, count = self.data, 1
+        end = first_end = data.index(b"\n", at) + 1
+        is_plain = data.startswith(_NOTIFICATION, at)
+        if first_end - at > _LONG_BYTES:
+            most = min(most, BATCH_LINES_AIM)
+            while end < self.end and count < most:
+                is_plain = is_plain and data.startswith(_NOTIFICATION, end)
+                end = data.index(b"\n", end) + 1
+                count += 1
+            body = data[at:end]
+        elif most > 1:
+            aim = min(most, BATCH_LINES_AIM)  # right at once where all lines have the same size
+            end = min(at + (first_end - at) * aim, self.end)
+            if end < self.end:
+                end = data.rfind(b"\n", at, end) + 1
+            body = data[at:end]
+            count = len(lines_in(body))
+            if count > most:
+                body, count = data[at : skip_lines(data, at, most)], most
             # JSON strings contain no unescaped newline, so each match is the start of a line.
-            is_plain = (
-                _begin_alike(body)
-                if len(body) > count * _LONG_BYTES
-                else body.count(_NEXT_NOTIFICATION) == count - 1
-            )
-            if is_plain:
-                return body, count, True
-        return body, sum(map(bool, body.split(b"\n"))), False
-
-    def reach(self, at: int, most: int) -> tuple[int, int]:
-        """Find the end of the piece that begins at `at`, and count its lines, blank ones too.
-
-        It has at most `most` lines, and at least one.
-        """
-        data = self.data
-        first = data.index(b"\n", at) + 1 - at
-        if most <= 1:
-            return at + first, 1
-        aim = min(most, BATCH_LINES_AIM)  # right at once where all lines have the same size
-        end = min(at + first * aim, self.end)
-        if end < self.end:
-            end = data.rfind(b"\n", at, end) + 1
-        count = _count(data, at, end)
-        if count <= most:
-            return end, count
-        return skip_lines(data, at, most), most
+            is_plain = is_plain and body.count(_NEXT_NOTIFICATION) == count - 1
+        else:
+            body = data[at:end]
+        return body, count if is_plain else sum(map(bool, body.split(b"\n"))), is_plain
 
 
 class Position(msgspec.Struct, frozen=True, rename="camel"):
@@ -434,27 +428,3 @@ def split_lines(data: bytes, bytes_max: int) -> Iterator[bytes]:
             end = data.rfind(b"\n", start, end) + 1 or data.find(b"\n", end) + 1 or len(data)
         yield data[start:end]  # not a copy where that is all of `data`
         start = end
-
-
-def _begin_alike(body: bytes) -> bool:
-    """Whether every line begins as a notification.
-
-    Looks only at the starts: for long lines that takes half of the time of `count`.
-    """
-    at = 0
-    while at < len(body):
-        if not body.startswith(_NOTIFICATION, at):
-            return False
-        at = body.index(b"\n", at) + 1
-    return True
-
-
-def _count(data: bytes, at: int, end: int) -> int:
-    """Count lines: newline by newline if the first of them is long, else by splitting them."""
-    if data.index(b"\n", at) + 1 - at <= _LONG_BYTES:
-        return len(lines_in(data[at:end]))
-    count = 0
-    while at < end:
-        at = data.index(b"\n", at) + 1
-        count += 1
-    return count

@@ -5,7 +5,6 @@
 
 import struct
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Final, Protocol
 
 from wsproto.frame_protocol import Opcode
@@ -121,12 +120,14 @@ def packed(lines: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
         return
     frame: list[bytes] = []
     size = 0
-    for piece in chain.from_iterable(split_lines(each, FRAME_BYTES_MAX) for each in lines):
-        if frame and size + len(piece) > FRAME_BYTES_MAX:
-            yield frame
-            frame, size = [], 0
-        frame.append(piece)
-        size += len(piece)
+    for line in lines:
+        pieces = (line,) if len(line) <= FRAME_BYTES_MAX else split_lines(line, FRAME_BYTES_MAX)
+        for piece in pieces:
+            if frame and size + len(piece) > FRAME_BYTES_MAX:
+                yield frame
+                frame, size = [], 0
+            frame.append(piece)
+            size += len(piece)
     if frame:
         yield frame
 

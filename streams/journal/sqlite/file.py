@@ -147,12 +147,17 @@ def connect(path: Path, busy_ms: int) -> sqlite3.Connection:
     )
 
 
-def connect_to_read(path: Path) -> sqlite3.Connection:
-    """A read-only connection, which has opened all the file descriptors that it will need."""
+def connect_to_read(path: Path, *, cache_bytes: int | None = None) -> sqlite3.Connection:
+    """A read-only connection, which has opened all the file descriptors that it will need.
+
+    Its cache has 2 MB unless `cache_bytes` is given.
+    """
     connection = connect(path, BUSY_READ_MS)
     try:
         connection.execute("PRAGMA query_only = ON")
         connection.execute("PRAGMA schema_version").fetchone()  # which opens the WAL
+        if cache_bytes is not None:
+            connection.execute(f"PRAGMA cache_size = -{cache_bytes // 1024}")
     except BaseException:
         connection.close()
         raise
@@ -265,7 +270,7 @@ def _pragma(connection: sqlite3.Connection, text: str) -> Any:
 def translated(path: Path) -> Iterator[None]:
     """Raise `journal_error` in place of `SQLITE_ERRORS`.
 
-    Commits catch these errors themselves, which is faster than a context manager.
+    Commits and reads catch these errors themselves, which is faster than a context manager.
     """
     try:
         yield

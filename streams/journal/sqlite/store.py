@@ -270,8 +270,10 @@ class SQLiteStore:
             return joined((run for run in newest if run.last > after), after, bytes_max)
         if beyond and beyond[0].seq <= after + 1:
             return joined(beyond, after, bytes_max)
-        with translated(self._path):
+        try:
             return self._segments.read(stream, after, bytes_max, beyond)
+        except SQLITE_ERRORS as error:
+            raise journal_error(self._path, error) from error
 
     def close(self) -> None:
         """Move the log into the tables and the WAL into the file, and close the file.
