@@ -413,7 +413,8 @@ class Cache:
             if self._streams.is_full(principal, elsewhere):
                 elsewhere.read = await self._oldest_read(principal)
                 elsewhere.unwanted = await self._oldest_unwanted()
-        chosen = self._streams.make_room(principal, elsewhere)
+        if not (chosen := self._streams.make_room(principal, elsewhere)):
+            return []
         found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]
         return [stream for stream in found if stream is not None]
 

@@ -63,7 +63,9 @@ class Streams:
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
         self._deferral_s = deferral_s
-        self._deferred: list[Stream] = []  # their records are kept back, or were
+        # Streams whose records are kept back, or were: those that wait now, and the next ones.
+        self._due: dict[Stream, None] = {}
+        self._deferred: dict[Stream, None] = {}
         self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
@@ -148,7 +150,7 @@ class Streams:
         if is_urgent or not stream.is_held:
             stream.store()
         if stream.is_held and not is_needless:
-            self._deferred.append(stream)
+            self._deferred[stream] = None
             self._has_deferred.set()
 
     async def _store_deferred(self) -> None:
@@ -156,15 +158,16 @@ class Streams:
         while True:
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
-            deferred, self._deferred = self._deferred, []
+            self._due, self._deferred = self._deferred, {}
             await trio.sleep(self._deferral_s)
             for _ in range(DEFERRAL_TURNS):
                 await trio.lowlevel.checkpoint()
-            for number, stream in enumerate(deferred, 1):
+            for number, stream in enumerate(list(self._due), 1):
                 stream.store()
                 stream.release()
                 if number % STORED_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+            self._due.clear()
 
     async def make_room(self, principal: str) -> None:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
@@ -266,6 +269,8 @@ class Streams:
 
     def _forget(self, stream: Stream) -> None:
         if self.index.get(stream.id) is stream:
+            self._deferred.pop(stream, None)  # most end so soon, and their memory is used again
+            self._due.pop(stream, None)
             self.index.remove(stream)
             self.cache.forget(stream)
             self._deadlines.forget(stream)
