@@ -173,7 +173,8 @@ class Streams:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
         for forgotten in await self.cache.make_room(principal):
-            self._forget(forgotten)
+            # With the record of the new stream: otherwise its first message waits for two commits.
+            self._forget(forgotten, may_wait=True)
 
     def _check_bytes(self, principal: str) -> None:
         """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
@@ -267,16 +268,16 @@ class Streams:
         if stream.delivery is not None:
             stream.delivery.drop()
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Stream, *, may_wait: bool = False) -> None:
         if self.index.get(stream.id) is stream:
             self._deferred.pop(stream, None)  # most end so soon, and their memory is used again
             self._due.pop(stream, None)
             self.index.remove(stream)
-            self.cache.forget(stream)
+            self.cache.forget(stream, may_wait=may_wait)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             if (change := stream.forget()) is not None:
-                self._committer.add(change)
+                self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
         # A client with dialects was told resume tokens, and may resume without the session.
