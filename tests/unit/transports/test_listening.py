@@ -203,7 +203,9 @@ async def all_turns_taken() -> AsyncIterator[None]:
         yield
 
 
-async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted() -> None:
+async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted(
+    mock_clock: MockClock,  # no free units are earned meanwhile
+) -> None:
     """Else connections that are opened beforehand could all shake hands in the same moment."""
     async with bare_websocket.server() as port:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
@@ -215,7 +217,7 @@ async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_ac
                 assert nursery.child_tasks  # it ends below, once it is answered
 
 
-async def test_so_does_a_handshake_of_tls() -> None:
+async def test_so_does_a_handshake_of_tls(mock_clock: MockClock) -> None:
     theirs, ours = tls_contexts()
     async with bare_websocket.server(host="localhost", ssl_context=theirs) as port:
         stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours)
