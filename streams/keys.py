@@ -12,6 +12,7 @@ made with the first key and accepted with any. To change the key, add a line on 
 
 import base64
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
@@ -45,9 +46,9 @@ def new_stream_id(now: float) -> str:
     of it make a commit write a page for each new stream. The first bit is 0, so no id begins with a
     dash.
     """
-    random = int.from_bytes(secrets.token_bytes(_KEY_BYTES), "big") % 2**_ID_RANDOM_BITS
+    random = int.from_bytes(secrets.token_bytes(_KEY_BYTES)) % 2**_ID_RANDOM_BITS
     drawn = (int(now) % 2**_ID_TIME_BITS) << _ID_RANDOM_BITS | random
-    return base64.urlsafe_b64encode(drawn.to_bytes(_KEY_BYTES, "big")).rstrip(b"=").decode()
+    return base64.urlsafe_b64encode(drawn.to_bytes(_KEY_BYTES))[:-1].decode()
 
 
 def new_id() -> str:
@@ -65,6 +66,7 @@ def new_bearer() -> str:
     return BEARER_PREFIX + new_id()
 
 
+@functools.lru_cache(maxsize=1024)  # a client sends the id of its session with each request
 def hashed(secret: str) -> str:
     """A hash of an id that must not be guessed; the hash may be stored."""
     return hashlib.sha256(_bytes(secret)).hexdigest()

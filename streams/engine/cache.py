@@ -262,12 +262,13 @@ class Cache:
             if len(self._idle) > self._crowd:
                 self._is_crowded.set()
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: Stream, *, may_wait: bool) -> None:
         """Nothing is kept of a stream; until that is durable, the journal would still find it."""
         self._idle.pop(stream, None)
         if stream.was_evicted:
             self._forgotten[stream.id] = stream.record
-            self._committer.when_settled(partial(self._forgotten.pop, stream.id))
+            forgotten = partial(self._forgotten.pop, stream.id)
+            self._committer.when_settled(forgotten, may_wait=may_wait)
 
     async def run(self) -> None:
         """Evict streams when there are too many, and let evicted ones expire, for ever."""
@@ -413,7 +414,8 @@ class Cache:
             if self._streams.is_full(principal, elsewhere):
                 elsewhere.read = await self._oldest_read(principal)
                 elsewhere.unwanted = await self._oldest_unwanted()
-        chosen = self._streams.make_room(principal, elsewhere)
+        if not (chosen := self._streams.make_room(principal, elsewhere)):
+            return []
         found = [s if isinstance(s, Stream) else await self.find(s.stream) for s in chosen]
         return [stream for stream in found if stream is not None]
 

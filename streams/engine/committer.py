@@ -81,6 +81,7 @@ class Committer:
         self._acks: dict[str, Ack] = {}
         self._sources: dict[Source, int] = {}  # bytes
         self._wanted = trio.Event()
+        self._pressed = trio.Event()  # and something of that may not wait
         self._taken = trio.Event()
         self._done = trio.Event()
         self._is_committing = False
@@ -97,27 +98,34 @@ class Committer:
         self.waiting_bytes = 0  # numbered, and not yet durable
         self._anonymous_bytes = 0  # besides, and waits for room of the anonymous callers
 
-    def add(self, change: Change) -> None:
-        """Make a change durable, after all that were added before it."""
+    def add(self, change: Change, *, may_wait: bool = False) -> None:
+        """Make a change durable, after all that were added before it.
+
+        If it `may_wait`, it waits for other changes as long as an ack does.
+        """
         if isinstance(change, Forget):
             # Acks follow the changes of a commit, so this one would find no stream.
             self._acks.pop(change.stream, None)
         self._changes.append(change)
-        self._wanted.set()
+        self._want(may_wait=may_wait)
 
     def ack(self, change: Ack) -> None:
         """Make an ack durable within `ACK_DELAY_S`."""
         self._acks[change.stream] = change
-        if len(self._acks) == 1:
-            self._wanted.set()
+        self._want(may_wait=True)
 
-    def mark(self, source: Source, size: int) -> None:
+    def _want(self, *, may_wait: bool = False) -> None:
+        self._wanted.set()
+        if not may_wait:
+            self._pressed.set()
+
+    def mark(self, source: Source, size: int, *, may_wait: bool = False) -> None:
         """Take the change of `source` with the next commit: `size` bytes more than at the last
-        mark.
+        mark. See `add`.
         """
         self._sources[source] = self._sources.get(source, 0) + size
         self.waiting_bytes += size
-        self._wanted.set()
+        self._want(may_wait=may_wait)
         if self.stream_bytes_max != SHARED_BYTES_MAX and len(self._sources) > 1:
             # Now, and not with the commit: forty streams that begin together have little each.
             self._note_sharing(len(self._sources))
@@ -128,11 +136,13 @@ class Committer:
         self.when_settled(is_durable.set, *changes)
         await is_durable.wait()
 
-    def when_settled(self, do: Callable[[], object], *changes: Change) -> None:
-        """Make changes durable. Calls `do` when they and all earlier changes are."""
+    def when_settled(
+        self, do: Callable[[], object], *changes: Change, may_wait: bool = False
+    ) -> None:
+        """Make changes durable. Calls `do` when they and all earlier changes are. See `add`."""
         for change in changes:
-            self.add(change)
-        self.mark(_Waiter(do), 0)
+            self.add(change, may_wait=may_wait)
+        self.mark(_Waiter(do), 0, may_wait=may_wait)
 
     def check(self, principal: str | None = None) -> None:
         """Raise `Refusal` while the journal takes nothing new.
@@ -166,7 +176,7 @@ class Committer:
         While their calls are refused there may be no other commit.
         """
         if trio.current_time() - self._looked_at >= LOOK_S:
-            self._wanted.set()
+            self._want()
 
     def is_full(self, *, is_anonymous: bool) -> bool:
         """Whether a stream should wait for a commit before it sends more."""
@@ -183,7 +193,8 @@ class Committer:
 
     async def settle(self) -> None:
         """Wait until everything that was added so far is durable."""
-        self._wanted.set()
+        if self._changes or self._sources or self._acks:
+            self._want()
         while self._changes or self._sources or self._acks or self._is_committing:
             await self._done.wait()
 
@@ -191,9 +202,10 @@ class Committer:
         """Commit for ever. Raises `JournalUnusable` where the journal cannot be used any more."""
         while True:
             await self._wanted.wait()
-            if not (self._changes or self._sources):
-                await self._gather_acks()
-            self._wanted = trio.Event()
+            if not self._pressed.is_set():
+                with trio.move_on_after(ACK_DELAY_S):
+                    await self._pressed.wait()
+            self._wanted, self._pressed = trio.Event(), trio.Event()
             await self._commit_once()
             if self._sources and (self._shortage or self._anonymous_shortage) is not None:
                 await self._wait_for_room()
@@ -211,16 +223,11 @@ class Committer:
         """Commit nothing more."""
         self._scope.cancel()
 
-    async def _gather_acks(self) -> None:
-        self._wanted = trio.Event()
-        with trio.move_on_after(ACK_DELAY_S):
-            await self._wanted.wait()
-
     async def _wait_for_room(self) -> None:
         """Wait for acks, which make room, or for another program to free space on the disk."""
         with trio.move_on_after(SHORTAGE_S):
             await self._wanted.wait()
-        self._wanted.set()
+        self._want()
 
     async def _commit_once(self) -> None:
         self._look_for_room()

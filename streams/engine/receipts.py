@@ -31,7 +31,7 @@ class Receipts:
     def __init__(self) -> None:
         self._unread: Marks = {}
         self._emptied: deque[tuple[float, Marks]] = deque()  # when the queue was seen empty
-        self._is_needed = trio.Event()
+        self._is_needed: trio.Event | None = None
 
     async def needed(self) -> None:
         """Wait until something was written that is not known to have been read."""
@@ -48,7 +48,8 @@ class Receipts:
         """A delivery was written up to `seq`."""
         self._unread[stream] = (delivery_number, seq)
         stream.witness = self.may_confirm
-        self._is_needed.set()
+        if self._is_needed is not None:
+            self._is_needed.set()
 
     def may_confirm(self, stream: Stream) -> bool:
         """Whether a sign of life may yet show that what was written of a stream was read."""
@@ -142,7 +143,7 @@ class Separation:
         self._written_bytes = 0
         self._gathered: list[Separated] = []  # what goes ahead of the response is not written yet
         self._held: list[Separated] = []  # it is written
-        self._patience = trio.CancelScope()  # of the responses that wait now
+        self._patience: trio.CancelScope | None = None  # of the responses that wait now
         self._patience_s = PATIENCE_S
         self._is_asking = False
         self._is_deaf = False  # the peer has not answered in time, and has not since
@@ -183,7 +184,9 @@ class Separation:
     def hurry(self) -> None:
         """The server shuts down: no response waits longer than `HURRY_S` from here on."""
         self._patience_s = HURRY_S
-        self._patience.deadline = min(self._patience.deadline, trio.current_time() + HURRY_S)
+        if self._patience is not None:
+            deadline = trio.current_time() + HURRY_S
+            self._patience.deadline = min(self._patience.deadline, deadline)
 
     async def _release(self, nursery: trio.Nursery) -> None:
         while self._held:

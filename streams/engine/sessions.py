@@ -89,7 +89,7 @@ class HttpSession(Session):
         return self.is_anonymous or stream in self._begun
 
     def attach(self, delivery: Delivery) -> None:
-        if delivery.reply_id is None:
+        if delivery.reply_id is None and not self.is_anonymous:
             self._begun.add(delivery.stream)
         super().attach(delivery)
 
@@ -200,15 +200,16 @@ class Sessions:
 
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
         """This caller's session of this id, which counts as used now. Idle sessions are ended."""
-        for session in self._idle():
+        now = self._now()
+        for session in self._idle(now):
             self.end(session)
         key = hashed(session_id)
         found = self._by_key.get(key)
         if found is None or not found.is_of(caller):
             return None
         self._by_key[key] = self._by_key.pop(key)
-        found.seen_at = self._now()
-        if found.seen_at - self._saved[key].seen_at >= SEEN_EVERY_S:
+        found.seen_at = now
+        if now - self._saved[key].seen_at >= SEEN_EVERY_S:
             self._committer.add(self._save(found))
         return found
 
@@ -272,8 +273,8 @@ class Sessions:
     def __iter__(self) -> Iterator[HttpSession]:
         return iter(list(self._by_key.values()))
 
-    def _idle(self) -> list[HttpSession]:
-        idle, too_old = [], self._now() - self._limits.session_idle_s
+    def _idle(self, now: float) -> list[HttpSession]:
+        idle, too_old = [], now - self._limits.session_idle_s
         for session in self._by_key.values():
             if session.seen_at >= too_old:
                 break

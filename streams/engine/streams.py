@@ -63,7 +63,9 @@ class Streams:
         self.cache = Cache(journal, self.index, committer, keyring, limits, self)
         self._deadlines: Deadlines[Stream] = Deadlines(self.expire)
         self._deferral_s = deferral_s
-        self._deferred: list[Stream] = []  # their records are kept back, or were
+        # Streams whose records are kept back, or were: those that wait now, and the next ones.
+        self._due: dict[Stream, None] = {}
+        self._deferred: dict[Stream, None] = {}
         self._has_deferred = trio.Event()
         self._weighed: dict[str, int] = {}  # undelivered bytes of each principal
         self._weighed_at = -math.inf
@@ -148,7 +150,7 @@ class Streams:
         if is_urgent or not stream.is_held:
             stream.store()
         if stream.is_held and not is_needless:
-            self._deferred.append(stream)
+            self._deferred[stream] = None
             self._has_deferred.set()
 
     async def _store_deferred(self) -> None:
@@ -156,21 +158,23 @@ class Streams:
         while True:
             await self._has_deferred.wait()
             self._has_deferred = trio.Event()
-            deferred, self._deferred = self._deferred, []
+            self._due, self._deferred = self._deferred, {}
             await trio.sleep(self._deferral_s)
             for _ in range(DEFERRAL_TURNS):
                 await trio.lowlevel.checkpoint()
-            for number, stream in enumerate(deferred, 1):
+            for number, stream in enumerate(list(self._due), 1):
                 stream.store()
                 stream.release()
                 if number % STORED_AT_ONCE == 0:
                     await trio.lowlevel.checkpoint()
+            self._due.clear()
 
     async def make_room(self, principal: str) -> None:
         """Make room for one more stream of this principal. Raises `Refusal` at a limit."""
         self._check_bytes(principal)
         for forgotten in await self.cache.make_room(principal):
-            self._forget(forgotten)
+            # With the record of the new stream: otherwise its first message waits for two commits.
+            self._forget(forgotten, may_wait=True)
 
     def _check_bytes(self, principal: str) -> None:
         """Raise `Refusal` where this principal has too many undelivered bytes, or just had."""
@@ -264,14 +268,16 @@ class Streams:
         if stream.delivery is not None:
             stream.delivery.drop()
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Stream, *, may_wait: bool = False) -> None:
         if self.index.get(stream.id) is stream:
+            self._deferred.pop(stream, None)  # most end so soon, and their memory is used again
+            self._due.pop(stream, None)
             self.index.remove(stream)
-            self.cache.forget(stream)
+            self.cache.forget(stream, may_wait=may_wait)
             self._deadlines.forget(stream)
             self.sessions.forget(stream)
             if (change := stream.forget()) is not None:
-                self._committer.add(change)
+                self._committer.add(change, may_wait=may_wait)
 
     def _end_session(self, session: HttpSession) -> None:
         # A client with dialects was told resume tokens, and may resume without the session.

@@ -122,7 +122,7 @@ class Peer:
         self._handlers = handlers
         self._large = large_work()
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
-        self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._check_slots: trio.Semaphore  # for those tasks
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
@@ -134,6 +134,7 @@ class Peer:
 
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
+        self._check_slots = trio.Semaphore(CHECKS_MAX)
         async with trio.open_nursery() as self._tasks:
             await self._listen(connection)
             if not connection.channel.is_writable():

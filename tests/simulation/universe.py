@@ -108,7 +108,10 @@ def _decide_everything(patch: pytest.MonkeyPatch, clock: MockClock, seed: int) -
         token_bytes=dice.randbytes,
     )
     patch.setattr("streams.keys.secrets", secrets)
-    patch.setattr("streams.clock.time", SimpleNamespace(time=lambda: EPOCH + clock.current_time()))
+    times: Any = SimpleNamespace(
+        time=lambda: EPOCH + clock.current_time(), monotonic=clock.current_time
+    )
+    patch.setattr("streams.clock.time", times)
     jump = MockClock._autojump
 
     def jump_or_say_so(clock: MockClock) -> None:

@@ -10,6 +10,7 @@ import http
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -289,19 +290,26 @@ class Requests:
         """The head of a response; `framing` is the field that tells where the body ends."""
         if status in _HAS_NO_BODY:
             self._may_have_body = False
-        lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}"]
-        for name, value in headers:
-            line = f"{name}: {value}"
-            if _FIELD.fullmatch(line) is None:
-                raise ValueError(f"this field cannot be sent: {line[:100]!r}")
-            lines.append(line)
+        lines, names_close = _lines(status, tuple(headers))
         if framing:
-            lines.append(framing)
-        if _names_close(headers):
+            lines += framing + "\r\n"
+        if names_close:
             self._is_alone = True
         elif self._is_alone:
-            lines.append("Connection: close")
-        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+            lines += "Connection: close\r\n"
+        return (lines + "\r\n").encode("latin-1")
+
+
+@lru_cache(maxsize=64)  # a server sends the same fields again and again
+def _lines(status: int, headers: tuple[tuple[str, str], ...]) -> tuple[str, bool]:
+    """The first lines of a response, and whether they say that the connection ends with it."""
+    lines = [f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n"]
+    for name, value in headers:
+        line = f"{name}: {value}"
+        if _FIELD.fullmatch(line) is None:
+            raise ValueError(f"this field cannot be sent: {line[:100]!r}")
+        lines.append(line + "\r\n")
+    return "".join(lines), _names_close(headers)
 
 
 def _names_close(headers: Headers) -> bool:

@@ -157,7 +157,8 @@ class _Server:
                 await connection.turns.wait()
                 continue
             bytes_max = BODY_READ_BYTES if phase is Phase.BODY else HEAD_BYTES_MAX
-            data = await connection.receive(bytes_max)
+            # A client sends its next request only once it has read the response.
+            data = await connection.receive(bytes_max, is_early=phase is Phase.NOTHING)
             if not data:
                 if requests.phase is Phase.NOTHING:
                     return None
@@ -231,19 +232,19 @@ class _Connection:
         self._has_stopped = trio.Event()
         self._sending: trio.CancelScope | None = None
 
-    async def receive(self, bytes_max: int) -> bytes:
-        """The next bytes of the peer; empty when it sends no more."""
+    async def receive(self, bytes_max: int, *, is_early: bool = False) -> bytes:
+        """The next bytes of the peer; empty when it sends no more. See `receive_some`."""
         if self._pipelined:
             data = bytes(self._pipelined)
             self._pipelined.clear()
             return data
         if self.gone.is_set():
             return b""
-        return await self._read(bytes_max)
+        return await self._read(bytes_max, is_early=is_early)
 
-    async def _read(self, bytes_max: int) -> bytes:
+    async def _read(self, bytes_max: int, *, is_early: bool = False) -> bytes:
         try:
-            return await receive_some(self._stream, bytes_max)
+            return await receive_some(self._stream, bytes_max, is_early=is_early)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return b""  # the peer has hung up
 

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 _HEAD: Final = re.compile(
     rb"([A-Z]{3,7}) (/[!-~]*) HTTP/1\.1\r\n((?:[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~]*\r\n)+)\r\n"
 )
+_FIELD: Final = re.compile(r"([^:]+):(.*)\r\n")
 # Left to h11: they decide where the request ends, and whether the client waits for a 100 response.
 _SPECIAL: Final = ("transfer-encoding", "expect")
 _LENGTH: Final = re.compile(r"[0-9]{1,9}")
@@ -39,9 +40,8 @@ def plain_head(data: bytes, bytes_max: int, fields_max: int) -> PlainHead | None
         return None
     method, target, lines = match[1].decode(), match[2].decode(), match[3].decode()
     fields: dict[str, list[str]] = {}
-    named = lines.split("\r\n")[:-1]
-    for line in named:
-        name, _, value = line.partition(":")
+    named = _FIELD.findall(lines)
+    for name, value in named:
         fields.setdefault(name.lower(), []).append(value.strip(" \t"))
     lengths = fields.get("content-length", ["0"])
     is_plain = (

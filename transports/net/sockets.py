@@ -56,19 +56,25 @@ def tcp_of(stream: ServerStream) -> trio.SocketStream:
 # -- reading
 
 
-async def receive_some(connection: ServerStream, bytes_max: int) -> bytes:
+async def receive_some(
+    connection: ServerStream, bytes_max: int, *, is_early: bool = False
+) -> bytes:
     """Like the stream's own `receive_some`, at a fraction of the cost over TCP.
+
+    `is_early`: most likely nothing has come yet, so an attempt to read would be in vain.
 
     Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
     """
     if not isinstance(connection, trio.SocketStream):
         return bytes(await connection.receive_some(bytes_max))
-    await trio.lowlevel.checkpoint_if_cancelled()
     try:
-        data = _received(connection, bytes_max)
-        if data is not None:
-            await trio.lowlevel.cancel_shielded_checkpoint()
-            return data
+        data = None
+        if not is_early:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            data = _received(connection, bytes_max)
+            if data is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return data
         while data is None:
             await trio.lowlevel.wait_readable(connection.socket)
             data = _received(connection, bytes_max)

@@ -116,6 +116,10 @@ def file_part(disk_bytes: int) -> int:
     return disk_bytes - disk_bytes // WAL_PART
 
 
+# A disk that has room is not asked again for so long: the reserve is not used up in that time.
+ROOM_S: Final = 0.01
+
+
 class Room:
     """The free space within the file's limit and on its disk."""
 
@@ -139,9 +143,10 @@ class Room:
             self.file_bytes_max, self._limit = file_part(disk_bytes), None
             self._where += f" of a disk of {disk_bytes / MIB:.3g} MiB"
         self._is_short = False
+        self._look_again_at = -math.inf
 
     def shortage(self, reader: sqlite3.Connection) -> Shortage | None:
-        """See `Journal.shortage`. It takes 5 µs while there is room.
+        """See `Journal.shortage`. It takes 1 µs while there is room.
 
         It runs no SQL then: that takes three times as long, and longer still while another thread
         commits.
@@ -151,9 +156,12 @@ class Room:
         return shortage
 
     def _on_disk(self, reader: sqlite3.Connection) -> Shortage | None:
+        if (now := steady()) < self._look_again_at:
+            return None
         disk = os.statvfs(self._folder)
         free, whole = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         if free >= _reserve(whole, was_short=self._is_short):
+            self._look_again_at = now + ROOM_S
             return None
         free += self._unused(reader)
         return shortage_of(free, whole, "are free on its disk", was_short=self._is_short)

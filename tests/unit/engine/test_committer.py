@@ -146,6 +146,23 @@ async def test_an_ack_waits_a_second_for_company(autojump_clock: MockClock) -> N
         assert trio.current_time() == start
 
 
+async def test_what_may_wait_goes_with_the_next_change(autojump_clock: MockClock) -> None:
+    journal = Troubled()
+    async with committing(journal) as committer:
+        committer.add(Create(record("s")))
+        await committer.settle()
+        committer.add(Forget("s", 1), may_wait=True)
+        await trio.sleep(0.9)
+        committer.add(Create(record("t")))
+        await wait_all_tasks_blocked()
+        assert journal.commits[1:] == [[Forget("s", 1), Create(record("t"))]]
+        committer.add(Forget("t", 1), may_wait=True)
+        await trio.sleep(0.9)
+        assert len(journal.commits) == 2
+        await trio.sleep(0.2)
+        assert journal.commits[2:] == [[Forget("t", 1)]]
+
+
 async def test_an_ack_is_not_sent_after_what_is_forgotten() -> None:
     journal = Troubled()
     async with committing(journal) as committer:

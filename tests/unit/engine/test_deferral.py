@@ -1,14 +1,16 @@
 """The deferral of records: what a call leaves in the journal, by what it sends and when."""
 
+import weakref
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Server
-from streams.journal.records import Append, Change, Create
+from streams import Call, Server
+from streams.journal.records import Append, Change, Create, Forget
 from streams.journal.sessions import SaveSession
+from streams.limits import Limits
 from streams.server.tools import ToolAnnotations
 from tests.rigs.idempotency import Rig, answered, call
 from tests.rigs.server import (
@@ -114,6 +116,27 @@ async def test_a_call_that_takes_longer_is_stored_then_announced(
         assert kinds(stored(journal))[:2] == [Create, Append]
 
 
+async def test_nothing_is_held_of_a_call_that_has_ended(
+    server: Server, journal: Troubled, mock_clock: MockClock
+) -> None:
+    """Not even until its deferral would be over: the memory is used for the next call."""
+    may_end = trio.Event()
+
+    @server.tool
+    async def wait() -> None:
+        await may_end.wait()
+
+    async with open_house(server, journal=journal) as house:
+        talker = await house.dial()
+        await talker.call(1, "wait")
+        await wait_all_tasks_blocked()
+        [is_held] = map(weakref.ref, house.running.engine._streams.index)
+        may_end.set()
+        await talker.answer(1)
+        await wait_all_tasks_blocked()
+        assert is_held() is None
+
+
 async def test_a_message_before_the_result_is_stored_with_the_record_and_comes_behind_it(
     server: Server, steps: Steps, journal: Troubled
 ) -> None:
@@ -129,6 +152,26 @@ async def test_a_message_before_the_result_is_stored_with_the_record_and_comes_b
             "notifications/message",
         ]
         assert kinds(journal.commits[0]) == [Create, Append]
+
+
+async def test_a_stream_makes_room_for_the_next_one_in_the_commit_of_its_record(
+    journal: Troubled,
+) -> None:
+    """Otherwise its first message waits for two commits."""
+    server = Server("tested", resume_min_s=0, limits=Limits(streams_per_principal_max=1))
+
+    @server.tool
+    async def talk(call: Call) -> None:
+        await call.log("info", "on the way")
+
+    async with open_house(server, journal=journal) as house:
+        talker = await house.dial(STREAMS)
+        for number in range(20):  # trio may run the committer first, or the tool
+            await talker.call(number, "talk")
+            await talker.answer(number)
+        first, *others = (kinds(commit) for commit in journal.commits)
+        assert first == [Create, Append]
+        assert others == [[Forget, Create, Append]] * 19
 
 
 async def test_a_flush_stores_the_record(server: Server, steps: Steps, journal: Troubled) -> None:

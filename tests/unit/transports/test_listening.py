@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 import termios
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -194,25 +194,36 @@ async def test_a_peer_that_goes_on_sending_at_the_end_of_a_connection_is_read_wi
         mock_clock.autojump_threshold = 0.01  # it hears the peer out
 
 
-async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted() -> None:
+@contextlib.asynccontextmanager
+async def all_turns_taken() -> AsyncIterator[None]:
+    """Busy connections have their turns, as many as may have them at a time."""
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(turns.BUSY_AT_ONCE):
+            await stack.enter_async_context(turns.busy())
+        yield
+
+
+async def test_a_handshake_waits_for_its_turn_when_it_has_come_not_when_it_is_accepted(
+    mock_clock: MockClock,  # no free units are earned meanwhile
+) -> None:
     """Else connections that are opened beforehand could all shake hands in the same moment."""
     async with bare_websocket.server() as port:
         stream = await trio.open_tcp_stream("127.0.0.1", port)
         async with stream, trio.open_nursery() as nursery:
             await trio.testing.wait_all_tasks_blocked()
-            async with turns._busy():
+            async with all_turns_taken():
                 nursery.start_soon(bare_websocket.shake_hands, stream, port)
                 await trio.testing.wait_all_tasks_blocked()
                 assert nursery.child_tasks  # it ends below, once it is answered
 
 
-async def test_so_does_a_handshake_of_tls() -> None:
+async def test_so_does_a_handshake_of_tls(mock_clock: MockClock) -> None:
     theirs, ours = tls_contexts()
     async with bare_websocket.server(host="localhost", ssl_context=theirs) as port:
         stream = await trio.open_ssl_over_tcp_stream("localhost", port, ssl_context=ours)
         async with stream, trio.open_nursery() as nursery:
             await trio.testing.wait_all_tasks_blocked()
-            async with turns._busy():
+            async with all_turns_taken():
                 nursery.start_soon(stream.do_handshake)
                 await trio.testing.wait_all_tasks_blocked()
                 assert nursery.child_tasks
