@@ -158,7 +158,7 @@ class Handlers:
             value = await run_in_thread(work_in_thread, self._limiter)
         result = to_result(value, tool)
         schema = None if tool.output is None else tool.output.given
-        if schema is not None and "structuredContent" in result:
+        if schema is not None and not result.get("isError"):
             await self._check_result(result, tool, schema, stream)
         return result
 

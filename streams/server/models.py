@@ -290,7 +290,8 @@ def _failing_fast(model: "type[BaseModel]") -> Callable[[bytes], Any]:
         schema = _with_fail_fast(model.__pydantic_core_schema__)
         validator = SchemaValidator(schema, _use_prebuilt=False)
     except Exception:
-        validator = model.__pydantic_validator__  # type: ignore[assignment]  # an older pydantic
+        # An older pydantic, which cannot. A long list of wrong values takes it seconds.
+        validator = model.__pydantic_validator__  # type: ignore[assignment]
 
     def validate(encoded: bytes) -> Any:
         try:
@@ -381,13 +382,14 @@ class ModelResult:
         return self._adapter.dump_python(made, mode="json", by_alias=True)
 
 
-def as_plain(value: Any) -> Any:
-    """A model of pydantic's as plain data; None for any other value."""
-    serializer = getattr(type(value), "__pydantic_serializer__", None)
-    if serializer is None:
-        return None
-    # A root model may be None in JSON.
-    return serializer.to_python(value, mode="json", by_alias=True)
+def is_model(value: Any) -> bool:
+    """Whether a value is a model, or a dataclass of pydantic's."""
+    return hasattr(type(value), "__pydantic_serializer__")
+
+
+def as_plain(model: Any) -> Any:
+    """A model as plain data, by its own serializer."""
+    return type(model).__pydantic_serializer__.to_python(model, mode="json", by_alias=True)
 
 
 # -- errors

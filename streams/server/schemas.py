@@ -179,10 +179,10 @@ def annotated_output(annotation: Any, what: str) -> Output | None:
     while get_origin(bare) is Annotated:
         bare = get_args(bare)[0]
     if is_result_type(bare):
-        if bare is annotation:
-            return None
-        annotation = get_args(annotation)[1]  # `Annotated[ToolResult, Report]`, as in the SDK
-        return annotated_output(annotation, what)
+        # `Annotated[ToolResult, Report]`, as in the SDK.
+        metadata = getattr(annotation, "__metadata__", ())
+        promised = [each for each in metadata if isinstance(each, type) or get_origin(each)]
+        return annotated_output(promised[0], what) if promised else None
     if bare in _UNSTRUCTURED or is_block_type(bare):
         return None
     if uses_pydantic(annotation):
@@ -410,9 +410,10 @@ def _complete(value: Any) -> None:
     elif isinstance(value, msgspec.Struct):
         inner = msgspec.structs.astuple(value)
     elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            object.__setattr__(value, field.name, getattr(value, field.name))
-        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        inner = [getattr(value, name) for name in names]
+        for name, own in zip(names, inner, strict=True):
+            object.__setattr__(value, name, own)
     else:
         return
     for each in inner:

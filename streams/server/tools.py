@@ -44,7 +44,7 @@ from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
 from streams.server import docstrings
 from streams.server.content import Block, ToolResult, sdk_block, sdk_result
-from streams.server.models import as_plain
+from streams.server.models import as_plain, is_model
 from streams.server.schemas import (
     Binder,
     GivenSchema,
@@ -324,7 +324,7 @@ def _input(
     try:
         models = for_models(parameters)
         made = parameters_schema(parameters, models, described)
-    except TypeError as error:
+    except (TypeError, ValueError, NameError) as error:
         raise TypeError(f"{what}: {error}") from error
     checked = patterned_arguments(parameters, models, f"{what}: parameters")
     return made, annotation_binder(parameters, models, checked), checked
@@ -509,10 +509,9 @@ def _plain(value: Any) -> Any:
     """A value that msgspec does not know, as plain data."""
     if isinstance(value, PurePath):
         return str(value)
-    serialized = as_plain(value)
-    if serialized is None:
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    return serialized
+    if is_model(value):
+        return as_plain(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain)

@@ -202,7 +202,13 @@ class TestOutputSchemas:
             *(Image, Text, EmbeddedResource, Image | Text, list[Image], Image | None),
             *(list[str | Image], tuple[str, Image], Annotated[list[Text], "blocks"]),
             *(Row, pathlib.Path, uuid.UUID, datetime.datetime),
-            *(ToolResult, ToolResult | None, mcp_types.CallToolResult, mcp_types.TextContent),
+            *(
+                ToolResult,
+                ToolResult | None,
+                Annotated[ToolResult, "all"],
+                mcp_types.CallToolResult,
+                mcp_types.TextContent,
+            ),
             *(list[mcp_types.ContentBlock], SDKImage, list[SDKImage | str]),
         ],
     )
