@@ -2,7 +2,9 @@
 
 Each parameter is an argument. The annotations become the input schema, and arguments are checked
 against them. The docstring becomes the description, but for the entries of parameters in it, which
-describe these. `signatures` says which functions can be tools, `schemas` makes the schemas.
+describe these. `signatures` says which functions can be tools, `schemas` and `outputs` make the
+schemas. The settings of a tool, its making and its results are in one file, because each setting is
+read in all three.
 
 `to_result` makes the result of a call from the value that the tool returns. With an output schema:
 
@@ -45,15 +47,13 @@ from streams.protocol.extension import EXPECTED
 from streams.server import docstrings
 from streams.server.content import Block, ToolResult, sdk_block, sdk_result
 from streams.server.models import as_plain, is_model
+from streams.server.outputs import Output, annotated_output, given_check
 from streams.server.schemas import (
     Binder,
     GivenSchema,
-    Output,
-    annotated_output,
     annotation_binder,
     for_models,
     given_binder,
-    given_check,
     parameters_schema,
     patterned_arguments,
 )

@@ -304,6 +304,14 @@ class TestOutputSchemas:
         with pytest.raises(ValueError, match=r"^tool build broke its output schema: "):
             to_result(Ticket("three"), tool)
 
+    def test_a_class_with_an_attribute_that_json_has_not_is_refused(self) -> None:
+        class Ticket:
+            shared: ClassVar[Event]
+            done: Event
+
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: Ticket: .*Event"):
+            returning(Ticket)
+
     def test_a_given_schema_wins_and_is_checked(self) -> None:
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}}}
         tool = returning(Report, output_schema=schema)
