@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.messages import uncollected
-from streams.server.annotations import description, parts, uses_pydantic
+from streams.server.annotations import description, is_field, parts, uses_pydantic
 from streams.server.models import REFERENCE, ModelArguments, takes_others
 from streams.server.validator import Schema, Validator, shortened
 
@@ -142,7 +142,8 @@ def _merged(schema: Schema, definitions: Schema, others: Schema) -> tuple[Schema
 
 def is_required(parameter: Parameter) -> bool:
     """Whether a call must have this argument."""
-    return parameter.default is Parameter.empty
+    default = parameter.default
+    return default is Parameter.empty or (is_field(default) and bool(default.is_required()))
 
 
 def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
@@ -252,6 +253,8 @@ def _field(name: str, parameter: Parameter) -> Any:
 
 
 def _fresh(default: Any) -> Any:
+    if is_field(default):
+        return default.get_default(call_default_factory=True, validated_data={})
     is_container = isinstance(default, list | dict | set | bytearray)
     return copy.deepcopy(default) if is_container else default
 
