@@ -1,4 +1,4 @@
-"""Descriptions of parameters: from docstrings and from annotations.
+"""Descriptions of parameters in docstrings.
 
 A docstring may describe the parameters in a section in the style of Google or NumPy, or in fields
 of reStructuredText. `split` takes these entries out, and leaves all other text as it is written.
@@ -6,9 +6,8 @@ Libraries that parse docstrings take all sections apart, and cannot give back th
 """
 
 import re
-import types
 from collections.abc import Collection, Iterator
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import Final
 
 import msgspec
 
@@ -146,17 +145,3 @@ def _joined(text: list[str]) -> str:
         else:
             joined += line
     return joined.strip()
-
-
-def annotated(annotation: Any) -> str | None:
-    """The description in an annotation: `Annotated[int, "how many"]`, or a `Doc("how many")`."""
-    if get_origin(annotation) in {Union, types.UnionType}:
-        found = [text for each in get_args(annotation) if (text := annotated(each))]
-        return found[0] if len(found) == 1 else None
-    if get_origin(annotation) is not Annotated:
-        return None
-    metadata = get_args(annotation)[1:]
-    for each in metadata:
-        if isinstance(text := getattr(each, "documentation", None), str):
-            return text  # of typing_extensions, annotated_doc, and annotated_types
-    return next((each for each in metadata if isinstance(each, str)), None)

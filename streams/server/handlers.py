@@ -215,7 +215,7 @@ class Handlers:
             value = await self._in_thread(work)
         result = to_result(value, tool)
         schema = None if tool.output is None else tool.output.given
-        if schema is not None and "structuredContent" in result:
+        if schema is not None and not result.get("isError"):
             await self._check_result(result, tool, schema, stream)
         return result
 

@@ -13,19 +13,17 @@ that refers to itself by a union without a discriminator takes exponential time 
 arguments have a bound (`Recursion`).
 """
 
-import dataclasses
 import itertools
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import Parameter
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
     Final,
-    NewType,
     NotRequired,
     Required,
     Union,
@@ -35,6 +33,7 @@ from typing import (
 
 import msgspec
 
+from streams.server.annotations import is_field
 from streams.server.validator import Schema, shortened
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ _TOLD: Final = 3
 # Above this, not even the first errors are told: pydantic hands out all of them, or none.
 _ERRORS_MAX: Final = 1_000
 
-_PACKAGES: Final = frozenset({"pydantic", "pydantic_core", "annotated_types"})
 _ADVICE: Final = "use a type that JSON has (a dataclass, a model …), or give input_schema"
 
 
@@ -57,79 +55,6 @@ def require_pydantic() -> None:
 
     if pydantic.VERSION.startswith("1."):
         raise ImportError(f"pydantic 2 is needed, not {pydantic.VERSION}")
-
-
-# -- which annotations are for pydantic
-
-
-def uses_pydantic(annotation: Any, default: Any = Parameter.empty) -> bool:
-    """Whether an annotation, or the default of its parameter, has anything of pydantic's in it."""
-    return is_field(default) or any(
-        _is_marker(part) if is_metadata else _is_known(part)
-        for part, is_metadata in parts(annotation)
-    )
-
-
-def is_field(default: Any) -> bool:
-    """Whether the default of a parameter is a `Field(…)`."""
-    return type(default).__name__ == "FieldInfo" and _is_of(type(default))
-
-
-def parts(annotation: Any, seen: dict[int, Any] | None = None) -> Iterator[tuple[Any, bool]]:
-    """All types in an annotation, also those of fields, and whether they are metadata instead."""
-    seen = {} if seen is None else seen
-    if id(annotation) in seen:
-        return
-    seen[id(annotation)] = annotation  # kept, so that no other has its id
-    yield annotation, False
-    inner: Iterable[Any] = get_args(annotation)
-    if isinstance(annotation, list | tuple):
-        inner = annotation
-    elif isinstance(annotation, NewType):
-        inner = [annotation.__supertype__]
-    elif type(annotation).__name__ == "TypeAliasType":
-        inner = [annotation.__value__]
-    elif get_origin(annotation) is Annotated:
-        yield from ((each, True) for each in annotation.__metadata__)
-        inner = [annotation.__origin__]
-    for each in itertools.chain(inner, _fields(annotation)):
-        yield from parts(each, seen)
-
-
-def _is_of(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] in _PACKAGES
-
-
-def _is_marker(metadata: Any) -> bool:
-    """Whether a part of an `Annotated` means something to pydantic, and nothing to msgspec."""
-    if isinstance(getattr(metadata, "documentation", None), str):
-        return False  # a description
-    kind = metadata if isinstance(metadata, type) else type(metadata)
-    return _is_of(kind) or _is_known(metadata) or hasattr(metadata, "__get_pydantic_json_schema__")
-
-
-def _is_known(annotation: Any) -> bool:
-    return any(
-        hasattr(annotation, name)
-        for name in ("__get_pydantic_core_schema__", "__pydantic_core_schema__")
-    ) or (isinstance(annotation, type) and _is_of(annotation))
-
-
-def _fields(annotation: Any) -> Iterable[Any]:
-    """The annotations of the fields of a dataclass, TypedDict, NamedTuple or Struct."""
-    kind = get_origin(annotation) or annotation
-    if not isinstance(kind, type) or not (
-        dataclasses.is_dataclass(kind)
-        or typing.is_typeddict(kind)
-        or hasattr(kind, "__required_keys__")
-        or hasattr(kind, "__struct_fields__")
-        or (issubclass(kind, tuple) and hasattr(kind, "_fields"))
-    ):
-        return ()
-    try:
-        return typing.get_type_hints(kind, include_extras=True).values()
-    except (NameError, TypeError):
-        return ()  # msgspec reports it
 
 
 # -- annotations as pydantic reads them
@@ -290,7 +215,8 @@ def _failing_fast(model: "type[BaseModel]") -> Callable[[bytes], Any]:
         schema = _with_fail_fast(model.__pydantic_core_schema__)
         validator = SchemaValidator(schema, _use_prebuilt=False)
     except Exception:
-        validator = model.__pydantic_validator__  # type: ignore[assignment]  # an older pydantic
+        # An older pydantic, which cannot. A long list of wrong values takes it seconds.
+        validator = model.__pydantic_validator__  # type: ignore[assignment]
 
     def validate(encoded: bytes) -> Any:
         try:
@@ -381,13 +307,14 @@ class ModelResult:
         return self._adapter.dump_python(made, mode="json", by_alias=True)
 
 
-def as_plain(value: Any) -> Any:
-    """A model of pydantic's as plain data; None for any other value."""
-    serializer = getattr(type(value), "__pydantic_serializer__", None)
-    if serializer is None:
-        return None
-    # A root model may be None in JSON.
-    return serializer.to_python(value, mode="json", by_alias=True)
+def is_model(value: Any) -> bool:
+    """Whether a value is a model, or a dataclass of pydantic's."""
+    return hasattr(type(value), "__pydantic_serializer__")
+
+
+def as_plain(model: Any) -> Any:
+    """A model as plain data, by its own serializer."""
+    return type(model).__pydantic_serializer__.to_python(model, mode="json", by_alias=True)
 
 
 # -- errors

@@ -13,32 +13,20 @@ A value that does not fit raises `ValueError` with one sentence that begins with
 
 import copy
 import dataclasses
-import enum
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
-from pathlib import PurePath
-from typing import Annotated, Any, Final, Never, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Final
 
 import msgspec
 from msgspec import inspect as types
 
 from streams.messages import uncollected
-from streams.server.content import is_block_type, is_result_type
-from streams.server.docstrings import annotated
-from streams.server.models import (
-    REFERENCE,
-    ModelArguments,
-    ModelResult,
-    parts,
-    takes_others,
-    uses_pydantic,
-)
+from streams.server.annotations import description, is_field, parts, uses_pydantic
+from streams.server.models import REFERENCE, ModelArguments, takes_others
 from streams.server.validator import Schema, Validator, shortened
 
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
-OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back from it
 
 # The most work of a check that is done at once, in words of the schema times bytes of the value.
 # It takes at most 4 ms, and nothing else in the server runs meanwhile.
@@ -46,7 +34,7 @@ INLINE_WORK_MAX: Final = 256 * 1024
 
 _ABSENT: Final = object()
 _UNREAD: Final = msgspec.Raw()  # an absent argument that pydantic would read
-_ADVICE: Final = "use a type that JSON has (a dataclass, a model …), or give "
+ADVICE: Final = "use a type that JSON has (a dataclass, a model …), or give "
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
 _PLACE: Final = re.compile(r"(?P<why>.*) - at (?P<key>`key` in )?`\$(?P<path>.*?)`", re.DOTALL)
@@ -61,7 +49,7 @@ def for_models(parameters: Sequence[Parameter]) -> ModelArguments | None:
     if using and takes_others(using):
         return ModelArguments(parameters)
     others = [each for each in parameters if each not in using]
-    unknown = {each.name: why for each in others if (why := _unreadable(each.annotation))}
+    unknown = {each.name: why for each in others if (why := unreadable(each.annotation))}
     chosen = [each for each in parameters if each in using or each.name in unknown]
     if not chosen:
         return None
@@ -70,18 +58,18 @@ def for_models(parameters: Sequence[Parameter]) -> ModelArguments | None:
     except ImportError as error:
         name = chosen[0].name
         why = unknown.get(name, "its annotation is for pydantic")
-        raise TypeError(f"{name}: {why}; {_ADVICE}input_schema, or install pydantic 2") from error
+        raise TypeError(f"{name}: {why}; {ADVICE}input_schema, or install pydantic 2") from error
     except TypeError as error:
         for name, why in unknown.items():
             if str(error).startswith(f"{name}: "):
-                raise TypeError(f"{name}: {why}; {_ADVICE}input_schema") from error
+                raise TypeError(f"{name}: {why}; {ADVICE}input_schema") from error
         raise
 
 
-def _unreadable(annotation: Any) -> str:
+def unreadable(annotation: Any) -> str:
     """The reason why msgspec cannot read an annotation; empty if it can."""
     try:
-        _components([annotation])
+        components([annotation])
         msgspec.json.Decoder(annotation)
     except (TypeError, ValueError, NameError) as error:
         return str(error).splitlines()[-1]
@@ -102,7 +90,7 @@ def parameters_schema(
     """
     modelled = models.names if models else {}
     own = [parameter for parameter in parameters if parameter.name not in modelled]
-    found, definitions = _components([parameter.annotation for parameter in own])
+    found, definitions = components([parameter.annotation for parameter in own])
     own_properties = {
         parameter.name: schema | _advertised_default(parameter)
         for parameter, schema in zip(own, found, strict=True)
@@ -121,7 +109,7 @@ def parameters_schema(
             raise TypeError(f"{parameter.name}: another argument has the name {name} already")
         is_own = parameter.name not in modelled
         properties[name] = own_properties[name] if is_own else others["properties"][name]
-        text = annotated(parameter.annotation) or (described or {}).get(parameter.name)
+        text = description(parameter.annotation) or (described or {}).get(parameter.name)
         if text and "description" not in properties[name]:
             properties[name]["description"] = text
     schema: Schema = {"type": "object", "properties": properties}
@@ -155,179 +143,70 @@ def _merged(schema: Schema, definitions: Schema, others: Schema) -> tuple[Schema
 
 def is_required(parameter: Parameter) -> bool:
     """Whether a call must have this argument."""
-    return parameter.default is Parameter.empty
+    default = parameter.default
+    return default is Parameter.empty or (is_field(default) and bool(default.is_required()))
 
 
-class Output(msgspec.Struct, frozen=True):
-    """The promise of a tool's results, made by its return annotation or by a given schema."""
-
-    schema: Schema
-    check: OutputCheck
-    given: "GivenSchema | None" = None  # of a check that a worker does where it is costly
-    is_wrapped: bool = False  # whether the value is the `result` of the object
-    is_text: bool = False  # whether every str fits
-    plain: Callable[[Any], Any] | None = None  # makes plain data of a value, by pydantic
-
-
-def annotated_output(annotation: Any, what: str) -> Output | None:
-    """The promise of a return annotation; None where the official SDK has no output schema either.
-
-    An object in JSON is promised as it is; any other value is the `result` of an object. Raises
-    `TypeError`, beginning with `what`, for an annotation that has no JSON form.
-    """
-    bare = annotation
-    while get_origin(bare) is Annotated:
-        bare = get_args(bare)[0]
-    if is_result_type(bare):
-        if bare is annotation:
-            return None
-        annotation = get_args(annotation)[1]  # `Annotated[ToolResult, Report]`, as in the SDK
-        return annotated_output(annotation, what)
-    if bare in _UNSTRUCTURED or is_block_type(bare):
-        return None
-    if uses_pydantic(annotation):
-        return _output_by_model(annotation, bare, what)
-    if why := _unreadable(annotation):
-        if isinstance(bare, type) and issubclass(bare, PurePath):
-            return None
-        if _is_plain_class(bare):
-            return _output_by_attributes(bare, what)
-        try:
-            return _output_by_model(annotation, bare, what)
-        except (ImportError, TypeError) as error:
-            more = ", or install pydantic 2" if isinstance(error, ImportError) else ""
-            raise TypeError(f"{what}: {why}; {_ADVICE}output_schema{more}") from error
-    (found,), definitions = _components([annotation])
-    described = types.type_info(annotation)
-    while isinstance(described, types.Metadata):
-        described = described.type
-    is_object = isinstance(
-        described, types.StructType | types.DataclassType | types.TypedDictType
-    ) or (isinstance(described, types.DictType) and isinstance(described.key_type, types.StrType))
-    if is_object and (schema := _with_root_inlined(found, definitions)) is not None:
-        checked = patterned(schema, what)
-        return Output(schema, annotation_check(annotation, checked), checked)
-    if isinstance(bare, type) and not get_args(bare) and not _is_wrapped_class(bare):
-        return None
-    schema = _wrapped(found, definitions)
-    checked = patterned(schema, what)
-    shape = msgspec.defstruct("Result", [("result", annotation)])
-    check = annotation_check(shape, checked)
-    return Output(schema, check, checked, is_wrapped=True, is_text=annotation is str)
-
-
-# The official SDK has no output schema for these, since they do not say enough.
-_UNSTRUCTURED: Final = (
-    *(Parameter.empty, Any, object, NoReturn, Never),
-    *(dict, list, tuple, set, frozenset),
-)
-
-
-def _is_wrapped_class(kind: type) -> bool:
-    """Whether a class that is no object in JSON has an output schema.
-
-    The SDK has one for the first of these alone. An enum is as good as a `Literal`.
-    """
-    return kind in {str, int, float, bool, bytes, type(None)} or issubclass(kind, enum.Enum)
-
-
-def _output_by_model(annotation: Any, bare: Any, what: str) -> Output | None:
-    try:
-        made = ModelResult(annotation)
-    except TypeError as error:
-        raise TypeError(f"{what}: {error}; {_ADVICE}output_schema") from error
-    definitions = made.schema.get("$defs", {})
-    schema = {name: node for name, node in made.schema.items() if name != "$defs"}
-    inlined = _with_root_inlined(schema, definitions) if "$ref" in schema else made.schema
-    is_class = isinstance(bare, type) and not get_args(bare)
-    is_dict = get_origin(bare) is dict and get_args(bare)[0] is str
-    if inlined and inlined.get("type") == "object" and (is_class or is_dict):
-        return Output(inlined, _model_check(inlined, what), plain=made.plain)
-    schema = _wrapped(schema, definitions)
-    return Output(schema, _model_check(schema, what), is_wrapped=True, plain=made.plain)
-
-
-def _output_by_attributes(kind: type, what: str) -> Output | None:
-    """The promise of a class that is neither a dataclass nor a model, by its annotated attributes.
-
-    As in the official SDK.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    fields = [
-        (name, hint, getattr(kind, name)) if hasattr(kind, name) else (name, hint)
-        for name, hint in hints.items()
-        if not name.startswith("_")
-    ]
-    shape = msgspec.defstruct(kind.__name__, fields, kw_only=True)
-    output = annotated_output(shape, what)
-    assert output is not None
-
-    def plain(value: Any) -> Any:
-        return msgspec.convert(value, shape, from_attributes=True)
-
-    return msgspec.structs.replace(output, plain=plain)
-
-
-def _is_plain_class(annotation: Any) -> bool:
-    """Whether an annotation is an author's class with annotated attributes."""
-    return isinstance(annotation, type) and any(
-        "__annotations__" in vars(base) and base.__module__ not in sys.stdlib_module_names
-        for base in annotation.__mro__
-    )
-
-
-def _wrapped(schema: Schema, definitions: Schema) -> Schema:
-    return {"type": "object", "properties": {"result": schema}, "required": ["result"]} | (
-        {"$defs": definitions} if definitions else {}
-    )
-
-
-def _model_check(schema: Schema, what: str) -> OutputCheck:
-    """Returns a function that checks output which pydantic has made, unless that is costly.
-
-    Not its patterns: pydantic has checked them, and lists some that need backtracking.
-    """
-    checked = GivenSchema(_without_patterns(schema), what)
-
-    def check(encoded: bytes, value: Any) -> None:
-        if not checked.is_costly(len(encoded)):
-            checked.check(value, "result")
-
-    return check
-
-
-def _without_patterns(node: Any) -> Any:
-    if isinstance(node, list):
-        return list(map(_without_patterns, node))
-    if not isinstance(node, dict):
-        return node
-    return {
-        name: _without_patterns(inner)
-        for name, inner in node.items()
-        if not (name == "pattern" and isinstance(inner, str))
-    }
-
-
-def _with_root_inlined(found: Schema, definitions: Schema) -> Schema | None:
-    if "$ref" not in found:
-        return found | ({"$defs": definitions} if definitions else {})
-    name = found["$ref"].removeprefix(REFERENCE)
-    root: Schema = definitions[name]
-    if root.get("type") != "object":
-        return None  # a Struct with array_like=True
-    extra = {key: value for key, value in found.items() if key != "$ref"}
-    is_recursive = msgspec.json.encode(found["$ref"]) in msgspec.json.encode(definitions)
-    kept = {key: value for key, value in definitions.items() if is_recursive or key != name}
-    return root | extra | ({"$defs": kept} if kept else {})
-
-
-def _components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+    """msgspec's schemas of annotations, and the definitions to which they refer."""
     found, definitions = msgspec.json.schema_components(
         annotations, ref_template=REFERENCE + "{name}"
     )
     # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
-    plain = msgspec.json.decode(msgspec.json.encode((found, definitions)))
-    return tuple(plain[0]), plain[1]
+    schemas, known = msgspec.json.decode(msgspec.json.encode((found, definitions)))
+    for node, described in zip(schemas, types.multi_type_info(annotations), strict=True):
+        _add_formats(node, described, dict(known))
+    return tuple(schemas), known
+
+
+def _add_formats(node: Schema, described: types.Type, unseen: Schema) -> None:
+    """Add the format of each time to a schema. msgspec has none where a time needs no zone.
+
+    `unseen` has the definitions of classes that have not come up.
+    """
+    if isinstance(described, types.DateTimeType | types.TimeType):
+        node.setdefault("format", _TIMES[type(described)])
+    for part, inner in list(_inside(node, described, unseen)):
+        _add_formats(part, inner, unseen)
+
+
+_TIMES: Final = {types.DateTimeType: "date-time", types.TimeType: "time"}
+
+
+def _inside(
+    node: Schema, described: types.Type, unseen: Schema
+) -> Iterator[tuple[Schema, types.Type]]:
+    """The parts of a schema, each with its type."""
+    if isinstance(described, types.Metadata):
+        yield node, described.type
+    elif isinstance(described, types.UnionType):
+        for each in described.types:
+            yield from ((part, each) for part in node["anyOf"] if _may_be(part, each))
+    elif isinstance(described, types.DictType):
+        yield node.get("additionalProperties", {}), described.value_type
+    elif isinstance(described, types.TupleType):
+        yield from zip(node.get("prefixItems", ()), described.item_types, strict=False)
+    elif hasattr(described, "item_type"):
+        yield node.get("items", {}), described.item_type
+    elif hasattr(described, "fields"):
+        definition = unseen.pop(node.get("$ref", "").removeprefix(REFERENCE), {})
+        properties = definition.get("properties", {})
+        for field in described.fields:
+            if field.encode_name in properties:
+                yield properties[field.encode_name], field.type
+
+
+def _may_be(part: Schema, described: types.Type) -> bool:
+    """Whether an alternative of a schema is that of a type. All strings are one alternative."""
+    if isinstance(described, types.DateTimeType | types.TimeType):
+        return part.get("type") == "string"
+    if hasattr(described, "cls"):
+        name: str = part.get("$ref", "").removeprefix(REFERENCE).rpartition(".")[2]
+        own: str = described.cls.__name__
+        return name == own or name.startswith(f"{own}_")  # `Box_int_` is a `Box[int]`
+    if isinstance(described, types.DictType):
+        return part.get("type") == "object"
+    return part.get("type") == "array" or isinstance(described, types.Metadata)
 
 
 def _advertised_default(parameter: Parameter) -> Schema:
@@ -372,8 +251,8 @@ def annotation_binder(
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
         if schema is not None and not schema.is_costly(len(given)):
-            schema.check(_decoded(given, msgspec.json.decode, "arguments"), "arguments")
-        values = msgspec.structs.astuple(_decoded(given, decoder.decode, "arguments"))
+            schema.check(decoded(given, msgspec.json.decode, "arguments"), "arguments")
+        values = msgspec.structs.astuple(decoded(given, decoder.decode, "arguments"))
         bound = dict(zip(own_names, values, strict=False))
         for name in incomplete:
             _complete(bound[name])
@@ -410,9 +289,10 @@ def _complete(value: Any) -> None:
     elif isinstance(value, msgspec.Struct):
         inner = msgspec.structs.astuple(value)
     elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            object.__setattr__(value, field.name, getattr(value, field.name))
-        inner = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        inner = [getattr(value, name) for name in names]
+        for name, own in zip(names, inner, strict=True):
+            object.__setattr__(value, name, own)
     else:
         return
     for each in inner:
@@ -426,6 +306,8 @@ def _field(name: str, parameter: Parameter) -> Any:
 
 
 def _fresh(default: Any) -> Any:
+    if is_field(default):
+        return default.get_default(call_default_factory=True, validated_data={})
     is_container = isinstance(default, list | dict | set | bytearray)
     return copy.deepcopy(default) if is_container else default
 
@@ -443,7 +325,7 @@ def given_binder(
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
-        values: dict[str, Any] = _decoded(given, decoder.decode, "arguments")
+        values: dict[str, Any] = decoded(given, decoder.decode, "arguments")
         _require_names(values, known, more_allowed=more_allowed, taken=taken)
         if not schema.is_costly(len(given)):
             schema.check(values, "arguments")
@@ -470,28 +352,6 @@ def _require_names(
     for name, parameter in known.items():
         if name not in given and is_required(parameter):
             raise ValueError(f"{name}: missing")
-
-
-def annotation_check(annotation: Any, schema: "GivenSchema | None") -> OutputCheck:
-    """Returns a function that checks output against `schema`, then against the annotation."""
-    decoder = msgspec.json.Decoder(annotation)
-
-    def check(encoded: bytes, value: Any) -> None:
-        if schema is not None and not schema.is_costly(len(encoded)):
-            schema.check(value, "result")
-        _decoded(encoded, decoder.decode, "result")
-
-    return check
-
-
-def given_check(schema: "GivenSchema") -> OutputCheck:
-    """Returns a function that checks output against `schema`, unless that is costly."""
-
-    def check(encoded: bytes, value: Any) -> None:
-        if not schema.is_costly(len(encoded)):
-            schema.check(value, "result")
-
-    return check
 
 
 class GivenSchema:
@@ -548,7 +408,8 @@ def _has_pattern(node: Any) -> bool:
     return isinstance(node, list) and any(map(_has_pattern, node))
 
 
-def _decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
+def decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
+    """The value of a JSON text. Raises `ValueError` with the place and the reason."""
     try:
         with uncollected(len(encoded)):
             return decode(encoded)

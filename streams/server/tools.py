@@ -2,7 +2,9 @@
 
 Each parameter is an argument. The annotations become the input schema, and arguments are checked
 against them. The docstring becomes the description, but for the entries of parameters in it, which
-describe these. `signatures` says which functions can be tools, `schemas` makes the schemas.
+describe these. `signatures` says which functions can be tools, `schemas` and `outputs` make the
+schemas. The settings of a tool, its making and its results are in one file, because each setting is
+read in all three.
 
 `to_result` makes the result of a call from the value that the tool returns. With an output schema:
 
@@ -44,16 +46,14 @@ from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
 from streams.server import docstrings
 from streams.server.content import Block, ToolResult, sdk_block, sdk_result
-from streams.server.models import as_plain
+from streams.server.models import as_plain, is_model
+from streams.server.outputs import Output, annotated_output, given_check
 from streams.server.schemas import (
     Binder,
     GivenSchema,
-    Output,
-    annotated_output,
     annotation_binder,
     for_models,
     given_binder,
-    given_check,
     parameters_schema,
     patterned_arguments,
 )
@@ -88,6 +88,8 @@ class ToolSettings(TypedDict, total=False):
     # ignored. By default the schema is made from the annotations.
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None  # by default made from the return annotation
+    # False: text alone, without a schema. True: the return annotation must have a schema.
+    structured_output: bool | None
     annotations: ToolAnnotations | None
     resume_min_s: float | None  # by default the server's
     resume_max_s: float | None  # by default the server's
@@ -106,6 +108,7 @@ DEFAULTS: Final[ToolSettings] = {
     "description": None,
     "input_schema": None,
     "output_schema": None,
+    "structured_output": None,
     "annotations": None,
     "resume_min_s": None,
     "resume_max_s": None,
@@ -149,6 +152,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     binder: Binder
     input_given: GivenSchema | None  # checks arguments, besides `binder`
     output: Output | None
+    is_structured: bool  # whether results may have structuredContent
 
     @property
     def output_schema(self) -> Schema | None:
@@ -219,7 +223,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
     in_schema, binder, input_given = _input(accepted, settings["input_schema"], described, what)
     description = settings["description"]
     returns = inspect.Signature.empty if paged else accepted.returns
-    output = _output(returns, settings["output_schema"], what)
+    output = _output(returns, settings, what)
     return Tool(
         name=name,
         function=function,
@@ -241,6 +245,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         binder=binder,
         input_given=input_given,
         output=output,
+        is_structured=settings["structured_output"] is not False,
     )
 
 
@@ -324,7 +329,7 @@ def _input(
     try:
         models = for_models(parameters)
         made = parameters_schema(parameters, models, described)
-    except TypeError as error:
+    except (TypeError, ValueError, NameError) as error:
         raise TypeError(f"{what}: {error}") from error
     checked = patterned_arguments(parameters, models, f"{what}: parameters")
     return made, annotation_binder(parameters, models, checked), checked
@@ -337,11 +342,19 @@ def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
             raise ValueError(f"{what}: input_schema: the function cannot take {name!r}")
 
 
-def _output(returns: Any, given: Mapping[str, Any] | None, what: str) -> Output | None:
+def _output(returns: Any, settings: ToolSettings, what: str) -> Output | None:
+    given, is_wanted = settings["output_schema"], settings["structured_output"]
+    if is_wanted is False:
+        if given is not None:
+            raise ValueError(f"{what}: output_schema: drop it, or structured_output=False")
+        return None
     if given is not None:
         schema = GivenSchema(given, f"{what}: output_schema")
         return Output(schema.schema, given_check(schema), schema)
-    return annotated_output(returns, f"{what}: return annotation")
+    output = annotated_output(returns, f"{what}: return annotation")
+    if output is None and is_wanted:
+        raise TypeError(f"{what}: structured_output: annotate the result, or give output_schema")
+    return output
 
 
 def listing(tool: Tool) -> dict[str, Any]:
@@ -379,7 +392,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     if blocks is not None:
         return {"content": blocks}
     encoded, plain = _as_json(value, tool)
-    is_object = isinstance(plain, dict)
+    is_object = isinstance(plain, dict) and tool.is_structured
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
 
 
@@ -509,10 +522,9 @@ def _plain(value: Any) -> Any:
     """A value that msgspec does not know, as plain data."""
     if isinstance(value, PurePath):
         return str(value)
-    serialized = as_plain(value)
-    if serialized is None:
-        raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
-    return serialized
+    if is_model(value):
+        return as_plain(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 _encoder: Final = msgspec.json.Encoder(enc_hook=_plain)

@@ -202,7 +202,13 @@ class TestOutputSchemas:
             *(Image, Text, EmbeddedResource, Image | Text, list[Image], Image | None),
             *(list[str | Image], tuple[str, Image], Annotated[list[Text], "blocks"]),
             *(Row, pathlib.Path, uuid.UUID, datetime.datetime),
-            *(ToolResult, ToolResult | None, mcp_types.CallToolResult, mcp_types.TextContent),
+            *(
+                ToolResult,
+                ToolResult | None,
+                Annotated[ToolResult, "all"],
+                mcp_types.CallToolResult,
+                mcp_types.TextContent,
+            ),
             *(list[mcp_types.ContentBlock], SDKImage, list[SDKImage | str]),
         ],
     )
@@ -297,6 +303,33 @@ class TestOutputSchemas:
         assert to_result(Ticket(3), tool)["structuredContent"] == {"number": 3, "title": "none"}
         with pytest.raises(ValueError, match=r"^tool build broke its output schema: "):
             to_result(Ticket("three"), tool)
+
+    def test_a_class_with_an_attribute_that_json_has_not_is_refused(self) -> None:
+        class Ticket:
+            shared: ClassVar[Event]
+            done: Event
+
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: Ticket: .*Event"):
+            returning(Ticket)
+
+    def test_a_tool_may_have_text_alone(self) -> None:
+        for annotation, value, text in (
+            (str, "a", "a"),
+            (Report, Report(1), None),
+            (Any, {}, "{}"),
+        ):
+            tool = returning(annotation, structured_output=False)
+            assert "outputSchema" not in listing(tool)
+            made = to_result(value, tool)
+            assert list(made) == ["content"]
+            assert text in (text_of(made), None)
+        with pytest.raises(ValueError, match="output_schema: drop it, or structured_output=False"):
+            returning(Report, structured_output=False, output_schema={"type": "object"})
+
+    def test_a_tool_may_insist_on_a_schema(self) -> None:
+        assert returning(str, structured_output=True).output_schema is not None
+        with pytest.raises(TypeError, match="tool build: structured_output: annotate the result"):
+            returning(Any, structured_output=True)
 
     def test_a_given_schema_wins_and_is_checked(self) -> None:
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}}}
