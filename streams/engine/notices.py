@@ -1,17 +1,18 @@
 """Notices: notifications to one client that belong to no request, until the client has them.
 
 Only the latest notice of a key is kept: a client that hears ten times that a resource has changed
-reads it once. A notice without a key is kept by itself. Notices are in memory only, because a
-client that comes back after a restart reads what it needs anew.
+reads it once. A notice without a key is kept by itself. Notices are in memory only. After a restart
+each session is told that the resources it subscribed to may have changed.
 
 Each notice has a number. A standing stream of HTTP sends the numbers as event ids, so a client that
-was cut off gets what it missed. A notice that was sent is kept for `SENT_S` longer for that.
+was cut off gets the notices it has missed. One that was sent is kept for `SENT_S` longer for that.
 """
 
 from typing import Final
 
 import trio
 
+from streams import messages
 from streams.keys import new_request_id
 from streams.logs import log
 
@@ -24,6 +25,8 @@ NOTICES_BYTES_MAX: Final = 256 * 1024
 SENT_S: Final = 60.0
 
 STANDING: Final = "standing_"  # how the event ids of standing streams begin
+
+_UPDATED: Final = "notifications/resources/updated"
 
 
 class _Notice:
@@ -50,7 +53,7 @@ class Notices:
         """Add a notice in place of the one with the same key. The oldest are dropped for room."""
         self._last += 1
         name = self._last if key is None else key
-        self._drop(name)
+        self.drop(name)
         self.kept[name] = _Notice(self._last, line)
         self._bytes += len(line)
         while len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
@@ -58,12 +61,8 @@ class Notices:
             if self.kept[oldest].sent_at is None and not self._has_dropped:
                 self._has_dropped = True
                 log.warning("a client reads no notifications: the oldest are dropped")
-            self._drop(oldest)
+            self.drop(oldest)
         self._added.unpark_all()
-
-    def forget(self, key: str) -> None:
-        """Remove the notice of a key, which the client wants no more."""
-        self._drop(key)
 
     def take(self) -> list[bytes]:
         """Remove all notices, for a connection that is the whole session."""
@@ -79,7 +78,7 @@ class Notices:
         position = min(int(number[:18]), self._last) if is_ours else 0
         for name, notice in list(self.kept.items()):
             if notice.number <= position:
-                self._drop(name)
+                self.drop(name)
         return position
 
     async def after(self, position: int) -> list[tuple[int, bytes]]:
@@ -104,10 +103,16 @@ class Notices:
         now = trio.current_time()
         for name, notice in list(self.kept.items()):
             if notice.sent_at is not None and now - notice.sent_at > SENT_S:
-                self._drop(name)
+                self.drop(name)
         return [(each.number, each.line) for each in self.kept.values() if each.number > position]
 
-    def _drop(self, name: str | int) -> None:
+    def drop(self, name: str | int) -> None:
+        """Remove the notice of this key, if there is one."""
         notice = self.kept.pop(name, None)
         if notice is not None:
             self._bytes -= len(notice.line)
+
+
+def resource_updated(uri: str) -> tuple[bytes, str]:
+    """The notice that a resource has changed, and its key."""
+    return messages.notification(_UPDATED, {"uri": uri}), f"{_UPDATED} {uri}"

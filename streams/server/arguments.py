@@ -32,6 +32,8 @@ _WORDS: Final[dict[str, dict[str, bytes]]] = {
     "null": {"null": b"null", "none": b"null", "": b"null"},
 }
 _REFERENCE: Final = "#/$defs/"
+# JSON inside of a text has no part in the limit on the objects of one message.
+JSON_LETTERS_MAX: Final = 256 * 1024
 _DEPTH_MAX: Final = 8  # of references and unions that are looked into for the types of an argument
 
 Values = Mapping[str, str | list[str]]
@@ -148,7 +150,9 @@ def _converted(text: str, types: set[str]) -> Any:
     for each in types & _WORDS.keys():
         if (found := _WORDS[each].get(text.lower())) is not None:
             return msgspec.Raw(found)
-    if types & {"array", "object"} and text.lstrip()[:1] in {"[", "{"}:
+    if types & {"array", "object"} and text[:1] in {"[", "{"}:
+        if len(text) > JSON_LETTERS_MAX:
+            raise ValueError(f"JSON of {len(text)} characters: send at most {JSON_LETTERS_MAX}")
         try:
             return msgspec.json.decode(text)
         except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from streams.engine.connection import Session
+from streams.engine.notices import resource_updated
 from streams.errors import INVALID_PARAMS, Refusal, ResourceNotFound
 from streams.server.arguments import Callee, Values, make_callee, name_of
 from streams.server.content import Annotations, Icon, ResourceContents
@@ -36,8 +37,6 @@ from streams.server.templates import (
 # has some hundreds. A change of each of them fits into the limits of `streams.engine.notices`.
 SUBSCRIPTIONS_MAX: Final = 1_000
 SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024
-
-UPDATED: Final = "notifications/resources/updated"
 
 
 class ResourceSettings(TypedDict, total=False):
@@ -202,13 +201,8 @@ def unsubscribe(session: Session, uri: str) -> None:
     """Tell this client no more about the resource, which it may not have subscribed to."""
     if uri in session.subscriptions:
         del session.subscriptions[uri]
-        session.notices.forget(updated_key(uri))
+        session.notices.drop(resource_updated(uri)[1])
         session.has_changed = True
-
-
-def updated_key(uri: str) -> str:
-    """The key of the notice that a resource has changed."""
-    return f"{UPDATED} {uri}"
 
 
 def contents_of(uri: str, resource: Resource) -> Callable[[Any], dict[str, Any]]:
