@@ -43,6 +43,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A function whose arguments are text, and how they are checked."""
 
     name: str
+    description: str | None  # the docstring
     function: Callable[..., Any]
     is_async: bool
     takes_call: bool
@@ -115,6 +116,7 @@ def make_callee(function: Callable[..., Any], name: str, what: str) -> Callee:
     checked = patterned(schema, f"{what}: parameters")
     return Callee(
         name=name,
+        description=inspect.getdoc(core),
         function=function,
         is_async=is_async(function),
         takes_call=accepted.call_name is not None,

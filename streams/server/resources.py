@@ -11,7 +11,6 @@ arguments. It runs for each read. Its value becomes the contents:
 `mime_type` of the resource takes the place of these types.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypedDict
@@ -24,7 +23,6 @@ from streams.errors import INVALID_PARAMS, Refusal, ResourceNotFound
 from streams.server.arguments import Callee, Values, make_callee, name_of
 from streams.server.content import Annotations, Icon, ResourceContents
 from streams.server.listing import Listing, icons_of
-from streams.server.signatures import innermost
 from streams.server.templates import (
     URI_LETTERS_MAX,
     UnsafeValue,
@@ -79,12 +77,12 @@ class Resource(msgspec.Struct, frozen=True, eq=False):
 
     def shown(self) -> dict[str, Any]:
         """The entry in `resources/list` or `resources/templates/list`."""
-        settings = self.settings
+        settings, given = self.settings, self.settings["description"]
         entry = {
             "uri" if self.template is None else "uriTemplate": self.uri,
             "name": self.callee.name,
             "title": settings["title"],
-            "description": settings["description"],
+            "description": self.callee.description if given is None else given,
             "mimeType": settings["mime_type"],
             "size": settings["size"],
             "annotations": settings["annotations"],
@@ -106,8 +104,6 @@ def make_resource(uri: str, function: Callable[..., Any], given: ResourceSetting
         raise TypeError('a resource needs a URI: @server.resource("config://app")')
     what = f"resource {uri}"
     settings: ResourceSettings = {**DEFAULTS, **given}
-    if settings["description"] is None:
-        settings["description"] = inspect.getdoc(innermost(function))
     settings["icons"] = icons_of(settings["icons"], what)
     size = settings["size"]
     if size is not None and (size < 0 or is_template(uri)):
