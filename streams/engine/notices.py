@@ -1,8 +1,10 @@
 """Notices: notifications to one client that belong to no request, until the client has them.
 
 Only the latest notice of a key is kept: a client that hears ten times that a resource has changed
-reads it once. A notice without a key is kept by itself. Notices are in memory only. After a restart
-each session is told that the resources it subscribed to may have changed.
+reads it once. A notice without a key is kept by itself, and dropped where the client has no stream
+for it: a broadcast each second must not fill the memory for clients that never listen. Notices are
+in memory only. After a restart each session is told that the resources it subscribed to may have
+changed.
 
 Each notice has a number. A standing stream of HTTP sends the numbers as event ids, so a client that
 was cut off gets the notices it has missed. One that was sent is kept for `SENT_S` longer for that.
@@ -43,6 +45,7 @@ class Notices:
 
     def __init__(self) -> None:
         self.kept: dict[str | int, _Notice] = {}  # by their keys, or else by their numbers
+        self.has_stream = False  # a connection or a standing stream sends them now
         self._bytes = 0
         self._last = 0
         self._epoch = ""
@@ -51,6 +54,8 @@ class Notices:
 
     def add(self, line: bytes, key: str | None) -> None:
         """Add a notice in place of the one with the same key. The oldest are dropped for room."""
+        if key is None and not self.has_stream:
+            return
         self._last += 1
         name = self._last if key is None else key
         self.drop(name)
@@ -93,6 +98,13 @@ class Notices:
         for notice in self.kept.values():
             if notice.number <= number and notice.sent_at is None:
                 notice.sent_at = now
+
+    def leave(self) -> None:
+        """The standing stream has ended. Notices without a key do not wait long for the next."""
+        self.has_stream = False
+        for name, notice in self.kept.items():
+            if isinstance(name, int) and notice.sent_at is None:
+                notice.sent_at = trio.current_time()
 
     def event_id(self, number: int) -> str:
         """The event id of a notice. Ids of another process, before a restart, name nothing."""

@@ -34,6 +34,7 @@ def server() -> Server:
 
 def test_only_the_latest_of_a_key_is_kept_and_all_without_a_key() -> None:
     notices = Notices()
+    notices.has_stream = True
     for key in ("a", "b", None, "a", None):
         notices.add(f"{key}".encode(), key)
     assert notices.take() == [b"b", b"None", b"a", b"None"]
@@ -42,6 +43,7 @@ def test_only_the_latest_of_a_key_is_kept_and_all_without_a_key() -> None:
 
 def test_the_oldest_are_dropped_at_both_limits() -> None:
     notices = Notices()
+    notices.has_stream = True
     for number in range(NOTICES_MAX + 2):
         notices.add(str(number).encode(), None)
     kept = notices.take()
@@ -109,7 +111,7 @@ async def test_a_last_event_id_tells_which_notices_have_come(server: Server) -> 
             session.notify(news(number))
         await wait_all_tasks_blocked()
         await first.hang_up()
-        session.notify(news(3))
+        session.notify(news(3), key="news")
         second = await browser.go_on(first.ids[1])
         assert received(second) == [2, 3]
         third = await browser.go_on(second.ids[-1])
@@ -124,17 +126,36 @@ async def test_a_last_event_id_tells_which_notices_have_come(server: Server) -> 
 async def test_an_unknown_id_of_a_standing_stream_loses_nothing(server: Server, last: str) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         (session,) = house.running.engine.clients()
-        session.notify(news(1))
+        session.notify(news(1), key="news")
         standing = await browser.go_on(last)
         session.notify(news(2))
         await wait_all_tasks_blocked()
         assert received(standing) == [1, 2]
 
 
+async def test_what_has_no_key_is_dropped_where_no_stream_is_open(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        (session,) = house.running.engine.clients()
+        session.notify(news(0))
+        first = await browser.fetch("GET", accept=EVENTS)
+        session.notify(news(1))
+        await wait_all_tasks_blocked()
+        await first.hang_up()
+        session.notify(news(2))
+        session.notify(news(3), key="news")
+        assert received(first) == [1]
+        second = await browser.go_on(first.ids[0])
+        assert received(second) == [3]
+        await trio.sleep(2 * SENT_S)
+        assert session.notices.kept == {}
+
+
 async def test_an_id_ahead_of_all_notices_stops_none(server: Server) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         (session,) = house.running.engine.clients()
-        session.notify(news(1))
+        session.notify(news(1), key="news")
         first = await browser.fetch("GET", accept=EVENTS)
         standing = await browser.go_on(f"{first.ids[0]}000")
         session.notify(news(2))
