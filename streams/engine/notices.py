@@ -53,7 +53,10 @@ class Notices:
         self._added = trio.lowlevel.ParkingLot()
 
     def add(self, line: bytes, key: str | None) -> None:
-        """Add a notice in place of the one with the same key. The oldest are dropped for room."""
+        """Add a notice in place of the one with the same key.
+
+        The oldest are dropped for room, but not this one, which may be as long as any message.
+        """
         if key is None and not self.has_stream:
             return
         self._last += 1
@@ -61,7 +64,9 @@ class Notices:
         self.drop(name)
         self.kept[name] = _Notice(self._last, line)
         self._bytes += len(line)
-        while len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
+        while len(self.kept) > 1 and (
+            len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX
+        ):
             oldest = next(iter(self.kept))
             if self.kept[oldest].sent_at is None and not self._has_dropped:
                 self._has_dropped = True
