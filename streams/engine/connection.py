@@ -87,8 +87,9 @@ class Session:
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """Send a notification that belongs to no request, over the session's standing stream.
 
-        While the client reads nothing, only the latest notification of each `key` is kept, and all
-        of those without a key; the oldest are dropped at the limits of `streams.engine.notices`.
+        While the client reads nothing, only the latest notification of each `key` is kept. Without
+        a key it is dropped over HTTP where the client has no standing stream open. Others are
+        dropped, the oldest first, at the limits of `streams.engine.notices`.
         """
         self.notices.add(line, key)
         self.on_notice()
@@ -447,6 +448,7 @@ class Connection:
         self._notices = {} if self.is_response else self.session.notices.kept
         if not self.is_response:
             self.session.on_notice = self.stir
+            self.session.notices.has_stream = True
         self.event_ids = event_ids
         self.deliveries: dict[Delivery, None] = {}
         self.ready: dict[Delivery, None] = {}  # those that may have something to read, in turn

@@ -22,6 +22,7 @@ import trio
 from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.connection import Delivery, Granted, Session
+from streams.engine.notices import resource_updated
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal
 from streams.journal.sessions import (
@@ -117,7 +118,10 @@ class HttpSession(Session):
         capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         session.capabilities = extension.understood(capabilities)
         session.settings = extension.settings_of(session.capabilities)
-        session.subscriptions = dict.fromkeys(capabilities.get(SUBSCRIPTIONS, ()))
+        for uri in capabilities.get(SUBSCRIPTIONS, ()):
+            session.subscriptions[uri] = None
+            line, notice = resource_updated(uri)  # it may have changed before or during the restart
+            session.notify(line, key=notice)
         session.level = record.level
         session.seen_at = record.seen_at
         return session

@@ -32,6 +32,8 @@ _WORDS: Final[dict[str, dict[str, bytes]]] = {
     "null": {"null": b"null", "none": b"null", "": b"null"},
 }
 _REFERENCE: Final = "#/$defs/"
+# JSON inside of a text has no part in the limit on the objects of one message.
+JSON_LETTERS_MAX: Final = 256 * 1024
 _DEPTH_MAX: Final = 8  # of references and unions that are looked into for the types of an argument
 
 Values = Mapping[str, str | list[str]]
@@ -41,6 +43,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A function whose arguments are text, and how they are checked."""
 
     name: str
+    description: str | None  # the docstring
     function: Callable[..., Any]
     is_async: bool
     takes_call: bool
@@ -113,6 +116,7 @@ def make_callee(function: Callable[..., Any], name: str, what: str) -> Callee:
     checked = patterned(schema, f"{what}: parameters")
     return Callee(
         name=name,
+        description=inspect.getdoc(core),
         function=function,
         is_async=is_async(function),
         takes_call=accepted.call_name is not None,
@@ -148,7 +152,9 @@ def _converted(text: str, types: set[str]) -> Any:
     for each in types & _WORDS.keys():
         if (found := _WORDS[each].get(text.lower())) is not None:
             return msgspec.Raw(found)
-    if types & {"array", "object"} and text.lstrip()[:1] in {"[", "{"}:
+    if types & {"array", "object"} and text[:1] in {"[", "{"}:
+        if len(text) > JSON_LETTERS_MAX:
+            raise ValueError(f"JSON of {len(text)} characters: send at most {JSON_LETTERS_MAX}")
         try:
             return msgspec.json.decode(text)
         except (ValueError, RecursionError):

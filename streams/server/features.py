@@ -249,7 +249,7 @@ class Features:
             known = params.context.arguments if params.context else {}
             positional = (typed, known)
         else:
-            completer = self._completers.get(None, Completer(lambda: choices, is_async=False))
+            completer = self._completers.get(None, Completer(_nothing, is_async=True))
             positional = (params.ref, params.argument, params.context)
         return Work(
             what=f"completion of {name[:100]}",
@@ -286,6 +286,10 @@ _RESOURCES: Final = {
 _PROMPTS: Final = {"prompts/list": "list", "prompts/get": "run"}
 _COMPLETIONS: Final = {"completion/complete": "run"}
 RUN: Final = frozenset({"resources/read", "prompts/get", "completion/complete"})
+
+
+async def _nothing() -> None:
+    """No function completes the argument: its type may list its values."""
 
 
 def _has_choices(callee: Callee) -> bool:

@@ -171,7 +171,11 @@ class Handlers:
             return {}
         assert isinstance(work.callee, Callee)
         try:
-            given = work.callee.encoded(work.values)
+            encode = partial(work.callee.encoded, work.values)
+            if sum(map(len, work.values.values())) < LARGE_BYTES:
+                given = encode()
+            else:
+                given = await large_work().do(stream.record.principal, encode)
             return await self.arguments(work.callee, given, stream.record.principal)
         except ValueError as error:
             raise Refusal(INVALID_PARAMS, f"Bad arguments for {work.what}: {error}") from None

@@ -10,7 +10,6 @@ becomes the messages:
     any other value that is JSON              its JSON, as one message of the user
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, TypedDict, get_args
 
@@ -19,7 +18,6 @@ import msgspec
 from streams.server.arguments import Callee, make_callee, name_of
 from streams.server.content import Block, Icon, Role, Text
 from streams.server.listing import icons_of
-from streams.server.signatures import innermost
 
 _BLOCK: Final = get_args(Block)
 _BLOCK_TYPES: Final = ("text", "image", "audio", "resource", "resource_link")
@@ -72,6 +70,12 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         """The name."""
         return self.callee.name
 
+    @property
+    def description(self) -> str | None:
+        """As it was given, or else the docstring."""
+        given = self.settings["description"]
+        return self.callee.description if given is None else given
+
     def shown(self) -> dict[str, Any]:
         """The entry in `prompts/list`."""
         settings, callee = self.settings, self.callee
@@ -83,7 +87,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         entry = {
             "name": callee.name,
             "title": settings["title"],
-            "description": settings["description"],
+            "description": self.description,
             "arguments": arguments,
             "icons": settings["icons"],
             "_meta": settings["meta"],
@@ -94,8 +98,7 @@ class Prompt(msgspec.Struct, frozen=True, eq=False):
         """The result of `prompts/get`. Raises `TypeError` for a value that is no message."""
         many = value if isinstance(value, list | tuple) else [value]
         told = {"messages": [_message(each) for each in many]}
-        description = self.settings["description"]
-        return told if description is None else {"description": description} | told
+        return told if self.description is None else {"description": self.description} | told
 
 
 def make_prompt(function: Callable[..., Any], given: PromptSettings) -> Prompt:
@@ -111,8 +114,6 @@ def make_prompt(function: Callable[..., Any], given: PromptSettings) -> Prompt:
     settings: PromptSettings = {**DEFAULTS, **given}
     name = settings["name"] or name_of(function, "prompt")
     what = f"prompt {name}"
-    if settings["description"] is None:
-        settings["description"] = inspect.getdoc(innermost(function))
     settings["icons"] = icons_of(settings["icons"], what)
     return Prompt(make_callee(function, name, what), settings)
 

@@ -11,7 +11,6 @@ arguments. It runs for each read. Its value becomes the contents:
 `mime_type` of the resource takes the place of these types.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypedDict
@@ -19,11 +18,11 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from streams.engine.connection import Session
+from streams.engine.notices import resource_updated
 from streams.errors import INVALID_PARAMS, Refusal, ResourceNotFound
 from streams.server.arguments import Callee, Values, make_callee, name_of
 from streams.server.content import Annotations, Icon, ResourceContents
 from streams.server.listing import Listing, icons_of
-from streams.server.signatures import innermost
 from streams.server.templates import (
     URI_LETTERS_MAX,
     UnsafeValue,
@@ -36,8 +35,6 @@ from streams.server.templates import (
 # has some hundreds. A change of each of them fits into the limits of `streams.engine.notices`.
 SUBSCRIPTIONS_MAX: Final = 1_000
 SUBSCRIPTION_BYTES_MAX: Final = 64 * 1024
-
-UPDATED: Final = "notifications/resources/updated"
 
 
 class ResourceSettings(TypedDict, total=False):
@@ -80,12 +77,12 @@ class Resource(msgspec.Struct, frozen=True, eq=False):
 
     def shown(self) -> dict[str, Any]:
         """The entry in `resources/list` or `resources/templates/list`."""
-        settings = self.settings
+        settings, given = self.settings, self.settings["description"]
         entry = {
             "uri" if self.template is None else "uriTemplate": self.uri,
             "name": self.callee.name,
             "title": settings["title"],
-            "description": settings["description"],
+            "description": self.callee.description if given is None else given,
             "mimeType": settings["mime_type"],
             "size": settings["size"],
             "annotations": settings["annotations"],
@@ -107,8 +104,6 @@ def make_resource(uri: str, function: Callable[..., Any], given: ResourceSetting
         raise TypeError('a resource needs a URI: @server.resource("config://app")')
     what = f"resource {uri}"
     settings: ResourceSettings = {**DEFAULTS, **given}
-    if settings["description"] is None:
-        settings["description"] = inspect.getdoc(innermost(function))
     settings["icons"] = icons_of(settings["icons"], what)
     size = settings["size"]
     if size is not None and (size < 0 or is_template(uri)):
@@ -202,13 +197,8 @@ def unsubscribe(session: Session, uri: str) -> None:
     """Tell this client no more about the resource, which it may not have subscribed to."""
     if uri in session.subscriptions:
         del session.subscriptions[uri]
-        session.notices.forget(updated_key(uri))
+        session.notices.drop(resource_updated(uri)[1])
         session.has_changed = True
-
-
-def updated_key(uri: str) -> str:
-    """The key of the notice that a resource has changed."""
-    return f"{UPDATED} {uri}"
 
 
 def contents_of(uri: str, resource: Resource) -> Callable[[Any], dict[str, Any]]:

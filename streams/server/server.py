@@ -10,6 +10,7 @@ import trio
 from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
+from streams.engine.notices import resource_updated
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
 from streams.exchange import Channel
@@ -21,7 +22,7 @@ from streams.server.features import Features
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer, Profile
 from streams.server.prompts import PromptSettings, make_prompt
-from streams.server.resources import UPDATED, ResourceSettings, make_resource, updated_key
+from streams.server.resources import ResourceSettings, make_resource
 from streams.server.tools import Tools, ToolSettings, make_tool
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
@@ -127,7 +128,7 @@ class Server:
 
         def add(function: Function) -> Function:
             self.features.add_resource(make_resource(uri, function, settings))
-            self._tell("notifications/resources/list_changed")
+            self._list_changed("resources")
             return function
 
         return add
@@ -135,14 +136,15 @@ class Server:
     def remove_resource(self, uri: str) -> None:
         """Remove a resource, or a template. Raises `ValueError` for an unknown one."""
         self.features.resources.remove(uri)
-        self._tell("notifications/resources/list_changed")
+        self._list_changed("resources")
 
     async def resource_updated(self, uri: str) -> None:
         """Tell the clients that subscribed to this resource that it has changed.
 
         A client that reads nothing now, or has no connection, is told later, once for each URI.
         """
-        self._tell(UPDATED, uri)
+        line, key = resource_updated(uri)
+        self._tell(line, key, lambda session: uri in session.subscriptions)
         await trio.lowlevel.checkpoint()
 
     @overload
@@ -163,13 +165,13 @@ class Server:
         if function is None:
             return partial(self.prompt, **settings)
         self.features.add_prompt(make_prompt(function, settings))
-        self._tell("notifications/prompts/list_changed")
+        self._list_changed("prompts")
         return function
 
     def remove_prompt(self, name: str) -> None:
         """Remove a prompt. Raises `ValueError` for an unknown one."""
         self.features.prompts.remove(name)
-        self._tell("notifications/prompts/list_changed")
+        self._list_changed("prompts")
 
     @overload
     def completion(self, function: Function, /) -> Function: ...
@@ -201,16 +203,17 @@ class Server:
 
         return add
 
-    def _tell(self, method: str, uri: str | None = None) -> None:
-        """Notify all clients, or those that subscribed to `uri`. May be called in any thread."""
-        params = {} if uri is None else {"uri": uri}
-        line = messages.notification(method, params)
-        key = method if uri is None else updated_key(uri)
+    def _list_changed(self, what: str) -> None:
+        """Tell all clients that a list has changed."""
+        method = f"notifications/{what}/list_changed"
+        self._tell(messages.notification(method), method, lambda _: True)
+
+    def _tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
+        """Notify the clients that it is for. May be called in any thread."""
 
         def tell(engine: Engine) -> None:
-            for session in engine.clients():
-                if uri is None or uri in session.subscriptions:
-                    session.notify(line, key=key)
+            for session in filter(is_for, engine.clients()):
+                session.notify(line, key=key)
 
         for engine, token in list(self._engines.items()):
             if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is token:

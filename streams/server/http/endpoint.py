@@ -273,6 +273,7 @@ class HttpEndpoint:
         position = session.notices.position(request.headers.get(LAST_EVENT))
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
         session.standing = scope = trio.CancelScope()
+        session.notices.has_stream = True
         try:
             with scope:
                 await channel.send(KEEP_ALIVE[EVENTS])
@@ -284,6 +285,7 @@ class HttpEndpoint:
         finally:
             if session.standing is scope:
                 session.standing = None
+                session.notices.leave()
         await channel.aclose()
 
     # DELETE

@@ -34,6 +34,7 @@ def server() -> Server:
 
 def test_only_the_latest_of_a_key_is_kept_and_all_without_a_key() -> None:
     notices = Notices()
+    notices.has_stream = True
     for key in ("a", "b", None, "a", None):
         notices.add(f"{key}".encode(), key)
     assert notices.take() == [b"b", b"None", b"a", b"None"]
@@ -42,6 +43,7 @@ def test_only_the_latest_of_a_key_is_kept_and_all_without_a_key() -> None:
 
 def test_the_oldest_are_dropped_at_both_limits() -> None:
     notices = Notices()
+    notices.has_stream = True
     for number in range(NOTICES_MAX + 2):
         notices.add(str(number).encode(), None)
     kept = notices.take()
@@ -49,8 +51,9 @@ def test_the_oldest_are_dropped_at_both_limits() -> None:
     for each in (b"a", b"b", b"c"):
         notices.add(each * (NOTICES_BYTES_MAX // 2), None)
     assert [line[:1] for line in notices.take()] == [b"b", b"c"]
-    notices.add(b"x" * (NOTICES_BYTES_MAX + 1), "too long")
-    assert notices.take() == []
+    notices.add(b"short", None)
+    notices.add(b"x" * (NOTICES_BYTES_MAX + 1), None)
+    assert [line[:1] for line in notices.take()] == [b"x"]
 
 
 # A connection that is the session
@@ -109,7 +112,7 @@ async def test_a_last_event_id_tells_which_notices_have_come(server: Server) -> 
             session.notify(news(number))
         await wait_all_tasks_blocked()
         await first.hang_up()
-        session.notify(news(3))
+        session.notify(news(3), key="news")
         second = await browser.go_on(first.ids[1])
         assert received(second) == [2, 3]
         third = await browser.go_on(second.ids[-1])
@@ -124,17 +127,36 @@ async def test_a_last_event_id_tells_which_notices_have_come(server: Server) -> 
 async def test_an_unknown_id_of_a_standing_stream_loses_nothing(server: Server, last: str) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         (session,) = house.running.engine.clients()
-        session.notify(news(1))
+        session.notify(news(1), key="news")
         standing = await browser.go_on(last)
         session.notify(news(2))
         await wait_all_tasks_blocked()
         assert received(standing) == [1, 2]
 
 
+async def test_what_has_no_key_is_dropped_where_no_stream_is_open(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    async with open_house(server) as house, browsing(house, PLAIN) as browser:
+        (session,) = house.running.engine.clients()
+        session.notify(news(0))
+        first = await browser.fetch("GET", accept=EVENTS)
+        session.notify(news(1))
+        await wait_all_tasks_blocked()
+        await first.hang_up()
+        session.notify(news(2))
+        session.notify(news(3), key="news")
+        assert received(first) == [1]
+        second = await browser.go_on(first.ids[0])
+        assert received(second) == [3]
+        await trio.sleep(2 * SENT_S)
+        assert session.notices.kept == {}
+
+
 async def test_an_id_ahead_of_all_notices_stops_none(server: Server) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         (session,) = house.running.engine.clients()
-        session.notify(news(1))
+        session.notify(news(1), key="news")
         first = await browser.fetch("GET", accept=EVENTS)
         standing = await browser.go_on(f"{first.ids[0]}000")
         session.notify(news(2))
@@ -142,18 +164,19 @@ async def test_an_id_ahead_of_all_notices_stops_none(server: Server) -> None:
         assert received(standing) == [2]
 
 
-async def test_without_an_id_what_was_sent_lately_is_sent_again(
+async def test_without_an_id_changes_of_late_are_sent_again(
     server: Server, autojump_clock: MockClock
 ) -> None:
     async with open_house(server) as house, browsing(house, PLAIN) as browser:
         (session,) = house.running.engine.clients()
         first = await browser.fetch("GET", accept=EVENTS)
-        session.notify(news(1))
+        session.notify(news(1), key="old")
         await wait_all_tasks_blocked()
         await trio.sleep(SENT_S + 1)
-        session.notify(news(2))
+        session.notify(news(2), key="new")
+        session.notify(news(3))
         await wait_all_tasks_blocked()
-        assert received(first) == [1, 2]
+        assert received(first) == [1, 2, 3]
         assert received(await browser.fetch("GET", accept=EVENTS)) == [2]
 
 

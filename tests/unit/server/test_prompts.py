@@ -192,6 +192,8 @@ async def test_arguments_are_described_checked_and_converted(server: Server) -> 
         ({"name": "review", "arguments": {"code": "a", "depth": "deep"}}, "depth: expected int"),
         ({"name": "review", "arguments": {"code": 7}}, "Bad params"),
         ({"name": "review", "arguments": ["a"]}, "Bad params"),
+        ({"name": "review", "arguments": {"code": "a", "files": "[" * 9_999}}, "files: "),
+        ({"name": "review", "arguments": {"code": "a", "files": "[]" * 200_000}}, "send at most"),
         ({"name": "other"}, "Unknown prompt 'other'"),
         ({"name": "x" * 10_000}, "Unknown prompt"),
         ({"name": 7}, "Bad params"),
@@ -202,7 +204,7 @@ async def test_arguments_that_do_not_fit_are_refused(
     server: Server, params: Json, why: str
 ) -> None:
     @server.prompt
-    async def review(code: str, depth: int = 1) -> str:
+    async def review(code: str, depth: int = 1, files: list[Any] | None = None) -> str:
         raise AssertionError("it is not run")
 
     error = await ask(server, "prompts/get", **params)
