@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from streams.errors import CannotConnect as CannotConnect
     from streams.errors import StreamGone as StreamGone
     from streams.errors import Superseded as Superseded
+    from streams.errors import ToolError as ToolError
     from streams.journal.memory import MemoryJournal as MemoryJournal
     from streams.journal.ownership import key_path as key_path
     from streams.journal.sqlite import open_sqlite_journal as open_sqlite_journal
@@ -33,7 +34,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "streams.client.client": ("Client", "Joined"),
     "streams.client.pages": ("Pages",),
-    "streams.errors": ("CallFailed", "CallLost", "CannotConnect", "StreamGone", "Superseded"),
+    "streams.errors": (
+        "CallFailed",
+        "CallLost",
+        "CannotConnect",
+        "StreamGone",
+        "Superseded",
+        "ToolError",
+    ),
     "streams.journal.memory": ("MemoryJournal",),
     "streams.journal.ownership": ("key_path",),
     "streams.journal.sqlite": ("open_sqlite_journal",),

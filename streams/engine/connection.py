@@ -36,6 +36,7 @@ from streams.journal.sessions import Grant
 from streams.limits import MIB
 from streams.messages import LEVELS, RequestId, Run
 from streams.protocol import dialects, extension
+from streams.protocol.clients import ClientInfo
 from streams.protocol.extension import Settings
 from streams.protocol.vocabulary import Dialect
 
@@ -70,7 +71,8 @@ class Session:
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.revision: str | None = None  # of MCP; None before `initialize`
-        self.capabilities: dict[str, Any] = {}
+        self.capabilities: dict[str, Any] = {}  # those that `settings` was made from
+        self.client: ClientInfo | None = None  # None before `initialize`
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}

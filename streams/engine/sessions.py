@@ -35,7 +35,7 @@ from streams.journal.sessions import (
 from streams.keys import Keyring, hashed, new_id, new_request_id
 from streams.limits import Limits
 from streams.messages import RequestId
-from streams.protocol import extension
+from streams.protocol import clients, extension
 
 GRANTS_MAX: Final = 16  # of one stream in one session; a new one replaces the oldest
 SEEN_EVERY_S: Final = 3600.0  # how late the journal may learn of the last use of a session
@@ -97,7 +97,7 @@ class HttpSession(Session):
             key=self.key,
             principal=self.principal,
             revision=self.revision or "",
-            capabilities=msgspec.json.encode(self.capabilities),
+            capabilities=msgspec.json.encode(self.capabilities | clients.stored(self.client)),
             level=self.level,
             seen_at=self.seen_at,
         )
@@ -112,6 +112,7 @@ class HttpSession(Session):
         capabilities = msgspec.json.decode(record.capabilities, type=dict[str, Any])
         session.capabilities = extension.understood(capabilities)
         session.settings = extension.settings_of(session.capabilities)
+        session.client = clients.restored(capabilities, record.revision)
         session.level = record.level
         session.seen_at = record.seen_at
         return session

@@ -7,11 +7,13 @@ import msgspec
 import trio
 
 from streams import messages
+from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
-from streams.errors import CallFailed
+from streams.errors import CallFailed, Ended
 from streams.forks import Confined
 from streams.messages import LEVELS, LogLevel, RequestId
-from streams.server.tools import Tool
+from streams.protocol.clients import ClientInfo
+from streams.server.caller import CallerInfo, Principal
 
 _T = TypeVar("_T")
 
@@ -22,7 +24,32 @@ class _ErrorBody(msgspec.Struct):
     data: Any = None
 
 
-class Call:
+class Context:
+    """The surroundings of a request: the server's state, and the caller that made the request."""
+
+    def __init__(self, caller: CallerInfo, state: Any) -> None:
+        self._caller = caller
+        self._state = state
+
+    @property
+    def state(self) -> Any:
+        """The value that the server's `lifespan` has yielded; None without one."""
+        return self._state
+
+    @property
+    def principal(self) -> Principal:
+        """The identity of the caller that made the request, whoever resumes it."""
+        return self._caller.principal
+
+    @property
+    def client(self) -> ClientInfo:
+        """The client that made the request, as it declared itself: `info`, `capabilities`,
+        `revision`.
+        """
+        return self._caller.client
+
+
+class Call(Context):
     """One running call, for an async tool.
 
     Messages are kept until the client has them, so a tool can send at any time, also while no
@@ -30,9 +57,15 @@ class Call:
     client is too far behind.
     """
 
-    def __init__(self, stream: Stream, tool: Tool) -> None:
+    def __init__(
+        self, stream: Stream, name: str, caller: CallerInfo, state: Any, *, restarts: bool = False
+    ) -> None:
+        """`name` is that of the tool; `restarts` tells whether it has `restart=True`."""
+        super().__init__(caller, state)
         self._stream = stream
-        self._tool = tool
+        self._name = name
+        self._restarts = restarts
+        self._is_over = False
 
     @property
     def request_id(self) -> RequestId:
@@ -71,7 +104,7 @@ class Call:
         if not (is_wanted or stream.is_rerunning):
             await trio.lowlevel.checkpoint()
             return
-        params = {"level": level, "logger": logger or self._tool.name, "data": data}
+        params = {"level": level, "logger": logger or self._name, "data": data}
         line = messages.notification("notifications/message", params)
         await stream.send(line, is_droppable=True)
 
@@ -116,8 +149,8 @@ class Call:
         Raises `TypeError` for a state that is not JSON, `ValueError` for one that is too long,
         `RuntimeError` for a tool without `restart=True`.
         """
-        if not self._tool.restart:
-            raise RuntimeError(f"tool {self._tool.name} has no restart=True: it is never restarted")
+        if not self._restarts:
+            raise RuntimeError(f"tool {self._name} has no restart=True: it is never restarted")
         encoded = messages.encode(state)
         if self._stream.rerun is None:  # no client could resume this stream after a restart
             await trio.lowlevel.checkpoint()
@@ -135,6 +168,16 @@ class Call:
         await stream.written(seq)
         return stream.delivery is None or stream.delivery.let_go()
 
+    def end(self) -> None:
+        """The call has ended, though a thread may still run for it."""
+        self._is_over = True
+
+    @property
+    def outcome(self) -> str:
+        """How the call has ended, in a word."""
+        state = self._stream.state
+        return "ended" if state.outcome is LIVE else state.outcome.value
+
 
 class SyncCall:
     """A `Call` for a plain function, which runs in a thread: the methods block that thread."""
@@ -145,7 +188,33 @@ class SyncCall:
 
     def _wait_for(self, send: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         self._confined.check()  # in a forked child no event loop runs
+        if self.is_over:
+            raise Ended(f"a message: the stream is {self._call.outcome} already")
         return trio.from_thread.run(send, *args)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended, because it was cancelled or its time is over.
+
+        No thread can be stopped from outside. So a long loop looks at this, and returns. All
+        methods that send raise `Ended` from then on.
+        """
+        return self._call._is_over
+
+    @property
+    def state(self) -> Any:
+        """See `Context.state`."""
+        return self._call.state
+
+    @property
+    def principal(self) -> Principal:
+        """See `Context.principal`."""
+        return self._call.principal
+
+    @property
+    def client(self) -> ClientInfo:
+        """See `Context.client`."""
+        return self._call.client
 
     @property
     def request_id(self) -> RequestId:

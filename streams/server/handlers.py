@@ -15,7 +15,7 @@ from streams import messages
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
-from streams.errors import StreamsError
+from streams.errors import StreamsError, ToolError
 from streams.faults import (
     is_failure,
     is_kind,
@@ -23,13 +23,17 @@ from streams.faults import (
     log_failure,
     run_in_thread,
     text_of,
+    told_of,
 )
 from streams.forks import Confined
+from streams.keys import new_id
 from streams.logs import log
 from streams.protocol.extension import KEY
 from streams.server.call import Call, SyncCall
+from streams.server.caller import CallerInfo
 from streams.server.pages import PagedCall
 from streams.server.schemas import GivenSchema
+from streams.server.timeouts import TimeLimit
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
 from streams.turns import LARGE_BYTES, large_work
@@ -66,8 +70,11 @@ class CallTool(msgspec.Struct):
 class Handlers:
     """Makes the handlers of one server's calls, and has the threads and workers that they share."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, *, masks_errors: bool = False, state: Any = None) -> None:
+        """`state` is what the server's lifespan has yielded."""
         self._tools = tools
+        self._masks_errors = masks_errors
+        self._state = state
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
         self._confined = Confined()
@@ -89,19 +96,28 @@ class Handlers:
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
-        if len(given) < LARGE_BYTES:
-            return tool.bind(given)
-        return await large_work().do(principal, partial(tool.bind, given))
+        try:
+            if len(given) < LARGE_BYTES:
+                return tool.bind(given)
+            return await large_work().do(principal, partial(tool.bind, given))
+        except ValueError as error:
+            cause = error.__cause__
+            is_failure_of_author = cause is not None and not isinstance(cause, ValueError)
+            if self._masks_errors and is_failure_of_author:
+                raise ValueError("they cannot be read") from error  # `bind` has logged the cause
+            raise
 
     async def aclose(self) -> None:
         """End the worker processes that check arguments and results."""
         await self._workers.aclose()
 
-    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> StreamHandler:
+    def handler(
+        self, tool: Tool, arguments: Mapping[str, Any], caller: CallerInfo
+    ) -> StreamHandler:
         """The handler that runs the tool with these arguments."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
-            result = await self._result(tool, arguments, stream)
+            result = await self._result(tool, arguments, stream, caller)
             return messages.result(stream.request_id, result), bool(result.get("isError"))
 
         return handle
@@ -119,43 +135,69 @@ class Handlers:
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
-        return self.handler(tool, arguments)
+        record = stream.record
+        assert record.restart is not None
+        caller = CallerInfo.kept_as(record.principal, record.restart.caller)
+        return self.handler(tool, arguments, caller)
 
     async def _result(
-        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
     ) -> dict[str, Any]:
         """The tool's result. An exception becomes an error result, and its traceback is logged."""
+        call = None
         work = partial(tool.function, **arguments)
         if tool.takes_call:
-            call = Call(stream, tool)
+            call = Call(stream, tool.name, caller, self._state, restarts=tool.restart)
             work = partial(work, call if tool.is_async else SyncCall(call))
         self._running[stream] = tool.name
         try:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            if is_kind(error, StreamsError):
-                log.warning("a tool gave up", tool=tool.name, why=text_of(error))
-            elif is_failure(error):
-                log_failure("a tool failed", error, tool=tool.name)
+            told = self.failure("a tool", error, tool.name)
             await let_pass(error)
-            return error_result(text_of(error))
+            return error_result(told)
         finally:
             del self._running[stream]
+            if call is not None:
+                call.end()
+
+    def failure(self, what: str, error: BaseException, name: str) -> str:
+        """Log an exception of the author's code; returns what its client is told.
+
+        With `mask_errors` that is the text of each `ToolError`. For all others it is one neutral
+        sentence, with an id that the log has too.
+        """
+        told = told_of(error)
+        named = [each for each in told if is_kind(each, ToolError)]
+        is_masked = self._masks_errors and len(named) < len(told)
+        number = {"id": new_id()[:8]} if is_masked else {}
+        if len(named) == len(told):
+            log.info(f"{what} reports an error", tool=name, why=text_of(error))
+        elif not is_masked and all(is_kind(each, StreamsError) for each in told):
+            log.warning(f"{what} gave up", tool=name, why=text_of(error))
+        elif is_failure(error):
+            log_failure(f"{what} failed", error, tool=name, **number)
+        if not is_masked:
+            return text_of(error)
+        masked = f"{name} failed: the log of the server says why, under the id {number['id']}."
+        return "; ".join([*map(text_of, named), masked])
 
     async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
+        time = None if tool.timeout_s is None else TimeLimit(tool.name, tool.timeout_s)
         if tool.paged is not None:
-            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged)
+            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged, time)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            value = await work()
+            value = await (work() if time is None else time.keep(work))
         else:
 
             def work_in_thread() -> Any:
                 with self._confined:
                     return work()
 
-            value = await run_in_thread(work_in_thread, self._limiter)
+            run = partial(run_in_thread, work_in_thread, self._limiter)
+            value = await (run() if time is None else time.keep(run))
         result = to_result(value, tool)
         if tool.output_given is not None:
             await self._check_result(result, tool, tool.output_given, stream)

@@ -35,8 +35,10 @@ from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
+from streams.protocol.clients import described
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
+from streams.server.caller import CallerInfo
 from streams.server.handlers import CallTool, Handlers
 from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
@@ -86,6 +88,7 @@ class Profile(msgspec.Struct, frozen=True):
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: dict[str, msgspec.Raw] = {}
+    client_info: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Envelope(msgspec.Struct):
@@ -265,6 +268,7 @@ class Peer:
         session.settings, session.capabilities = extension.declared(params.capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
+        session.client = described(params.client_info, params.capabilities, session.revision)
         ours = extension.advertisement(self._engine.keyed.memory)
         profile = self._profile
         answer = {
@@ -424,15 +428,17 @@ class Peer:
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
+        caller = CallerInfo.of(connection)
         stream = self._engine.begin(
             connection,
             line,
-            self._handlers.handler(tool, arguments),
+            self._handlers.handler(tool, arguments, caller),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
             is_restartable=tool.restart,
+            caller=caller.kept,
             is_repeatable=tool.is_repeatable,
             mark=mark,
             origin=message if mark is None else None,  # with a mark, `line` differs from `message`

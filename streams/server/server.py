@@ -1,7 +1,7 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
@@ -15,11 +15,14 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.server.handlers import Handlers
+from streams.server.lifespan import entered
 from streams.server.peer import Peer, Profile
 from streams.server.tools import Tools, ToolSettings, make_tool
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
+
+Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -39,6 +42,13 @@ class Server:
     answered as by any MCP server: its client is not told how to resume, and nothing is stored. With
     0 every call is stored and announced. Calls with pages always are, and calls with an idempotency
     key unless the tool has the hint `readOnlyHint` or `idempotentHint`.
+
+    `lifespan` is an async context manager function that is given the server. It is entered before
+    the first connection is served and before calls are restarted, and left after all handlers have
+    ended. `call.state` is the value that it yields.
+
+    With `mask_errors` a client is told the text of a `ToolError`, and of no other exception of a
+    tool: it gets a neutral sentence and an id, and the log has the traceback under that id.
     """
 
     def __init__(
@@ -54,6 +64,8 @@ class Server:
         require_resume_token: bool = False,
         limits: Limits | None = None,
         page_size: int = 100,
+        lifespan: Lifespan | None = None,
+        mask_errors: bool = False,
     ) -> None:
         if not resume_min_s >= 0 or not resume_max_s >= 0:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
@@ -69,6 +81,8 @@ class Server:
         self.require_resume_token = require_resume_token
         self.limits = limits or Limits()
         self.page_size = page_size
+        self.lifespan = lifespan
+        self.mask_errors = mask_errors
         self.tools = Tools()
 
     @overload
@@ -92,6 +106,11 @@ class Server:
         With `restart` a call is restarted after its server died; `Call.checkpoint` says what the
         function must do for that.
 
+        After `timeout_s` seconds the function is cancelled, and the result is an error that says
+        so. The thread of a plain function cannot be stopped: the call ends, and the thread goes on
+        until it uses its `SyncCall`, or sees `SyncCall.is_over`. With `pages` this is the time for
+        each page, with `restart` for each run.
+
         A tool with `scopes` needs a bearer token that was granted all of them. Users of this
         machine can call it over stdio without a token. Other callers without one cannot.
 
@@ -109,22 +128,24 @@ class Server:
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
-        Leaving the block shuts the server down within 4 s.
+        Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
+        `LifespanFailed` where that fails.
         """
-        handlers = Handlers(self.tools)
-        try:
-            async with open_engine(
-                journal,
-                keyring,
-                self.limits,
-                enforce_min=self.enforce_min,
-                require_token=self.require_resume_token,
-                restart_handler=handlers.restart_handler,
-                deferral_s=self.announce_after_s,
-            ) as engine:
-                yield RunningServer(self, engine, handlers)
-        finally:
-            await handlers.aclose()
+        async with entered(self.lifespan, self) as state:
+            handlers = Handlers(self.tools, masks_errors=self.mask_errors, state=state)
+            try:
+                async with open_engine(
+                    journal,
+                    keyring,
+                    self.limits,
+                    enforce_min=self.enforce_min,
+                    require_token=self.require_resume_token,
+                    restart_handler=handlers.restart_handler,
+                    deferral_s=self.announce_after_s,
+                ) as engine:
+                    yield RunningServer(self, engine, handlers)
+            finally:
+                await handlers.aclose()
 
 
 class RunningServer:

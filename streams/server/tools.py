@@ -86,6 +86,7 @@ class ToolSettings(TypedDict, total=False):
     expected_s: float | None
     restart: bool
     scopes: Iterable[str]
+    timeout_s: float | None
 
 
 DEFAULTS: Final[ToolSettings] = {
@@ -104,6 +105,7 @@ DEFAULTS: Final[ToolSettings] = {
     "expected_s": None,
     "restart": False,
     "scopes": (),
+    "timeout_s": None,
 }
 
 
@@ -135,6 +137,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     expected_s: float | None
     restart: bool
     scopes: tuple[str, ...]
+    timeout_s: float | None
     binder: Binder
     input_given: GivenSchema | None  # checks arguments, besides `binder`
     output_check: OutputCheck | None
@@ -219,6 +222,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         expected_s=settings["expected_s"],
         restart=settings["restart"],
         scopes=_checked_scopes(settings["scopes"], what),
+        timeout_s=settings["timeout_s"],
         binder=binder,
         input_given=input_given,
         output_check=output_check,
@@ -251,7 +255,11 @@ def _paged(settings: ToolSettings, what: str) -> Paged | None:
     ahead, wait_s = settings["pages_ahead"], settings["page_wait_s"]
     if ahead < 1:
         raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
-    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings["expected_s"])):
+    for name, seconds in (
+        ("page_wait_s", wait_s),
+        ("expected_s", settings["expected_s"]),
+        ("timeout_s", settings["timeout_s"]),
+    ):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
     if not settings["pages"]:
