@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from streams.errors import CallFailed as CallFailed
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
+    from streams.errors import InvalidAnswer as InvalidAnswer
+    from streams.errors import MissingCapability as MissingCapability
+    from streams.errors import Refusal as Refusal
     from streams.errors import StreamGone as StreamGone
     from streams.errors import Superseded as Superseded
     from streams.errors import ToolError as ToolError
@@ -19,15 +22,24 @@ if TYPE_CHECKING:
     from streams.keys import Keyring as Keyring
     from streams.limits import Limits as Limits
     from streams.messages import Message as Message
+    from streams.protocol.clients import ClientInfo as ClientInfo
     from streams.protocol.ticket import Ticket as Ticket
     from streams.server.call import Call as Call
+    from streams.server.call import Context as Context
     from streams.server.call import SyncCall as SyncCall
+    from streams.server.caller import Principal as Principal
     from streams.server.content import Audio as Audio
     from streams.server.content import EmbeddedResource as EmbeddedResource
     from streams.server.content import Image as Image
     from streams.server.content import ResourceLink as ResourceLink
     from streams.server.content import Text as Text
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
+    from streams.server.questions import AcceptedElicitation as AcceptedElicitation
+    from streams.server.questions import CancelledElicitation as CancelledElicitation
+    from streams.server.questions import DeclinedElicitation as DeclinedElicitation
+    from streams.server.questions import ElicitationResult as ElicitationResult
+    from streams.server.questions import Root as Root
+    from streams.server.questions import Sample as Sample
     from streams.server.server import Server as Server
 
 # Loaded with the first use: a relay passes through this package, and must not wait for all of it.
@@ -38,6 +50,9 @@ _HOMES = {
         "CallFailed",
         "CallLost",
         "CannotConnect",
+        "InvalidAnswer",
+        "MissingCapability",
+        "Refusal",
         "StreamGone",
         "Superseded",
         "ToolError",
@@ -49,9 +64,19 @@ _HOMES = {
     "streams.limits": ("Limits",),
     "streams.messages": ("Message",),
     "streams.protocol.ticket": ("Ticket",),
-    "streams.server.call": ("Call", "SyncCall"),
+    "streams.protocol.clients": ("ClientInfo",),
+    "streams.server.call": ("Call", "Context", "SyncCall"),
+    "streams.server.caller": ("Principal",),
     "streams.server.content": ("Audio", "EmbeddedResource", "Image", "ResourceLink", "Text"),
     "streams.server.http.endpoint": ("HttpEndpoint",),
+    "streams.server.questions": (
+        "AcceptedElicitation",
+        "CancelledElicitation",
+        "DeclinedElicitation",
+        "ElicitationResult",
+        "Root",
+        "Sample",
+    ),
     "streams.server.server": ("Server",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

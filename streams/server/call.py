@@ -1,19 +1,23 @@
 """`Call` and `SyncCall`: what a tool uses to exchange messages with the client while it runs."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 import trio
 
 from streams import messages
+from streams.engine.connection import Session
 from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
-from streams.errors import CallFailed, Ended
+from streams.errors import CallFailed, Ended, MissingCapability
 from streams.forks import Confined
 from streams.messages import LEVELS, LogLevel, RequestId
 from streams.protocol.clients import ClientInfo
+from streams.server import questions
 from streams.server.caller import CallerInfo, Principal
+from streams.server.questions import ElicitationResult, Prompt, Root, Sample, SampleOptions
 
 _T = TypeVar("_T")
 
@@ -116,15 +120,91 @@ class Call(Context):
         """Wait until everything sent so far is durable, so that no crash can lose it."""
         await self._stream.flush()
 
+    @overload
+    async def elicit(self, message: str) -> ElicitationResult[None]: ...
+    @overload
+    async def elicit(self, message: str, response_type: type[_T]) -> ElicitationResult[_T]: ...
+
+    async def elicit(self, message: str, response_type: Any = None) -> Any:
+        """Ask the user to fill in a form, or only to agree.
+
+        `response_type` is a dataclass, a msgspec Struct, a TypedDict or a pydantic model. Its
+        fields are strings, numbers, booleans, enums of strings, or lists of such enums: MCP allows
+        nothing else. Returns an `AcceptedElicitation` with `data` of that type, a
+        `DeclinedElicitation` or a `CancelledElicitation`; each has its `action`.
+
+        Raises `TypeError` for another type, `MissingCapability` if the client cannot ask its user,
+        `InvalidAnswer` for an answer that does not fit, else as `request` does.
+        """
+        params = questions.form_params(message, response_type)
+        answer = await self._ask(questions.ELICIT, params, questions.FORM)
+        return questions.elicited(answer, response_type)
+
+    async def elicit_url(
+        self, message: str, url: str, elicitation_id: str
+    ) -> ElicitationResult[None]:
+        """Ask the user to open a URL, for what must not pass through the client (a password).
+
+        `AcceptedElicitation` says that the user agreed, not that anything was done there. When it
+        was, send `notifications/elicitation/complete` with this `elicitationId` by `notify`.
+        Raises as `elicit` does.
+        """
+        params = questions.url_params(message, url, elicitation_id)
+        answer = await self._ask(questions.ELICIT, params, questions.URL)
+        return questions.elicited(answer, None)
+
+    async def sample(
+        self,
+        messages: Prompt | Sequence[Prompt],
+        *,
+        max_tokens: int = questions.SAMPLE_TOKENS,
+        **options: Unpack[SampleOptions],
+    ) -> Sample:
+        """Have a model of the client answer. A `str` is a message of the user.
+
+        Other messages are dicts with `role` and `content`, as on the wire. Raises `TypeError` or
+        `ValueError` for what cannot be sent, `MissingCapability` if the client has no model,
+        `InvalidAnswer` for an answer that does not fit, else as `request` does.
+        """
+        params = questions.sample_params(messages, max_tokens, options)
+        return questions.sampled(await self._ask(questions.SAMPLE, params, "sampling"))
+
+    async def roots(self) -> list[Root]:
+        """The folders and files that the client opens to the server. Raises as `sample` does."""
+        return questions.roots(await self._ask(questions.ROOTS, {}, "roots"))
+
     async def request(self, method: str, params: Any = None) -> Any:
-        """Send the client a request (elicitation, sampling, roots) and return the result.
+        """Send the client any request and return the result; `elicit`, `sample` and `roots` have
+        types.
 
         The answer may come after a reconnect, and over another transport. There is no timeout but
         your own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        answer = await self._stream.ask(method, {} if params is None else params)
+        return messages.decode(await self._answer(method, {} if params is None else params), Any)
+
+    async def _ask(self, method: str, params: Any, capability: str) -> msgspec.Raw:
+        if not await self._can_ask(method, capability):
+            raise MissingCapability(method, capability)
+        return await self._answer(method, params)
+
+    async def _can_ask(self, method: str, capability: str) -> bool:
+        """Whether the client that made the call can answer, or the one that is attached now.
+
+        A call that was restarted asks what it asked the first time, and nothing else.
+        """
+        stream, maker = self._stream, self._caller.client_known
+        if maker is None or maker.has(capability):
+            return True
+        if stream.rerun is not None and stream.is_rerunning:
+            return await stream.rerun.expects(method)
+        reader = None if stream.delivery is None else stream.delivery.reader
+        client = reader.client if isinstance(reader, Session) else None
+        return client is not None and client.has(capability)
+
+    async def _answer(self, method: str, params: Any) -> msgspec.Raw:
+        answer = await self._stream.ask(method, params)
         if isinstance(answer.result, msgspec.Raw):
-            return messages.decode(answer.result, Any)
+            return answer.result
         assert isinstance(answer.error, msgspec.Raw)
         error = messages.decode(answer.error, _ErrorBody)
         raise CallFailed(error.code, error.message, error.data)
@@ -242,6 +322,34 @@ class SyncCall:
     def flush(self) -> None:
         """See `Call.flush`."""
         self._wait_for(self._call.flush)
+
+    @overload
+    def elicit(self, message: str) -> ElicitationResult[None]: ...
+    @overload
+    def elicit(self, message: str, response_type: type[_T]) -> ElicitationResult[_T]: ...
+
+    def elicit(self, message: str, response_type: Any = None) -> Any:
+        """See `Call.elicit`."""
+        return self._wait_for(self._call.elicit, message, response_type)
+
+    def elicit_url(self, message: str, url: str, elicitation_id: str) -> ElicitationResult[None]:
+        """See `Call.elicit_url`."""
+        return self._wait_for(self._call.elicit_url, message, url, elicitation_id)
+
+    def sample(
+        self,
+        messages: Prompt | Sequence[Prompt],
+        *,
+        max_tokens: int = questions.SAMPLE_TOKENS,
+        **options: Unpack[SampleOptions],
+    ) -> Sample:
+        """See `Call.sample`."""
+        sample = partial(self._call.sample, messages, max_tokens=max_tokens, **options)
+        return self._wait_for(sample)
+
+    def roots(self) -> list[Root]:
+        """See `Call.roots`."""
+        return self._wait_for(self._call.roots)
 
     def request(self, method: str, params: Any = None) -> Any:
         """See `Call.request`."""
