@@ -27,6 +27,7 @@ import trio
 
 from streams import messages
 from streams.engine.framing import NUMBERED, PLAIN, Framing
+from streams.engine.notices import Notices
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
 from streams.errors import Missing, Refusal, Unavailable, refusal
@@ -78,6 +79,7 @@ class Session:
         self.deliveries: dict[Delivery, None] = {}
         # Calls that have not begun, because their arguments are still being checked.
         self.checking: dict[RequestId, trio.CancelScope] = {}
+        self.notices = Notices()
         self._taken: dict[RequestId, int] = {}  # by how many deliveries an id is taken
 
     @property
@@ -444,6 +446,7 @@ class Connection:
         self._reader: trio.lowlevel.Task | None = None  # the task that will, after a message
         self._is_watched = False
         self._is_hung_up = False
+        self._is_telling = False  # a task waits for room for notices
         self._has_written = False
         self._seen_at = self.opened_at = trio.current_time()
         self._ping_at = self.opened_at + PING_EVERY_S
@@ -476,6 +479,20 @@ class Connection:
         self._outbox.append(framed)
         self._outbox_bytes += len(framed)
         self.stir()
+
+    def _tell(self) -> None:
+        """Send the notices of the session, as far as there is room for them."""
+        if self._has_room:
+            for _, line in self.session.notices.take():
+                self.reply(line)
+        elif not self._is_telling and (nursery := self._open_nursery()) is not None:
+            self._is_telling = True
+            nursery.start_soon(self._tell_later)
+
+    async def _tell_later(self) -> None:
+        await self.wait_for_room()
+        self._is_telling = False
+        self._tell()
 
     def attach(self, delivery: Delivery) -> None:
         """Deliver a stream from now on."""
@@ -542,8 +559,12 @@ class Connection:
 
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
-        while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
+        while not self._has_room:
             await self._moved.park()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._outbox_bytes <= OUTBOX_BYTES_MAX and len(self._outbox) <= OUTBOX_REPLIES_MAX
 
     async def drained(self) -> None:
         """Wait until all that is owed is written, or the peer can read no more."""
@@ -563,6 +584,7 @@ class Connection:
         self._live_in(nursery)
         self._nursery = nursery
         self.separation.begin(nursery)
+        self.session.notices.listen(self._tell)
 
     def watch(self) -> None:
         """Watch from now on whether the peer lives."""
@@ -639,6 +661,8 @@ class Connection:
         if self._write is not None:
             self._finish(self._write)
         self._receipts.clear()
+        if not self.is_response:
+            self.session.notices.leave(self._tell)
 
     async def _send_next(self) -> None:
         """Wait until there may be something to send, and send all that is ready."""

@@ -273,6 +273,13 @@ class Engine:
                 if self._young.pop(connection, connection) is None:
                     connection.watch()
 
+    def tell_all(self, line: bytes, key: str | None = None) -> None:
+        """Send a notification to every client that has initialized; see `Notices`."""
+        lines = [each.session for each in self._connections if not each.is_response]
+        for session in (*lines, *self.sessions.all):
+            if session.revision is not None:
+                session.notices.send(line, key)
+
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""
         while True:

@@ -11,7 +11,7 @@ the grant of that delivery:
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -192,6 +192,11 @@ class Sessions:
                 self._name(session, stream.id).granted[grant.delivery] = Granted(grant)
 
     # Sessions
+
+    @property
+    def all(self) -> Sequence[HttpSession]:
+        """All sessions that have not ended."""
+        return list(self._by_key.values())
 
     def find(self, session_id: str, caller: str | None = None) -> HttpSession | None:
         """This caller's session of this id, which counts as used now. Idle sessions are ended."""

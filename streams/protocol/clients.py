@@ -1,4 +1,4 @@
-"""What a client tells of itself in `initialize`, as a tool sees it and as a session stores it."""
+"""A client as it declares itself in `initialize`: for tools, and for the record of its session."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -24,7 +24,7 @@ class Implementation(msgspec.Struct, frozen=True):
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
-    """What a client has declared in `initialize`.
+    """The declarations of a client in `initialize`.
 
     All of it is empty for a client that did not initialize, and where it is unknown.
     """
@@ -62,7 +62,7 @@ class _Stored(msgspec.Struct):
 def described(
     info: msgspec.Raw, capabilities: Mapping[str, msgspec.Raw], revision: str
 ) -> ClientInfo:
-    """What a client has declared, as far as it has a usual size and shape."""
+    """The declarations of a client, as far as they have a usual size and shape."""
     size = sum(len(name) + len(bytes(raw)) for name, raw in capabilities.items())
     if size > CAPABILITIES_BYTES_MAX:
         few = {name: capabilities[name] for name in _KNOWN if name in capabilities}
@@ -87,7 +87,7 @@ def _implementation(info: bytes) -> Implementation:
 
 
 def stored(client: ClientInfo | None) -> dict[str, Any]:
-    """What is stored of a client, beside its session's capabilities."""
+    """The part of a session's record about its client, beside the capabilities."""
     if client is None:
         return {}
     return {_STORED: _Stored(client.info, msgspec.Raw(client.declared))}

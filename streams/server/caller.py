@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.engine.connection import Connection
-from streams.exchange import NO_CLAIMS, Scopes, claims_of, is_anonymous
+from streams.engine.connection import Connection, Session
+from streams.exchange import NO_CLAIMS, Caller, Scopes, claims_of, is_anonymous
 from streams.logs import log
 from streams.protocol.clients import ClientInfo
 
@@ -42,7 +42,7 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class _Kept(msgspec.Struct):
-    """What the journal keeps of the caller of a call that may be restarted."""
+    """The caller of a call that may be restarted, as the journal keeps it."""
 
     scopes: frozenset[str] | None
     claims: str  # JSON, by `json`: its numbers may be of any size
@@ -63,6 +63,13 @@ class CallerInfo(msgspec.Struct, frozen=True):
         channel, session = connection.channel, connection.session
         return cls(session.principal, channel.scopes, claims_of(channel), session.client)
 
+    @classmethod
+    def of_message(cls, session: Session, caller: Caller | None) -> "CallerInfo":
+        """The caller that has sent one message over HTTP."""
+        if caller is None:
+            return cls(session.principal, frozenset(), NO_CLAIMS, session.client)
+        return cls(session.principal, caller.scopes, caller.claims, session.client)
+
     @property
     def client(self) -> ClientInfo:
         """Its client, as that has declared itself."""
@@ -75,7 +82,7 @@ class CallerInfo(msgspec.Struct, frozen=True):
         return Principal(self.name, issuer, subject, self.scopes, self.claims)
 
     def kept(self) -> bytes:
-        """What the journal keeps of it."""
+        """The caller as the journal keeps it."""
         claims = json.dumps(dict(self.claims), default=str)  # the author may have made them
         return msgspec.msgpack.encode(_Kept(self.scopes, claims, self.client_known))
 

@@ -15,7 +15,7 @@ from streams import messages
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
-from streams.errors import StreamsError, ToolError
+from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, ToolError
 from streams.faults import (
     is_failure,
     is_kind,
@@ -29,8 +29,9 @@ from streams.forks import Confined
 from streams.keys import new_id
 from streams.logs import log
 from streams.protocol.extension import KEY
-from streams.server.call import Call, SyncCall
+from streams.server.call import Call, Context, SyncCall
 from streams.server.caller import CallerInfo
+from streams.server.methods import Method
 from streams.server.pages import PagedCall
 from streams.server.schemas import GivenSchema
 from streams.server.timeouts import TimeLimit
@@ -122,8 +123,52 @@ class Handlers:
 
         return handle
 
+    def method_handler(self, method: Method, params: Any, caller: CallerInfo) -> StreamHandler:
+        """The handler of a request that MCP does not know."""
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            call = Call(stream, method.name, caller, self._state)
+            self._running[stream] = method.name
+            try:
+                with self._confined:
+                    value = await method.run(call, params)
+                return messages.result(stream.request_id, value), False
+            except BaseException as error:
+                refused = self._refused(method.name, error)
+                await let_pass(error)
+                messages.error(stream.request_id, refused)  # raises if its data is no JSON
+                raise refused from None
+            finally:
+                del self._running[stream]
+                call.end()
+
+        return handle
+
+    def _refused(self, name: str, error: BaseException) -> Refusal:
+        """The JSON-RPC error for an exception of a method's handler."""
+        told = told_of(error)
+        if len(told) == 1 and isinstance(told[0], Refusal):
+            return told[0]
+        return Refusal(INTERNAL_ERROR, self.failure("a method", error, name))
+
+    async def notify(self, method: Method, given: msgspec.Raw, caller: CallerInfo) -> None:
+        """Run the handler of a notification. Its errors are only logged."""
+        try:
+            params = method.read(given)
+        except Refusal as refused:  # a notification has no answer
+            log.info("a notification was dropped", method=method.name, why=refused.message[:200])
+            return
+        try:
+            with self._confined:
+                await method.run(Context(caller, self._state), params)
+        except BaseException as error:
+            self.failure("a notification", error, method.name)
+            await let_pass(error)
+
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
         """The handler of a call that is restarted; None where it cannot be restarted."""
+        if stream.record.restart is None:
+            return None
         try:
             params = messages.decode(messages.parse(stream.record.origin).params, CallTool)
             tool = self._tools.get(params.name)
@@ -135,9 +180,7 @@ class Handlers:
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
-        record = stream.record
-        assert record.restart is not None
-        caller = CallerInfo.kept_as(record.principal, record.restart.caller)
+        caller = CallerInfo.kept_as(stream.record.principal, stream.record.restart.caller)
         return self.handler(tool, arguments, caller)
 
     async def _result(

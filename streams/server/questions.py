@@ -59,7 +59,7 @@ class Root(msgspec.Struct, frozen=True):
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """What a model of the client has answered.
+    """The answer of a model of the client.
 
     `content` has the blocks in their order; blocks of other types than text, image and audio are
     dicts, as on the wire.

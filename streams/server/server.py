@@ -1,26 +1,32 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
+import trio
+
+from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
-from streams.exchange import Channel
+from streams.exchange import Caller, Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.server.handlers import Handlers
 from streams.server.lifespan import entered
+from streams.server.methods import Methods
 from streams.server.peer import Peer, Profile
 from streams.server.tools import Tools, ToolSettings, make_tool
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
+
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 
 Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 
@@ -84,6 +90,8 @@ class Server:
         self.lifespan = lifespan
         self.mask_errors = mask_errors
         self.tools = Tools()
+        self.methods = Methods()
+        self._running: set[RunningServer] = set()
 
     @overload
     def tool(self, function: Function, /) -> Function: ...
@@ -122,7 +130,61 @@ class Server:
         if tool.paged and tool.resume_max_s is None and self.resume_max_s == 0:
             raise ValueError(f"tool {tool.name}: pages need a resume_max_s above 0")
         self.tools.add(tool)
+        for running in self._running.copy():
+            running.tools_changed()
         return function
+
+    def add_tool(self, function: Callable[..., Any], /, **settings: Unpack[ToolSettings]) -> None:
+        """Add a tool, as `tool` does, also while the server runs and from any thread.
+
+        All clients are told that the list of tools has changed.
+        """
+        self.tool(**settings)(function)
+
+    def remove_tool(self, name: str) -> None:
+        """Remove a tool, also while the server runs and from any thread; calls of it go on.
+
+        All clients are told that the list of tools has changed. Raises `ValueError` where there is
+        no tool of this name.
+        """
+        self.tools.remove(name)
+        for running in self._running.copy():
+            running.tools_changed()
+
+    def method(self, name: str) -> Callable[[Function], Function]:
+        """Make an async function the handler of requests that MCP does not know.
+
+        It may take a `Call`, and the params in any type: by default a dict. It returns the result,
+        any JSON. Like a call of a tool, the request can be cancelled and resumed. A
+        `Refusal` that it raises is the JSON-RPC error; any other exception is an internal error.
+
+        Raises `TypeError` or `ValueError` for another function, and for a name that is taken by
+        MCP, by a proposal for resumable streams or by another handler.
+        """
+
+        def add(function: Function) -> Function:
+            self.methods.add(name, function, is_request=True)
+            return function
+
+        return add
+
+    def notification(self, name: str) -> Callable[[Function], Function]:
+        """Make an async function the handler of notifications that MCP does not know.
+
+        It may take a `Context`, and the params in any type. It should be short: the next message of
+        the same connection waits for it. Its errors are logged. Raises as `method` does.
+        """
+
+        def add(function: Function) -> Function:
+            self.methods.add(name, function, is_request=False)
+            return function
+
+        return add
+
+    async def notify_all(self, method: str, params: Any = None) -> None:
+        """Notify the clients of all running servers; see `RunningServer.notify_all`."""
+        for running in self._running.copy():
+            await running.notify_all(method, params)
 
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
@@ -143,7 +205,12 @@ class Server:
                     restart_handler=handlers.restart_handler,
                     deferral_s=self.announce_after_s,
                 ) as engine:
-                    yield RunningServer(self, engine, handlers)
+                    running = RunningServer(self, engine, handlers)
+                    self._running.add(running)
+                    try:
+                        yield running
+                    finally:
+                        self._running.discard(running)
             finally:
                 await handlers.aclose()
 
@@ -155,11 +222,13 @@ class RunningServer:
         self.server = server
         self.engine = engine
         self._handlers = handlers
+        self._trio = trio.lowlevel.current_trio_token()
         self._profile = Profile(
             name=server.name,
             version=server.version,
             instructions=server.instructions,
             tools=server.tools,
+            methods=server.methods,
             page_size=server.page_size,
             resume_min_s=server.resume_min_s,
             resume_max_s=server.resume_max_s,
@@ -181,6 +250,32 @@ class RunningServer:
             # A failure here concerns one connection. The server goes on with the others.
             log.exception("a connection failed", principal=channel.principal[:12])
 
-    def peer(self, session: Session) -> Peer:
-        """The conversation with one client."""
-        return Peer(self._profile, self.engine, session, self._handlers)
+    def peer(self, session: Session, caller: Caller | None = None) -> Peer:
+        """The conversation with one client; `caller` is that of one HTTP request."""
+        return Peer(self._profile, self.engine, session, self._handlers, caller)
+
+    async def notify_all(self, method: str, params: Any = None) -> None:
+        """Send a notification to every client that is connected.
+
+        Over HTTP it goes to clients with a standing stream (a GET). No client gets it later: it is
+        not kept. Raises `TypeError` for params that are not JSON, `ValueError` for a notification
+        above `message_bytes_max`.
+        """
+        await trio.lowlevel.checkpoint()
+        line = messages.notification(method, params)
+        limit = self.server.limits.message_bytes_max
+        if len(line) > limit:
+            raise ValueError(f"a notification of {len(line)} bytes, of which there may be {limit}")
+        self.engine.tell_all(line)
+
+    def tools_changed(self) -> None:
+        """Tell all clients that the list of tools has changed. May be called from any thread.
+
+        A client that is not connected is told when it is.
+        """
+        with suppress(trio.RunFinishedError):
+            self._trio.run_sync_soon(self._tell_tools_changed, idempotent=True)
+
+    def _tell_tools_changed(self) -> None:
+        line = messages.notification(TOOLS_CHANGED)
+        self.engine.tell_all(line, key=TOOLS_CHANGED)

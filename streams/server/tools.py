@@ -22,6 +22,7 @@ import inspect
 import itertools
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypedDict, Unpack, get_args
 
@@ -54,6 +55,9 @@ _SHOWN: Final = (str, *get_args(Block))
 
 # SEP-986: "1 to 128 characters … A-Z, a-z, 0-9, underscore, dash, and dot".
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+OLD_CURSORS_MAX: Final = 1_000  # cursors behind tools that were removed, and still lead on
 
 
 class ToolAnnotations(TypedDict, total=False):
@@ -440,8 +444,11 @@ class Tools:
     """The tools of a server, in the order in which they were added."""
 
     def __init__(self) -> None:
+        # Threads of tools may change these while pages are made: each change makes new ones.
         self._tools: dict[str, Tool] = {}
         self._positions: dict[str, int] = {}  # by cursors: how many tools come before
+        self._removed: dict[str, Tool] = {}  # those that need scopes: their calls go on
+        self._changing = threading.Lock()
         self.scopes: tuple[str, ...] = ()  # those that any of the tools needs
 
     def __len__(self) -> int:
@@ -449,11 +456,43 @@ class Tools:
 
     def add(self, tool: Tool) -> None:
         """Add a tool. Raises `ValueError` where another tool has its name."""
-        if tool.name in self._tools:
-            raise ValueError(f"there is a tool {tool.name} already; give this one another name")
-        self._tools[tool.name] = tool
-        self.scopes = tuple(dict.fromkeys((*self.scopes, *tool.scopes)))
-        self._positions[_cursor_after(tool)] = len(self._tools)
+        with self._changing:
+            if tool.name in self._tools:
+                raise ValueError(f"there is a tool {tool.name} already; give this one another name")
+            self._change({**self._tools, tool.name: tool})
+            self._positions = {**self._positions, _cursor_after(tool): len(self._tools)}
+
+    def remove(self, name: str) -> None:
+        """Remove a tool. Raises `ValueError` for an unknown name."""
+        with self._changing:
+            if name not in self._tools:
+                raise ValueError(f"there is no tool {name[:100]!r} to remove")
+            tools = list(self._tools.values())
+            index = tools.index(self._tools[name])
+            removed = tools.pop(index)
+            self._change({tool.name: tool for tool in tools})
+            if removed.scopes:
+                self._removed[name] = removed
+            # A client may be between two pages. Its cursor then leads to the tools that follow.
+            moved = {cursor: at - 1 if at > index else at for cursor, at in self._positions.items()}
+            if len(moved) > len(tools) + OLD_CURSORS_MAX:
+                moved = {_cursor_after(tool): at for at, tool in enumerate(tools, 1)}
+            self._positions = moved
+
+    def _change(self, tools: dict[str, Tool]) -> None:
+        self._tools = tools
+        self.scopes = tuple(dict.fromkeys(each for tool in tools.values() for each in tool.scopes))
+
+    @property
+    def may_need_scopes(self) -> bool:
+        """Whether a call of any tool, or of one that was removed, needs scopes."""
+        return bool(self.scopes or self._removed)
+
+    def check_scopes(self, name: str, granted: Scopes) -> None:
+        """Raise `InsufficientScope` unless a call of this tool may be resumed with these scopes."""
+        tool = self._tools.get(name) or self._removed.get(name)
+        if tool is not None:
+            tool.check_scopes(granted)
 
     def get(self, name: str) -> Tool | None:
         """The tool of this name, or None."""

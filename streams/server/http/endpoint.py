@@ -121,7 +121,7 @@ class HttpEndpoint:
             large_work().note(session.principal)
         if is_request:
             self._check_rate(session.principal)
-        peer = self._running.peer(session)
+        peer = self._running.peer(session, request.caller)
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return
@@ -254,10 +254,7 @@ class HttpEndpoint:
     async def _open_standing(
         self, session: HttpSession, request: Request, responder: Responder
     ) -> None:
-        """Open the event stream for messages that belong to no request.
-
-        The server has no such messages, but clients expect the stream to stay open.
-        """
+        """Open the event stream for notifications that belong to no request."""
         if session.standing is not None:
             session.standing.cancel()
         channel = ResponseChannel(responder, session.principal, EVENTS, caller=request.caller)
@@ -265,7 +262,7 @@ class HttpEndpoint:
             session.standing = scope
             await channel.send(KEEP_ALIVE[EVENTS])
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(channel.keep_alive)
+                nursery.start_soon(channel.tell, session.notices)
                 with suppress(trio.EndOfChannel):
                     await channel.receive()
                 nursery.cancel_scope.cancel()

@@ -81,6 +81,11 @@ class Events:
         self.is_json, self.has_ids, self._may_be_json = True, False, False
 
 
+def event(line: bytes) -> bytes:
+    """The event of a message that no client can resume behind."""
+    return _EVENT % line
+
+
 def end_event(last_event_id: str, line: bytes) -> bytes:
     """The event that ends a resumed response; its id says that no more messages follow."""
     return f"id: {last_event_id}{END}\n".encode() + _EVENT % line

@@ -8,10 +8,11 @@ import trio
 
 from streams import messages
 from streams.engine.framing import Framing
+from streams.engine.notices import Notices
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import NO_CLAIMS, Caller, Headers, Responder, Scopes
 from streams.messages import Incoming, RequestId
-from streams.server.http.events import JSON, KEEP_ALIVE, content
+from streams.server.http.events import JSON, KEEP_ALIVE, content, event
 
 KEEP_ALIVE_S: Final = 15.0  # proxies close a response that is silent for a minute
 CLOSE_S: Final = 1.0
@@ -108,11 +109,33 @@ class ResponseChannel:
             await trio.lowlevel.checkpoint()
         return False
 
-    async def keep_alive(self) -> NoReturn:
-        """Write keep-alives, for a response that has no messages."""
-        while True:
-            await trio.sleep(KEEP_ALIVE_S)
+    async def tell(self, notices: Notices) -> NoReturn:
+        """Write the notices of a session as they come, and keep-alives."""
+        arrived = trio.Event()
+
+        def wake() -> None:
+            arrived.set()
+
+        notices.listen(wake)
+        try:
+            while True:
+                with trio.move_on_after(KEEP_ALIVE_S):
+                    await arrived.wait()
+                arrived = trio.Event()
+                await self._tell_once(notices)
+        finally:
+            notices.leave(wake)
+
+    async def _tell_once(self, notices: Notices) -> None:
+        items = notices.take()
+        if not items:
             await self.ping()
+            return
+        try:
+            await self.send(*(event(line) for _, line in items))
+        except BaseException:
+            notices.put_back(items)
+            raise
 
     def unsent_bytes(self) -> int | None:
         return self._responder.unsent_bytes()

@@ -1,4 +1,4 @@
-"""What a client is told of an exception, and what the log is told."""
+"""Exceptions of tools: the text for the client, and the entry in the log."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ Logs = list[Any]
 
 
 async def failing(error: BaseException, *, mask_errors: bool = False) -> tuple[str, Logs]:
-    """What a client is told of a tool that raises this, and the log."""
+    """The text that a client gets of a tool that raises this, and the log."""
     server = Server("tested", mask_errors=mask_errors)
 
     @server.tool
