@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
     from streams.errors import InvalidAnswer as InvalidAnswer
+    from streams.errors import LifespanFailed as LifespanFailed
     from streams.errors import MissingCapability as MissingCapability
     from streams.errors import Refusal as Refusal
     from streams.errors import StreamGone as StreamGone
@@ -51,6 +52,7 @@ _HOMES = {
         "CallLost",
         "CannotConnect",
         "InvalidAnswer",
+        "LifespanFailed",
         "MissingCapability",
         "Refusal",
         "StreamGone",
