@@ -5,9 +5,10 @@ numbers, booleans, enums of strings, and lists of such enums. A type is a datacl
 Struct, a TypedDict or a pydantic model.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import msgspec
 
@@ -39,11 +40,11 @@ def form_of(kind: Any) -> Form:
     """The form of a type. Raises `TypeError`, which names the field, for one that is not flat."""
     name = getattr(kind, "__name__", str(kind))
     try:
-        if hasattr(kind, "model_json_schema"):  # pydantic, without importing it
-            whole, read = kind.model_json_schema(), kind.model_validate_json
+        if (adapter := pydantic_adapter(kind)) is not None:
+            whole, read = adapter.json_schema(), adapter.validate_json
         else:
             whole, read = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
-    except (TypeError, ValueError, NameError) as error:
+    except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
         raise TypeError(f"{name} cannot be a form: {str(error).splitlines()[-1]}") from error
     definitions = whole.get("$defs", {})
     root = _resolved(whole, definitions)
@@ -60,6 +61,29 @@ def form_of(kind: Any) -> Form:
         schema["required"] = list(required)
     # Through JSON: a default may be of any type that msgspec encodes.
     return Form(msgspec.json.decode(msgspec.json.encode(schema)), _reading(read, name))
+
+
+def pydantic_adapter(kind: Any) -> Any:
+    """A pydantic `TypeAdapter` for a type that needs one; None for all others.
+
+    Such a type is a model, a dataclass of pydantic, or a class with a `Field` in its annotations or
+    defaults, which msgspec would ignore. Pydantic is not imported here.
+    """
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(kind, type):
+        return None
+    is_theirs = issubclass(kind, pydantic.BaseModel) or hasattr(kind, "__pydantic_validator__")
+    return pydantic.TypeAdapter(kind) if is_theirs or _has_field(kind, pydantic) else None
+
+
+def _has_field(kind: type, pydantic: Any) -> bool:
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (TypeError, NameError):
+        return False  # msgspec says what is wrong
+    marks = [mark for hint in hints.values() for mark in getattr(hint, "__metadata__", ())]
+    marks += [getattr(kind, name, None) for name in hints]
+    return any(isinstance(mark, pydantic.fields.FieldInfo) for mark in marks)
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:

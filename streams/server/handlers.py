@@ -263,7 +263,10 @@ class Handlers:
 
 
 def tool_at(frame: FrameType) -> str | None:
-    """The name of the tool that runs in this frame; None for the frame of another function."""
+    """The name of the tool or method that runs in this frame; None for any other frame."""
+    if frame.f_code is Method.run.__code__:
+        method = frame.f_locals["self"]
+        return method.name if isinstance(method, Method) else None
     if frame.f_code is not Handlers._result.__code__:
         return None
     tool = frame.f_locals["tool"]

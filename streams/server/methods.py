@@ -15,6 +15,7 @@ from streams import messages
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.protocol import dialects, extension
 from streams.server.call import Call, Context
+from streams.server.forms import pydantic_adapter
 from streams.server.signatures import innermost, is_async
 
 NAME_LETTERS_MAX: Final = 200
@@ -151,12 +152,12 @@ def _method(name: str, function: Function, what: str, context: type[Context]) ->
 
 
 def _decoder(kind: Any, what: str) -> Callable[[bytes], Any]:
-    if hasattr(kind, "model_validate_json"):  # pydantic, without importing it
-        decode: Callable[[bytes], Any] = kind.model_validate_json
-        return decode
     try:
+        if (adapter := pydantic_adapter(kind)) is not None:
+            decode: Callable[[bytes], Any] = adapter.validate_json
+            return decode
         return msgspec.json.Decoder(kind).decode
-    except (TypeError, ValueError, NameError) as error:
+    except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
         raise TypeError(f"{what}: params: {str(error).splitlines()[-1]}") from error
 
 

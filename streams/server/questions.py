@@ -4,7 +4,7 @@ Each takes the asking function of a call, so that plain and async tools share th
 refused before it is sent if the client has not declared the capability that it needs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 import msgspec
@@ -119,6 +119,11 @@ _WIRE_NAMES: Final = {
 
 def form_params(message: str, response_type: Any) -> dict[str, Any]:
     """The params of a question with a form. Raises `TypeError` for a type that is not flat."""
+    if response_type is not None and not isinstance(response_type, Hashable):
+        raise TypeError(
+            f"response_type: expected a class, got {type(response_type).__name__}; send a schema "
+            "of your own with call.request"
+        )
     empty = {"type": "object", "properties": {}}
     schema = empty if response_type is None else form_of(response_type).schema
     return {"message": message, "requestedSchema": schema}

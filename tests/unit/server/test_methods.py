@@ -1,5 +1,6 @@
 """Requests and notifications of clients that MCP does not know."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, CallFailed, Context, Refusal, Server, ToolError
 from streams.protocol import dialects
+from streams.server.handlers import tool_at
 from streams.server.methods import MCP_NAMES
 from tests.rigs.server import PLAIN, REQUESTS, STREAMS, Json, open_house, reason, with_token
 from tests.rigs.web import EVENTS, JSON, browsing
@@ -71,6 +73,18 @@ async def test_params_have_any_type(server: Server, kind: Any) -> None:
     server.method("acme/search")(search)
     assert await asked(server, "acme/search", words=["a"]) == ["a"]
     assert await asked(server, "acme/search", words=["a"], _meta={"progressToken": 1}) == ["a"]
+
+
+async def test_the_watchdog_knows_a_handler(server: Server) -> None:
+    @server.method("acme/look")
+    async def look() -> Any:
+        frame, names = sys._getframe(), list[str]()
+        while frame is not None:
+            names += filter(None, [tool_at(frame)])
+            frame = frame.f_back
+        return names
+
+    assert await asked(server, "acme/look") == ["acme/look"]
 
 
 async def test_a_handler_may_take_nothing(server: Server) -> None:

@@ -85,6 +85,23 @@ class NestedModel(pydantic.BaseModel):
     contact: Contact
 
 
+@dataclass
+class Bounded:
+    count: Annotated[int, pydantic.Field(ge=1, description="How many?")]
+    day: date = pydantic.Field(date(2026, 1, 1), title="When?")  # noqa: RUF009
+
+
+@pydantic.dataclasses.dataclass
+class Theirs:
+    count: Annotated[int, pydantic.Field(ge=1)]
+
+
+class Odd(pydantic.BaseModel):
+    model_config = {"arbitrary_types_allowed": True}
+
+    event: trio.Event
+
+
 class Row(msgspec.Struct, array_like=True):
     one: int
 
@@ -129,6 +146,10 @@ def test_a_form_is_what_mcp_allows() -> None:
         "required": ["email"],
     }
     assert form_of(Address).schema["required"] == ["street"]
+    bounded = form_of(Bounded).schema["properties"]
+    assert bounded["count"]["minimum"] == form_of(Theirs).schema["properties"]["count"]["minimum"]
+    assert (bounded["count"]["description"], bounded["day"]["title"]) == ("How many?", "When?")
+    assert bounded["day"]["default"] == "2026-01-01"
 
 
 @pytest.mark.parametrize(
@@ -143,6 +164,9 @@ def test_a_form_is_what_mcp_allows() -> None:
         (int, "int cannot be a form"),
         (list[str], "cannot be a form"),
         (trio.Event, "Event cannot be a form"),
+        (Odd, "Odd cannot be a form"),
+        ({"type": "object"}, "response_type: expected a class, got dict"),
+        (["yes", "no"], "response_type: expected a class, got list"),
     ],
 )
 async def test_what_is_not_flat_is_refused_before_it_is_sent(kind: Any, why: str) -> None:
@@ -263,13 +287,16 @@ async def test_an_answer_that_does_not_fit_can_be_caught(answer: Json) -> None:
     assert (await asked(confirm, answer)).startswith("The client's answer ")
 
 
-async def test_a_model_that_refuses_an_answer_can_be_caught() -> None:
+@pytest.mark.parametrize(
+    ("kind", "content"), [(Contact, {"email": ""}), (Bounded, {"count": 0}), (Theirs, {"count": 0})]
+)
+async def test_a_model_that_refuses_an_answer_can_be_caught(kind: Any, content: Json) -> None:
     async def ask(call: Call) -> str:
-        with pytest.raises(InvalidAnswer, match="The client's answer is no Contact"):
-            await call.elicit("?", Contact)
+        with pytest.raises(InvalidAnswer, match=f"The client's answer is no {kind.__name__}"):
+            await call.elicit("?", kind)
         return "caught"
 
-    assert await asked(ask, {"action": "accept", "content": {"email": ""}}) == "caught"
+    assert await asked(ask, {"action": "accept", "content": content}) == "caught"
 
 
 async def test_a_question_may_ask_for_nothing_but_consent() -> None:
