@@ -23,7 +23,7 @@ from streams.logs import log
 NOTICES_MAX: Final = 1_500
 NOTICES_BYTES_MAX: Final = 256 * 1024
 # How long a client may need to notice a cut and to open its next standing stream. A client that
-# sends no Last-Event-ID then receives the notices of this time once more.
+# sends no Last-Event-ID then receives the changes of this time once more.
 SENT_S: Final = 60.0
 
 STANDING: Final = "standing_"  # how the event ids of standing streams begin
@@ -53,7 +53,10 @@ class Notices:
         self._added = trio.lowlevel.ParkingLot()
 
     def add(self, line: bytes, key: str | None) -> None:
-        """Add a notice in place of the one with the same key. The oldest are dropped for room."""
+        """Add a notice in place of the one with the same key.
+
+        The oldest are dropped for room, but not this one, which may be as long as any message.
+        """
         if key is None and not self.has_stream:
             return
         self._last += 1
@@ -61,7 +64,9 @@ class Notices:
         self.drop(name)
         self.kept[name] = _Notice(self._last, line)
         self._bytes += len(line)
-        while len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
+        while len(self.kept) > 1 and (
+            len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX
+        ):
             oldest = next(iter(self.kept))
             if self.kept[oldest].sent_at is None and not self._has_dropped:
                 self._has_dropped = True
@@ -77,12 +82,16 @@ class Notices:
         return lines
 
     def position(self, last_event_id: str | None) -> int:
-        """The number of the last notice that a client has received; it needs no earlier one."""
+        """The number of the last notice that a client has received; it needs no earlier one.
+
+        A client that does not tell gets changes again, which does no harm, and no other notices.
+        """
         epoch, _, number = (last_event_id or "").removeprefix(STANDING).rpartition("_")
         is_ours = epoch == self._epoch != "" and number.isascii() and number.isdigit()
         position = min(int(number[:18]), self._last) if is_ours else 0
         for name, notice in list(self.kept.items()):
-            if notice.number <= position:
+            is_over = not is_ours and isinstance(name, int) and notice.sent_at is not None
+            if is_over or notice.number <= position:
                 self.drop(name)
         return position
 

@@ -51,7 +51,6 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     input_given: GivenSchema | None
     input_schema: Schema
     required: frozenset[str]
-    restart: bool = False
 
     def encoded(self, values: Values) -> bytes:
         """The values as the JSON of an object, for `bind`."""

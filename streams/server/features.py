@@ -39,8 +39,6 @@ class Function(Protocol):
     def takes_call(self) -> bool: ...
     @property
     def name(self) -> str: ...
-    @property
-    def restart(self) -> bool: ...
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -92,7 +90,6 @@ class Completer(msgspec.Struct, frozen=True):
     takes_call: bool = False
     count: int = 0  # of the values that it takes
     name: str = "completion"
-    restart: bool = False
 
 
 class _Meta(msgspec.Struct, rename="camel"):
