@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from streams.server.content import ResourceContents as ResourceContents
     from streams.server.content import ResourceLink as ResourceLink
     from streams.server.content import Text as Text
+    from streams.server.content import ToolResult as ToolResult
     from streams.server.features import Completion as Completion
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
     from streams.server.prompts import AssistantMessage as AssistantMessage
@@ -86,6 +87,7 @@ _HOMES = {
         "ResourceContents",
         "ResourceLink",
         "Text",
+        "ToolResult",
     ),
     "streams.server.features": ("Completion",),
     "streams.server.http.endpoint": ("HttpEndpoint",),

@@ -4,11 +4,19 @@ Each block is a frozen Struct that encodes to the JSON of the wire, so a block m
 the params of a request to the client (`sampling/createMessage`). Binary data is passed as bytes and
 becomes base64 on the wire. Fields that are None are left out. `annotations` and `meta` (`_meta` on
 the wire) are keyword arguments.
+
+The blocks of the official SDK (`mcp.types.TextContent` …) may take the place of these, its `Image`
+and `Audio` as well, and its `CallToolResult` the place of a `ToolResult`. They are known by the
+names of their classes, since the SDK is no dependency.
 """
 
-from typing import Any, Literal
+import types
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 import msgspec
+
+_SEQUENCES: Final = (list, tuple, Sequence)
 
 Role = Literal["user", "assistant"]
 
@@ -140,6 +148,87 @@ class ResourceLink(_Block, frozen=True, tag="resource_link"):
 
 
 Block = Text | Image | Audio | EmbeddedResource | ResourceLink
+
+
+class ToolResult(msgspec.Struct, frozen=True):
+    """A whole result, which is sent as it is.
+
+    `content` is a str, a block, or a list of them. `structured_content` is an object in JSON, and
+    must fit the tool's output schema unless `is_error` is set. `meta` is `_meta` on the wire.
+    """
+
+    content: Any = ()
+    structured_content: Any = None
+    is_error: bool = False
+    meta: dict[str, Any] | None = None
+
+
+_SDK_PACKAGES: Final = frozenset({"mcp", "mcp_types"})
+_SDK_BLOCKS: Final = frozenset(
+    {"TextContent", "ImageContent", "AudioContent", "EmbeddedResource", "ResourceLink"}
+)
+_RESULT: Final = ("content", "structuredContent", "isError", "_meta")
+# Methods of the SDK's and FastMCP's `Image` and `Audio`, which make a block of the SDK's.
+_CONVERSIONS: Final = ("to_image_content", "to_audio_content")
+
+
+def is_block_type(annotation: Any) -> bool:
+    """Whether an annotation is a content block, or has one in a list, a tuple or a union."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return is_block_type(get_args(annotation)[0])
+    if origin in {Union, types.UnionType} or (isinstance(origin, type) and origin in _SEQUENCES):
+        return any(map(is_block_type, get_args(annotation)))
+    return isinstance(annotation, type) and (
+        issubclass(annotation, Block)
+        or _is_sdk(annotation, _SDK_BLOCKS)
+        or _converts(annotation) is not None
+    )
+
+
+def is_result_type(annotation: Any) -> bool:
+    """Whether an annotation is `ToolResult`, or the SDK's `CallToolResult`, or a union with it."""
+    if get_origin(annotation) in {Union, types.UnionType}:
+        return any(map(is_result_type, get_args(annotation)))
+    return isinstance(annotation, type) and (
+        issubclass(annotation, ToolResult) or _is_sdk(annotation, {"CallToolResult"})
+    )
+
+
+def sdk_block(value: Any) -> dict[str, Any] | None:
+    """The JSON of a block of the official SDK; None for any other value."""
+    kind = type(value)
+    if kind.__module__ == "builtins":
+        return None
+    if name := _converts(kind):
+        value = getattr(value, name)()
+        kind = type(value)
+    return _dumped(value) if _is_sdk(kind, _SDK_BLOCKS) else None
+
+
+def sdk_result(value: Any) -> dict[str, Any] | None:
+    """The JSON of a `CallToolResult` of the official SDK; None for any other value."""
+    kind = type(value)
+    if kind.__module__ == "builtins" or not _is_sdk(kind, {"CallToolResult"}):
+        return None
+    dumped = _dumped(value)
+    return {name: dumped[name] for name in _RESULT if name in dumped}
+
+
+def _dumped(value: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return dumped
+
+
+def _is_sdk(kind: type, names: Collection[str]) -> bool:
+    return any(
+        base.__name__ in names and base.__module__.partition(".")[0] in _SDK_PACKAGES
+        for base in kind.__mro__
+    )
+
+
+def _converts(kind: type) -> str | None:
+    return next((name for name in _CONVERSIONS if callable(getattr(kind, name, None))), None)
 
 
 def _require_str(field: str, value: object) -> None:

@@ -313,8 +313,9 @@ class Handlers:
             run = partial(self._in_thread, work)
             value = await (run() if time is None else time.keep(run))
         result = to_result(value, tool)
-        if tool.output_given is not None:
-            await self._check_result(result, tool, tool.output_given, stream)
+        schema = None if tool.output is None else tool.output.given
+        if schema is not None and not result.get("isError"):
+            await self._check_result(result, tool, schema, stream)
         return result
 
     async def _check_result(
@@ -324,7 +325,7 @@ class Handlers:
 
         `to_result` has checked it against the output schema otherwise.
         """
-        encoded = str(result["content"][0]["text"]).encode()
+        encoded = msgspec.json.encode(result["structuredContent"])
         if schema.is_costly(len(encoded)):
             principal = stream.record.principal
             try:

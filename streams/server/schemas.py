@@ -12,103 +12,148 @@ A value that does not fit raises `ValueError` with one sentence that begins with
 """
 
 import copy
+import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final
 
 import msgspec
-from msgspec import inspect as types
 
 from streams.messages import uncollected
+from streams.server.annotations import description, is_field, parts, uses_pydantic
+from streams.server.models import REFERENCE, ModelArguments, takes_others
 from streams.server.validator import Schema, Validator, shortened
 
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
-OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back from it
 
 # The most work of a check that is done at once, in words of the schema times bytes of the value.
 # It takes at most 4 ms, and nothing else in the server runs meanwhile.
 INLINE_WORK_MAX: Final = 256 * 1024
 
 _ABSENT: Final = object()
-_REFERENCE: Final = "#/$defs/"
+_UNREAD: Final = msgspec.Raw()  # an absent argument that pydantic would read
+ADVICE: Final = "use a type that JSON has (a dataclass, a model …), or give "
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<field>.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>.*)`", re.DOTALL)
 _PLACE: Final = re.compile(r"(?P<why>.*) - at (?P<key>`key` in )?`\$(?P<path>.*?)`", re.DOTALL)
 
 
-def parameters_schema(parameters: Sequence[Parameter]) -> Schema:
-    """The input schema of these parameters, with the constraints in their `msgspec.Meta`.
+def for_models(parameters: Sequence[Parameter]) -> ModelArguments | None:
+    """The parameters that pydantic reads: those that use it, and those that msgspec cannot express.
 
-    A default is listed if it is JSON of the parameter's own type (not for `rows: int = None`).
     Raises `TypeError` with the name of a parameter whose annotation has no JSON form.
     """
+    using = [each for each in parameters if uses_pydantic(each.annotation, each.default)]
+    if using and takes_others(using):
+        return ModelArguments(parameters)
+    others = [each for each in parameters if each not in using]
+    unknown = {each.name: why for each in others if (why := unreadable(each.annotation))}
+    chosen = [each for each in parameters if each in using or each.name in unknown]
+    if not chosen:
+        return None
     try:
-        found, definitions = _components([parameter.annotation for parameter in parameters])
+        return ModelArguments(chosen)
+    except ImportError as error:
+        name = chosen[0].name
+        why = unknown.get(name, "its annotation is for pydantic")
+        raise TypeError(f"{name}: {why}; {ADVICE}input_schema, or install pydantic 2") from error
+    except TypeError as error:
+        for name, why in unknown.items():
+            if str(error).startswith(f"{name}: "):
+                raise TypeError(f"{name}: {why}; {ADVICE}input_schema") from error
+        raise
+
+
+def unreadable(annotation: Any) -> str:
+    """The reason why msgspec cannot read an annotation; empty if it can."""
+    try:
+        components([annotation])
+        msgspec.json.Decoder(annotation)
     except (TypeError, ValueError, NameError) as error:
-        raise TypeError(_culprit(parameters, error)) from error
-    properties = {
+        return str(error).splitlines()[-1]
+    return ""
+
+
+def parameters_schema(
+    parameters: Sequence[Parameter],
+    models: ModelArguments | None,
+    described: Mapping[str, str] | None = None,
+) -> Schema:
+    """The input schema of these parameters. `models` has those that pydantic reads.
+
+    `described` has the descriptions in the docstring. One in the annotation wins.
+
+    A default is listed if it is JSON of the parameter's own type (not for `rows: int = None`).
+    Raises `TypeError` for two arguments of one name.
+    """
+    modelled = models.names if models else {}
+    own = [parameter for parameter in parameters if parameter.name not in modelled]
+    found, definitions = components([parameter.annotation for parameter in own])
+    own_properties = {
         parameter.name: schema | _advertised_default(parameter)
-        for parameter, schema in zip(parameters, found, strict=True)
+        for parameter, schema in zip(own, found, strict=True)
     }
+    required = {parameter.name for parameter in own if is_required(parameter)}
+    properties: Schema = {}
+    others: Schema = {}
+    if models:
+        required |= set(models.required)
+        others, definitions = _merged(
+            {"properties": models.properties}, models.definitions, definitions
+        )
+    for parameter in parameters:
+        name = modelled.get(parameter.name, parameter.name)
+        if name in properties:
+            raise TypeError(f"{parameter.name}: another argument has the name {name} already")
+        is_own = parameter.name not in modelled
+        properties[name] = own_properties[name] if is_own else others["properties"][name]
+        text = description(parameter.annotation) or (described or {}).get(parameter.name)
+        if text and "description" not in properties[name]:
+            properties[name]["description"] = text
     schema: Schema = {"type": "object", "properties": properties}
-    required = [parameter.name for parameter in parameters if is_required(parameter)]
     if required:
-        schema["required"] = required
+        schema["required"] = [name for name in properties if name in required]
     schema["additionalProperties"] = False
     return schema | ({"$defs": definitions} if definitions else {})
 
 
+def _merged(schema: Schema, definitions: Schema, others: Schema) -> tuple[Schema, Schema]:
+    """The schema and all definitions. Those of the schema get new names where others have them."""
+    renamed = {
+        REFERENCE + name: f"{REFERENCE}{name}_2"
+        for name in definitions
+        if name in others and others[name] != definitions[name]
+    }
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {name: moved(inner) for name, inner in node.items()}
+        if isinstance(node, list):
+            return list(map(moved, node))
+        return renamed.get(node, node) if isinstance(node, str) else node
+
+    kept = {
+        renamed.get(REFERENCE + name, name).removeprefix(REFERENCE): moved(node)
+        for name, node in definitions.items()
+    }
+    return moved(schema), others | kept
+
+
 def is_required(parameter: Parameter) -> bool:
     """Whether a call must have this argument."""
-    return parameter.default is Parameter.empty
+    default = parameter.default
+    return default is Parameter.empty or (is_field(default) and bool(default.is_required()))
 
 
-def object_schema(annotation: Any) -> Schema | None:
-    """The output schema of a Struct, dataclass or TypedDict; None for every other annotation.
-
-    Raises `TypeError` where a field of such a class has no JSON form.
-    """
-    try:
-        described = types.type_info(annotation)
-    except TypeError:
-        return None  # msgspec does not know it; `to_result` reports values that are not JSON
-    while isinstance(described, types.Metadata):
-        described = described.type
-    if not isinstance(described, types.StructType | types.DataclassType | types.TypedDictType):
-        return None
-    (found,), definitions = _components([annotation])
-    return _with_root_inlined(found, definitions)
-
-
-def _with_root_inlined(found: Schema, definitions: Schema) -> Schema | None:
-    name = found["$ref"].removeprefix(_REFERENCE)
-    root: Schema = definitions[name]
-    if root["type"] != "object":
-        return None  # a Struct with array_like=True
-    extra = {key: value for key, value in found.items() if key != "$ref"}
-    is_recursive = msgspec.json.encode(found["$ref"]) in msgspec.json.encode(definitions)
-    kept = {key: value for key, value in definitions.items() if is_recursive or key != name}
-    return root | extra | ({"$defs": kept} if kept else {})
-
-
-def _components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
+    """msgspec's schemas of annotations, and the definitions to which they refer."""
     found, definitions = msgspec.json.schema_components(
-        annotations, ref_template=_REFERENCE + "{name}"
+        annotations, ref_template=REFERENCE + "{name}"
     )
     # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
     plain = msgspec.json.decode(msgspec.json.encode((found, definitions)))
     return tuple(plain[0]), plain[1]
-
-
-def _culprit(parameters: Sequence[Parameter], error: Exception) -> str:
-    for parameter in parameters:
-        try:
-            _components([parameter.annotation])
-        except (TypeError, ValueError, NameError) as found:
-            why = str(found).splitlines()[-1]
-            return f"{parameter.name}: {why}; use a type that JSON has, or give input_schema"
-    return str(error)  # each annotation is valid alone, but not all of them together
 
 
 def _advertised_default(parameter: Parameter) -> Schema:
@@ -122,37 +167,83 @@ def _advertised_default(parameter: Parameter) -> Schema:
         return {}  # None for an int, or a sentinel object: a client cannot send it
 
 
-def annotation_binder(parameters: Sequence[Parameter], schema: "GivenSchema | None") -> Binder:
+def annotation_binder(
+    parameters: Sequence[Parameter],
+    models: ModelArguments | None,
+    schema: "GivenSchema | None",
+) -> Binder:
     """Returns a function that decodes arguments into the types of these parameters.
 
     It checks them against `schema` first. A costly check is left to the caller. Absent arguments
     get their defaults, and a default that is a list, dict or set is copied for each call.
     """
     # The fields have names of their own, so that a parameter may have any name, even `self`.
+    modelled = models.names if models else {}
+    accepted = models.accepted if models else []
+    own = [parameter for parameter in parameters if parameter.name not in modelled]
+    names = [*(parameter.name for parameter in own), *accepted]
     shape = msgspec.defstruct(
         "Arguments",
-        [_field(f"p{index}", parameter) for index, parameter in enumerate(parameters)],
-        rename={f"p{index}": parameter.name for index, parameter in enumerate(parameters)},
+        [_field(f"p{index}", parameter) for index, parameter in enumerate(own)]
+        + [(f"p{index}", msgspec.Raw, _UNREAD) for index in range(len(own), len(names))],
+        rename={f"p{index}": name for index, name in enumerate(names)},
         forbid_unknown_fields=True,
         kw_only=True,
     )
     decoder = msgspec.json.Decoder(shape)
-    names = [parameter.name for parameter in parameters]
-    has_defaults = not all(map(is_required, parameters))
+    own_names = names[: len(own)]
+    has_defaults = not all(map(is_required, own))
+    incomplete = [each.name for each in own if _has_defaulted_dataclass(each.annotation)]
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
         if schema is not None and not schema.is_costly(len(given)):
-            schema.check(_decoded(given, msgspec.json.decode, "arguments"), "arguments")
-        values = msgspec.structs.astuple(_decoded(given, decoder.decode, "arguments"))
-        bound = dict(zip(names, values, strict=True))
+            schema.check(decoded(given, msgspec.json.decode, "arguments"), "arguments")
+        values = msgspec.structs.astuple(decoded(given, decoder.decode, "arguments"))
+        bound = dict(zip(own_names, values, strict=False))
+        for name in incomplete:
+            _complete(bound[name])
         if has_defaults:
-            for parameter in parameters:
+            for parameter in own:
                 if bound[parameter.name] is _ABSENT:
                     bound[parameter.name] = _fresh(parameter.default)
+        if models is not None:
+            sent = zip(accepted, map(bytes, values[len(own) :]), strict=True)
+            bound |= models.values({name: text for name, text in sent if text})
         return bound
 
     return bind
+
+
+def _has_defaulted_dataclass(annotation: Any) -> bool:
+    return any(
+        isinstance(part, type)
+        and dataclasses.is_dataclass(part)
+        and any(each.default is not dataclasses.MISSING for each in dataclasses.fields(part))
+        for part, _ in parts(annotation)
+    )
+
+
+def _complete(value: Any) -> None:
+    """Give each dataclass in a decoded value its default values as attributes of its own.
+
+    msgspec leaves them to the class, and would not find them when it encodes the value again.
+    """
+    if isinstance(value, list | tuple | set | frozenset):
+        inner: Iterable[Any] = value
+    elif isinstance(value, dict):
+        inner = value.values()
+    elif isinstance(value, msgspec.Struct):
+        inner = msgspec.structs.astuple(value)
+    elif dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        inner = [getattr(value, name) for name in names]
+        for name, own in zip(names, inner, strict=True):
+            object.__setattr__(value, name, own)
+    else:
+        return
+    for each in inner:
+        _complete(each)
 
 
 def _field(name: str, parameter: Parameter) -> Any:
@@ -162,6 +253,8 @@ def _field(name: str, parameter: Parameter) -> Any:
 
 
 def _fresh(default: Any) -> Any:
+    if is_field(default):
+        return default.get_default(call_default_factory=True, validated_data={})
     is_container = isinstance(default, list | dict | set | bytearray)
     return copy.deepcopy(default) if is_container else default
 
@@ -179,7 +272,7 @@ def given_binder(
 
     def bind(raw: bytes | msgspec.Raw) -> dict[str, Any]:
         given = bytes(raw)
-        values: dict[str, Any] = _decoded(given, decoder.decode, "arguments")
+        values: dict[str, Any] = decoded(given, decoder.decode, "arguments")
         _require_names(values, known, more_allowed=more_allowed, taken=taken)
         if not schema.is_costly(len(given)):
             schema.check(values, "arguments")
@@ -206,28 +299,6 @@ def _require_names(
     for name, parameter in known.items():
         if name not in given and is_required(parameter):
             raise ValueError(f"{name}: missing")
-
-
-def annotation_check(annotation: Any, schema: "GivenSchema | None") -> OutputCheck:
-    """Returns a function that checks output against `schema`, then against the annotation."""
-    decoder = msgspec.json.Decoder(annotation)
-
-    def check(encoded: bytes, value: Any) -> None:
-        if schema is not None and not schema.is_costly(len(encoded)):
-            schema.check(value, "result")
-        _decoded(encoded, decoder.decode, "result")
-
-    return check
-
-
-def given_check(schema: "GivenSchema") -> OutputCheck:
-    """Returns a function that checks output against `schema`, unless that is costly."""
-
-    def check(encoded: bytes, value: Any) -> None:
-        if not schema.is_costly(len(encoded)):
-            schema.check(value, "result")
-
-    return check
 
 
 class GivenSchema:
@@ -268,13 +339,24 @@ def patterned(schema: Schema, what: str) -> GivenSchema | None:
     return GivenSchema(schema, what) if _has_pattern(schema) else None
 
 
+def patterned_arguments(
+    parameters: Sequence[Parameter], models: ModelArguments | None, what: str
+) -> GivenSchema | None:
+    """`patterned` for the arguments that msgspec reads. pydantic matches in linear time itself."""
+    modelled = models.names if models else {}
+    schema = parameters_schema([each for each in parameters if each.name not in modelled], None)
+    schema["properties"] |= {name: {} for name in (models.accepted if models else ())}
+    return patterned(schema, what)
+
+
 def _has_pattern(node: Any) -> bool:
     if isinstance(node, dict):
         return isinstance(node.get("pattern"), str) or any(map(_has_pattern, node.values()))
     return isinstance(node, list) and any(map(_has_pattern, node))
 
 
-def _decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
+def decoded(encoded: bytes, decode: Callable[[bytes], Any], whole: str) -> Any:
+    """The value of a JSON text. Raises `ValueError` with the place and the reason."""
     try:
         with uncollected(len(encoded)):
             return decode(encoded)

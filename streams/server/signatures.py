@@ -9,7 +9,17 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    ForwardRef,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 
@@ -23,6 +33,12 @@ class Signature(msgspec.Struct, frozen=True):
     call_name: str | None  # of the parameter for the running call
     variadic: str | None  # the name of its `**kwargs`
     returns: Any
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all parameters, which a docstring may describe."""
+        others = {name for name in (self.call_name, self.variadic) if name is not None}
+        return others | {parameter.name for parameter in self.parameters}
 
     @classmethod
     def of(cls, function: Callable[..., Any], what: str, *, pages: bool = False) -> "Signature":
@@ -90,7 +106,8 @@ def _resolved(
     stand_in = type("Call", (), {"__module__": __name__})
     names = dict.fromkeys(_CALL_NAMES, stand_in) | getattr(written, "__globals__", {})
     try:
-        return inspect.signature(function, globals=names, eval_str=True)
+        signature = inspect.signature(function, globals=names, eval_str=True)
+        return _without_forward_references(signature, names)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise TypeError(
             f"{what}: cannot resolve an annotation: {error}; import it at run time and define it "
@@ -98,6 +115,33 @@ def _resolved(
         ) from error
     except ValueError as error:
         raise TypeError(f"{what}: {error}") from error
+
+
+def _without_forward_references(
+    signature: inspect.Signature, names: dict[str, Any]
+) -> inspect.Signature:
+    """The signature with the types that strings within an annotation name: `list["Report"]`."""
+    annotations = {each.name: each.annotation for each in signature.parameters.values()}
+    annotations["return"] = signature.return_annotation
+    open_ones = {name: each for name, each in annotations.items() if _has_forward_reference(each)}
+    if not open_ones:
+        return signature
+    holder = type("holder", (), {"__annotations__": open_ones})
+    annotations |= get_type_hints(holder, globalns=names, include_extras=True)
+    returns = annotations.pop("return")
+    parameters = [
+        each.replace(annotation=annotations[each.name]) for each in signature.parameters.values()
+    ]
+    return signature.replace(parameters=parameters, return_annotation=returns)
+
+
+def _has_forward_reference(annotation: Any) -> bool:
+    if isinstance(annotation, str | ForwardRef):
+        return True
+    if get_origin(annotation) is Annotated:
+        return _has_forward_reference(annotation.__origin__)
+    inner = () if get_origin(annotation) is Literal else get_args(annotation)
+    return any(map(_has_forward_reference, inner))
 
 
 def _takes_call(first: inspect.Parameter) -> bool:

@@ -1,20 +1,30 @@
 """Tools: Python functions as MCP tools, from their signatures to their results.
 
 Each parameter is an argument. The annotations become the input schema, and arguments are checked
-against them. The docstring becomes the description. `signatures` says which functions can be tools,
-`schemas` makes the schemas.
+against them. The docstring becomes the description, but for the entries of parameters in it, which
+describe these. `signatures` says which functions can be tools, `schemas` and `outputs` make the
+schemas. The settings of a tool, its making and its results are in one file, because each setting is
+read in all three.
 
-`to_result` makes the result of a call from the value that the tool returns:
+`to_result` makes the result of a call from the value that the tool returns. With an output schema:
+
+    an object in JSON                           structuredContent, and its JSON as a text block
+    any other value                             the same of the object {"result": value}; the text
+                                                block has the value alone, and None has no text
+
+Without one, as where the annotation is a content block, `Any`, or absent:
 
     None                                        no content
     str, a content block, a list with blocks    these blocks; a str beside a block is a text block
     a value that is an object in JSON           structuredContent, and its JSON as a text block
     any other JSON (a list of str, a number)    its JSON as a text block
 
+A `ToolResult`, or a `CallToolResult` of the official SDK, is the whole result.
+
 NaN and the infinities become null, as in JavaScript. JSON cannot express them, and hours of work
 should not be lost for one. Where the output schema requires a number, null is an error. Bytes
 inside a value become base64, as their schema says. Bytes alone are an error, since they have no
-type: return an `Image`, `Audio` or `EmbeddedResource` instead.
+type: return an `Image`, `Audio` or `EmbeddedResource` instead, or annotate with `bytes`.
 """
 
 import base64
@@ -24,6 +34,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
 from typing import Any, Final, TypedDict, Unpack, get_args
 
 import msgspec
@@ -34,24 +45,25 @@ from streams.faults import is_failure, log_failure, text_of
 from streams.limits import Overflow
 from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
-from streams.server.content import Block
+from streams.server import docstrings
+from streams.server.content import Block, ToolResult, sdk_block, sdk_result
+from streams.server.models import as_plain, is_model
+from streams.server.outputs import Output, annotated_output, given_check
 from streams.server.schemas import (
     Binder,
     GivenSchema,
-    OutputCheck,
     annotation_binder,
-    annotation_check,
+    for_models,
     given_binder,
-    given_check,
-    object_schema,
     parameters_schema,
-    patterned,
+    patterned_arguments,
 )
 from streams.server.signatures import Signature, innermost, is_async
 from streams.server.validator import Schema
 
 # Values that become content blocks. A union made in each check takes longer than all of the rest.
 _SHOWN: Final = (str, *get_args(Block))
+_BYTES: Final = (bytes, bytearray, memoryview)
 
 # SEP-986: "1 to 128 characters … A-Z, a-z, 0-9, underscore, dash, and dot".
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -130,7 +142,6 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     parameters: frozenset[str]
     is_variadic: bool  # has **kwargs, for other arguments that its input schema allows
     input_schema: Schema
-    output_schema: Schema | None
     title: str | None
     description: str | None
     annotations: ToolAnnotations | None
@@ -144,8 +155,12 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     timeout_s: float | None
     binder: Binder
     input_given: GivenSchema | None  # checks arguments, besides `binder`
-    output_check: OutputCheck | None
-    output_given: GivenSchema | None  # checks output, besides `output_check`
+    output: Output | None
+
+    @property
+    def output_schema(self) -> Schema | None:
+        """The schema of structured content, if the tool promises any."""
+        return None if self.output is None else self.output.schema
 
     @property
     def is_repeatable(self) -> bool:
@@ -180,10 +195,11 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
 
     def takes(self, name: str) -> bool:
         """Whether the tool may have an argument of this name."""
+        if name in self.input_schema.get("properties", {}):
+            return True
         if not self.is_variadic:
             return name in self.parameters
-        allows_more = self.input_schema.get("additionalProperties", True) is not False
-        return allows_more or name in self.input_schema.get("properties", {})
+        return self.input_schema.get("additionalProperties", True) is not False
 
 
 def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> Tool:
@@ -196,7 +212,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         raise TypeError(f"unknown settings of a tool: {', '.join(sorted(unknown))}")
     settings: ToolSettings = {**DEFAULTS, **given}
     core = innermost(function)
-    name, description = settings["name"], settings["description"]
+    name = settings["name"]
     name = _checked_name(name if name is not None else getattr(core, "__name__", ""))
     what = f"tool {name}"
     _require_settings(settings, what)
@@ -204,9 +220,13 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
     if settings["restart"]:
         _require_restartable(settings, what)
     accepted = Signature.of(function, what, pages=paged is not None)
-    in_schema, binder, input_given = _input(accepted, settings["input_schema"], what)
+    docstring, described = inspect.getdoc(core), dict[str, str]()
+    if docstring is not None and settings["input_schema"] is None:
+        docstring, described = docstrings.split(docstring, accepted.names)
+    in_schema, binder, input_given = _input(accepted, settings["input_schema"], described, what)
+    description = settings["description"]
     returns = inspect.Signature.empty if paged else accepted.returns
-    out_schema, output_check, output_given = _output(returns, settings["output_schema"], what)
+    output = _output(returns, settings["output_schema"], what)
     return Tool(
         name=name,
         function=function,
@@ -215,9 +235,8 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         parameters=frozenset(parameter.name for parameter in accepted.parameters),
         is_variadic=accepted.variadic is not None,
         input_schema=in_schema,
-        output_schema=out_schema,
         title=settings["title"],
-        description=description if description is not None else inspect.getdoc(core),
+        description=description if description is not None else docstring or None,
         annotations=_checked_annotations(settings["annotations"], what),
         resume_min_s=settings["resume_min_s"],
         resume_max_s=settings["resume_max_s"],
@@ -229,8 +248,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         timeout_s=settings["timeout_s"],
         binder=binder,
         input_given=input_given,
-        output_check=output_check,
-        output_given=output_given,
+        output=output,
     )
 
 
@@ -302,7 +320,7 @@ def _checked_annotations(given: ToolAnnotations | None, what: str) -> ToolAnnota
 
 
 def _input(
-    accepted: Signature, given: Mapping[str, Any] | None, what: str
+    accepted: Signature, given: Mapping[str, Any] | None, described: Mapping[str, str], what: str
 ) -> tuple[Schema, Binder, GivenSchema | None]:
     parameters = accepted.parameters
     if given is not None:
@@ -316,11 +334,12 @@ def _input(
     if accepted.variadic is not None:
         raise TypeError(f"{what}: **{accepted.variadic}: describe its arguments by input_schema")
     try:
-        made = parameters_schema(parameters)
-    except TypeError as error:
+        models = for_models(parameters)
+        made = parameters_schema(parameters, models, described)
+    except (TypeError, ValueError, NameError) as error:
         raise TypeError(f"{what}: {error}") from error
-    checked = patterned(made, f"{what}: parameters")
-    return made, annotation_binder(parameters, checked), checked
+    checked = patterned_arguments(parameters, models, f"{what}: parameters")
+    return made, annotation_binder(parameters, models, checked), checked
 
 
 def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
@@ -330,22 +349,11 @@ def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
             raise ValueError(f"{what}: input_schema: the function cannot take {name!r}")
 
 
-def _output(
-    returns: Any, given: Mapping[str, Any] | None, what: str
-) -> tuple[Schema | None, OutputCheck | None, GivenSchema | None]:
+def _output(returns: Any, given: Mapping[str, Any] | None, what: str) -> Output | None:
     if given is not None:
         schema = GivenSchema(given, f"{what}: output_schema")
-        return schema.schema, given_check(schema), schema
-    if isinstance(returns, type) and issubclass(returns, Block):
-        return None, None, None
-    try:
-        derived = object_schema(returns)
-    except (TypeError, ValueError, NameError) as error:
-        raise TypeError(f"{what}: return annotation: {str(error).splitlines()[-1]}") from error
-    if derived is None:
-        return None, None, None
-    checked = patterned(derived, f"{what}: return annotation")
-    return derived, annotation_check(returns, checked), checked
+        return Output(schema.schema, given_check(schema), schema)
+    return annotated_output(returns, f"{what}: return annotation")
 
 
 def listing(tool: Tool) -> dict[str, Any]:
@@ -368,25 +376,82 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     Raises `TypeError` for a value that is not JSON, or not an object where the tool has an output
     schema; `ValueError` for an object that does not fit that schema.
     """
-    if tool.output_check is not None:
-        return _structured(value, tool, tool.output_check)
-    content = _content(value, tool)
-    if content is not None:
-        return {"content": content}
+    output = tool.output
+    if type(value) is str and value.isascii() and (output is None or output.is_text):
+        content = [{"type": "text", "text": value}]
+        is_data = output is not None
+        return {"content": content} | ({"structuredContent": {"result": value}} if is_data else {})
+    if isinstance(value, ToolResult):
+        return _whole(value, tool)
+    if (passed := sdk_result(value)) is not None:
+        return _checked_whole(passed, tool)
+    if output is not None:
+        return _structured(value, tool, output)
+    blocks = _content(value, tool)
+    if blocks is not None:
+        return {"content": blocks}
     encoded, plain = _as_json(value, tool)
     is_object = isinstance(plain, dict)
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
 
 
-def _structured(value: Any, tool: Tool, check: OutputCheck) -> dict[str, Any]:
-    encoded, plain = _as_json(value, tool)
+def _whole(given: ToolResult, tool: Tool) -> dict[str, Any]:
+    content = given.content
+    blocks = content if isinstance(content, list | tuple) else [content]
+    result: dict[str, Any] = {"content": [_block(item, tool) for item in blocks]}
+    if given.structured_content is not None:
+        _, result["structuredContent"] = _as_json(given.structured_content, tool)
+    if given.is_error:
+        result["isError"] = True
+    if given.meta is not None:
+        _, result["_meta"] = _as_json(given.meta, tool)
+    return _checked_whole(result, tool)
+
+
+def _checked_whole(result: dict[str, Any], tool: Tool) -> dict[str, Any]:
+    structured = result.get("structuredContent")
+    if structured is not None and not isinstance(structured, dict):
+        raise TypeError(f"tool {tool.name}: structured_content is no object in JSON")
+    if tool.output is not None and not result.get("isError"):
+        if structured is None:
+            raise TypeError(f"tool {tool.name} has an output schema: give structured_content")
+        _check_output(msgspec.json.encode(structured), structured, tool, tool.output)
+    return result
+
+
+def _structured(value: Any, tool: Tool, output: Output) -> dict[str, Any]:
+    promised = value
+    if isinstance(value, _BYTES) and "contentEncoding" not in repr(output.schema):
+        raise _untyped(value, tool)
+    if output.plain is not None:
+        try:
+            promised = output.plain(value)
+        except ValueError as error:
+            raise _broken(tool, error) from error
+    if output.is_wrapped:
+        promised = {"result": promised}
+    encoded, plain = _as_json(promised, tool, value)
     if isinstance(value, Block) or not isinstance(plain, dict):
         raise TypeError(f"{_returned(value, tool)}, but its output schema promises an object")
+    _check_output(encoded, plain, tool, output)
+    if not output.is_wrapped:
+        return _with_text(encoded) | {"structuredContent": plain}
+    if value is None or isinstance(value, str):
+        shown = [] if value is None else [{"type": "text", "text": plain["result"]}]
+        return {"content": shown, "structuredContent": plain}
+    inner = encoded[len(b'{"result":') : -1]
+    return _with_text(inner) | {"structuredContent": plain}
+
+
+def _check_output(encoded: bytes, plain: Any, tool: Tool, output: Output) -> None:
     try:
-        check(encoded, plain)
+        output.check(encoded, plain)
     except ValueError as error:
-        raise ValueError(f"tool {tool.name} broke its output schema: {error}") from error
-    return _with_text(encoded) | {"structuredContent": plain}
+        raise _broken(tool, error) from error
+
+
+def _broken(tool: Tool, error: ValueError) -> ValueError:
+    return ValueError(f"tool {tool.name} broke its output schema: {error}")
 
 
 def _with_text(encoded: bytes) -> dict[str, Any]:
@@ -404,16 +469,24 @@ def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
     """The blocks of a value that is content; None for a value that is data."""
     if value is None:
         return []
-    if isinstance(value, _SHOWN):
+    if _is_shown(value):
         return [_block(value, tool)]
-    if isinstance(value, list | tuple) and any(isinstance(item, Block) for item in value):
+    if isinstance(value, list | tuple) and any(
+        _is_shown(item) and not isinstance(item, str) for item in value
+    ):
         return [_block(item, tool) for item in value]
     return None
+
+
+def _is_shown(value: Any) -> bool:
+    return isinstance(value, _SHOWN) or sdk_block(value) is not None
 
 
 def _block(item: Any, tool: Tool) -> dict[str, Any]:
     if type(item) is str and item.isascii():
         return {"type": "text", "text": item}
+    if (passed := sdk_block(item)) is not None:
+        return passed
     if not isinstance(item, _SHOWN):
         raise TypeError(
             f"{_returned(item, tool)} in a list of content blocks; beside them only str"
@@ -422,18 +495,38 @@ def _block(item: Any, tool: Tool) -> dict[str, Any]:
     return plain if isinstance(plain, dict) else {"type": "text", "text": plain}
 
 
-def _as_json(value: Any, tool: Tool) -> tuple[bytes, Any]:
-    """The value as JSON, and the plain data that this JSON holds."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(
-            f"{_returned(value, tool)}; return an Image, Audio or EmbeddedResource, or decode them"
-        )
+_NO_VALUE: Final = object()
+
+
+def _as_json(value: Any, tool: Tool, returned: Any = _NO_VALUE) -> tuple[bytes, Any]:
+    """The value as JSON, and the plain data that this JSON holds. An error names `returned`."""
+    named = value if returned is _NO_VALUE else returned
+    if isinstance(value, _BYTES):
+        raise _untyped(value, tool)
     try:
-        encoded = msgspec.json.encode(value)
+        encoded = _encoder.encode(value)
         with uncollected(len(encoded)):
             return encoded, msgspec.json.decode(encoded)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"{_returned(value, tool)}, which is not JSON: {error}") from error
+        raise TypeError(f"{_returned(named, tool)}, which is not JSON: {error}") from error
+
+
+def _untyped(value: Any, tool: Tool) -> TypeError:
+    return TypeError(
+        f"{_returned(value, tool)}; return an Image, Audio or EmbeddedResource, or decode them"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A value that msgspec does not know, as plain data."""
+    if isinstance(value, PurePath):
+        return str(value)
+    if is_model(value):
+        return as_plain(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder: Final = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def _returned(value: Any, tool: Tool) -> str:

@@ -54,7 +54,7 @@ class Colour(enum.Enum):
 
 
 def a_tool(**settings: Any) -> Tool:
-    def build() -> None:
+    def build():
         """Build."""
 
     return make_tool(build, **settings)

@@ -2,9 +2,9 @@
 
 import functools
 import math
-import pathlib
+import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -43,6 +43,11 @@ class TestTheFunction:
                 },
                 "required": ["rows"],
                 "additionalProperties": False,
+            },
+            "outputSchema": {
+                "type": "object",
+                "properties": {"result": {"type": "string"}},
+                "required": ["result"],
             },
         }
         assert (tool.is_async, tool.takes_call, tool.function) == (True, True, build)
@@ -155,7 +160,9 @@ class TestTheFunction:
         with pytest.raises(TypeError, match="a tool is a function, not int"):
             make_tool(not_callable)
 
-    @pytest.mark.parametrize("annotation", [pathlib.Path, complex, Point | Node, list[object]])
+    @pytest.mark.parametrize(
+        "annotation", [Callable[[], int], threading.Event, Point | Node, list[Callable[[], int]]]
+    )
     def test_a_type_that_json_has_not_is_refused_by_name(self, annotation: Any) -> None:
         with pytest.raises(TypeError, match=r"^tool build: x: [^\n]*not supported; use a type"):
             taking(annotation)

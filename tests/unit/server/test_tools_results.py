@@ -1,23 +1,28 @@
 """Results: made from the values that tools return, and checked against output schemas."""
 
 import dataclasses
+import datetime
 import inspect
 import math
 import pathlib
 import uuid
 from collections.abc import Callable
-from typing import Annotated, Any
+from threading import Event
+from typing import Annotated, Any, ClassVar
 
 import jsonschema
+import mcp_types
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.server.mcpserver import Image as SDKImage
 from mcp_types import _v2025_11_25 as mcp
 from msgspec import Meta
 
+import streams
 from streams import messages
-from streams.server.content import EmbeddedResource, Image, Text
+from streams.server.content import EmbeddedResource, Image, Text, ToolResult
 from streams.server.tools import error_result, listing, to_result
 from tests.rigs.toolkit import (
     Box,
@@ -74,6 +79,7 @@ class TestResults:
             (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
             (Colour.RED, '"red"'),
             (Row(1), "[1]"),
+            ([pathlib.PurePosixPath("/a")], '["/a"]'),
             ([Report(1)], '[{"rows":1,"average":0.0}]'),
         ],
     )
@@ -92,7 +98,7 @@ class TestResults:
         "value",
         [
             object(),
-            pathlib.Path(),
+            Event(),
             {"a": complex(1)},
             {(1, 2): 3},
             "\ud800",
@@ -159,33 +165,64 @@ class TestOutputSchemas:
         jsonschema.validate({"name": "a", "children": [{"name": "b"}]}, recursive)
 
     @pytest.mark.parametrize(
-        "annotation",
+        ("annotation", "schema"),
         [
-            None,
-            str,
-            Any,
-            int,
-            list[Report],
-            dict[str, int],
-            Report | None,
-            Row,
-            Colour,
-            Image,
-            Text,
-            EmbeddedResource,
-            Image | Text,
-            list[Image],
-            inspect.Signature.empty,
-            Callable[[], int],
-            pathlib.Path,
+            (None, {"type": "null"}),
+            (str, {"type": "string"}),
+            (int, {"type": "integer"}),
+            (list[str], {"type": "array", "items": {"type": "string"}}),
+            (str | None, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+            (dict[int, str], {"type": "object", "additionalProperties": {"type": "string"}}),
+            (bytes, {"type": "string", "contentEncoding": "base64"}),
         ],
     )
-    def test_nothing_else_has_an_output_schema(self, annotation: Any) -> None:
+    def test_any_other_json_is_the_result_of_an_object(
+        self, annotation: Any, schema: dict[str, Any]
+    ) -> None:
+        assert listing(returning(annotation))["outputSchema"] == {
+            "type": "object",
+            "properties": {"result": schema},
+            "required": ["result"],
+        }
+
+    @pytest.mark.parametrize("annotation", [list[Report], Report | None, Colour])
+    def test_definitions_of_a_result_are_kept(self, annotation: Any) -> None:
+        schema = listing(returning(annotation))["outputSchema"]
+        assert list(schema["properties"]) == ["result"]
+        assert schema["$defs"]
+
+    def test_a_dict_is_listed_as_an_object(self) -> None:
+        schema = listing(returning(dict[str, int]))["outputSchema"]
+        assert schema == {"type": "object", "additionalProperties": {"type": "integer"}}
+
+    @pytest.mark.parametrize(
+        "annotation",
+        [
+            *(Any, object, dict, list, tuple, inspect.Signature.empty),
+            *(Image, Text, EmbeddedResource, Image | Text, list[Image], Image | None),
+            *(list[str | Image], tuple[str, Image], Annotated[list[Text], "blocks"]),
+            *(Row, pathlib.Path, uuid.UUID, datetime.datetime),
+            *(
+                ToolResult,
+                ToolResult | None,
+                Annotated[ToolResult, "all"],
+                mcp_types.CallToolResult,
+                mcp_types.TextContent,
+            ),
+            *(list[mcp_types.ContentBlock], SDKImage, list[SDKImage | str]),
+        ],
+    )
+    def test_content_and_what_says_little_has_no_output_schema(self, annotation: Any) -> None:
         assert "outputSchema" not in listing(returning(annotation))
 
+    @pytest.mark.parametrize("annotation", [Callable[[], int], Event, list[complex | Row]])
+    def test_a_result_that_json_has_not_is_refused_at_once(self, annotation: Any) -> None:
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: [^\n]*; use a type"):
+            returning(annotation)
+
     def test_a_field_that_json_has_not_is_told_at_once(self) -> None:
-        bad = dataclasses.make_dataclass("Bad", [("path", pathlib.Path)])
-        with pytest.raises(TypeError, match=r"^tool build: return annotation: [^\n]*Path"):
+        bad = dataclasses.make_dataclass("Bad", [("event", Event)])
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: [^\n]*Event"):
             returning(bad)
 
     @pytest.mark.parametrize("value", [Report(3, 0.5), {"rows": 3, "average": 0.5}])
@@ -213,6 +250,68 @@ class TestOutputSchemas:
         with pytest.raises(TypeError, match="but its output schema promises an object"):
             to_result(value, returning(Report))
 
+    @pytest.mark.parametrize(
+        ("annotation", "value", "text"),
+        [
+            (list[str], ["a", "b"], '["a","b"]'),
+            (str, "ä", "ä"),
+            (str, "a", "a"),
+            (int | None, 3, "3"),
+            (Colour, Colour.RED, '"red"'),
+            (Report | None, Report(1), '{"rows":1,"average":0.0}'),
+            (set[int], {1}, "[1]"),
+            (bytes, b"a", '"YQ=="'),
+        ],
+    )
+    def test_a_wrapped_result_has_its_own_text(
+        self, annotation: Any, value: Any, text: str
+    ) -> None:
+        result = to_result(value, returning(annotation))
+        assert text_of(result) == text
+        assert result["structuredContent"] == {"result": msgspec.to_builtins(value)}
+        jsonschema.validate(result["structuredContent"], returning(annotation).output_schema)
+
+    def test_none_is_a_result_without_text(self) -> None:
+        assert to_result(None, returning(int | None)) == {
+            "content": [],
+            "structuredContent": {"result": None},
+        }
+
+    @pytest.mark.parametrize(
+        ("annotation", "value"),
+        [(str, 3), (str, None), (int, "3"), (int, True), (list[str], [1]), (None, 0)],
+    )
+    def test_a_result_of_another_type_breaks_the_promise(self, annotation: Any, value: Any) -> None:
+        with pytest.raises(ValueError, match=r"^tool build broke its output schema: result"):
+            to_result(value, returning(annotation))
+
+    def test_bytes_are_no_text(self) -> None:
+        with pytest.raises(TypeError, match="returned bytes; return an Image"):
+            to_result(b"a", returning(str))
+
+    def test_a_class_with_annotated_attributes_is_an_object(self) -> None:
+        class Ticket:
+            number: int
+            title: str = "none"
+
+            def __init__(self, number: Any) -> None:
+                self.number = number
+
+        tool = returning(Ticket)
+        assert tool.output_schema is not None
+        assert tool.output_schema["required"] == ["number"]
+        assert to_result(Ticket(3), tool)["structuredContent"] == {"number": 3, "title": "none"}
+        with pytest.raises(ValueError, match=r"^tool build broke its output schema: "):
+            to_result(Ticket("three"), tool)
+
+    def test_a_class_with_an_attribute_that_json_has_not_is_refused(self) -> None:
+        class Ticket:
+            shared: ClassVar[Event]
+            done: Event
+
+        with pytest.raises(TypeError, match=r"^tool build: return annotation: Ticket: .*Event"):
+            returning(Ticket)
+
     def test_a_given_schema_wins_and_is_checked(self) -> None:
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}}}
         tool = returning(Report, output_schema=schema)
@@ -222,3 +321,91 @@ class TestOutputSchemas:
             to_result({}, tool)
         with pytest.raises(ValueError, match="broke its output schema: a: 2 is not one of"):
             to_result({"a": 2}, tool)
+
+
+class TestWholeResults:
+    WIRE: ClassVar[dict[str, Any]] = {
+        "content": [
+            {"type": "text", "text": "see"},
+            {"type": "image", "data": "YQ==", "mimeType": "image/png"},
+        ],
+        "structuredContent": {"rows": 3, "note": None},
+        "isError": True,
+        "_meta": {"a.b/c": 1, "none": None},
+    }
+
+    def test_a_tool_result_passes_as_it_is(self) -> None:
+        made = ToolResult(
+            ["see", Image(b"a", "image/png")],
+            structured_content={"rows": 3, "note": None},
+            is_error=True,
+            meta={"a.b/c": 1, "none": None},
+        )
+        assert to_result(made, returning(Any)) == self.WIRE
+        assert streams.ToolResult is ToolResult
+
+    def test_so_does_the_result_of_the_official_sdk(self) -> None:
+        made = mcp_types.CallToolResult.model_validate(self.WIRE)
+        assert to_result(made, returning(Any)) == self.WIRE
+        assert to_result(made, returning(mcp_types.CallToolResult)) == self.WIRE
+
+    @pytest.mark.parametrize(
+        ("content", "blocks"),
+        [
+            ((), []),
+            ([], []),
+            ("a", [{"type": "text", "text": "a"}]),
+            (Text("a"), [{"type": "text", "text": "a"}]),
+            (mcp_types.TextContent(type="text", text="a"), [{"type": "text", "text": "a"}]),
+            (("a", Text("ä")), [{"type": "text", "text": "a"}, {"type": "text", "text": "ä"}]),
+        ],
+    )
+    def test_content_is_text_a_block_or_a_list(self, content: Any, blocks: list[Any]) -> None:
+        assert to_result(ToolResult(content), returning(Any)) == {"content": blocks}
+
+    def test_structured_content_may_be_any_object(self) -> None:
+        made = to_result(ToolResult("a", Report(3, 0.5)), returning(ToolResult))
+        assert made["structuredContent"] == {"rows": 3, "average": 0.5}
+        with pytest.raises(TypeError, match="structured_content is no object in JSON"):
+            to_result(ToolResult("a", [1]), returning(ToolResult))
+        with pytest.raises(TypeError, match="returned int in a list of content blocks"):
+            to_result(ToolResult([3]), returning(ToolResult))
+
+    @pytest.mark.parametrize(
+        "annotation",
+        [
+            Report,
+            Annotated[ToolResult, Report],
+            Annotated[mcp_types.CallToolResult, Report],
+        ],
+    )
+    def test_a_promise_holds_for_it(self, annotation: Any) -> None:
+        tool = returning(annotation)
+        assert tool.output_schema is not None
+        assert tool.output_schema["required"] == ["rows"]
+        made = to_result(ToolResult("three", {"rows": 3}), tool)
+        assert made["structuredContent"] == {"rows": 3}
+        for broken in (ToolResult("a", {}), mcp_types.CallToolResult(content=[])):
+            with pytest.raises((TypeError, ValueError), match="output schema"):
+                to_result(broken, tool)
+        failed = to_result(ToolResult("it failed", is_error=True), tool)
+        assert failed == {"content": [{"type": "text", "text": "it failed"}], "isError": True}
+
+    @pytest.mark.parametrize("annotation", [Any, list[mcp_types.ContentBlock]])
+    def test_blocks_of_the_official_sdk_pass(self, annotation: Any) -> None:
+        image = mcp_types.ImageContent(type="image", data="YQ==", mime_type="image/png")
+        shown = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
+        link = mcp_types.ResourceLink(type="resource_link", uri="a://b", name="b")
+        made = to_result(["see", image, link, Text("a")], returning(annotation))
+        assert made == {
+            "content": [
+                {"type": "text", "text": "see"},
+                shown,
+                {"type": "resource_link", "uri": "a://b", "name": "b"},
+                {"type": "text", "text": "a"},
+            ]
+        }
+        assert to_result(image, returning(annotation)) == {"content": [shown]}
+        helper = SDKImage(data=b"a", format="png")
+        assert to_result(helper, returning(annotation)) == {"content": [shown]}
+        assert to_result([helper], returning(annotation)) == {"content": [shown]}
