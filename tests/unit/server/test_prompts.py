@@ -291,7 +291,7 @@ def test_what_cannot_be_a_prompt_is_refused_at_once(server: Server) -> None:
     with pytest.raises(TypeError, match="unknown settings of a prompt: colour"):
         server.prompt(colour="red")(lambda: "")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="prompt p: x"):
-        server.prompt(name="p")(_takes_a_set_of_objects)
+        server.prompt(name="p")(_takes_an_event)
     with pytest.raises(TypeError, match="rest"):
         server.prompt(name="p")(_takes_the_rest)
     server.prompt(name="p")(lambda: "")
@@ -299,7 +299,7 @@ def test_what_cannot_be_a_prompt_is_refused_at_once(server: Server) -> None:
         server.prompt(name="p")(lambda: "")
 
 
-def _takes_a_set_of_objects(x: set[object]) -> str:
+def _takes_an_event(x: trio.Event) -> str:
     return f"{x}"
 
 
