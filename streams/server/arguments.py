@@ -138,6 +138,17 @@ def name_of(function: Callable[..., Any], what: str) -> str:
     return name
 
 
+def json_text(value: Any) -> str:
+    """A value as JSON. Raises `TypeError` for one that has no such form."""
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(type(value), "__pydantic_serializer__"):  # a model, without importing pydantic
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
 def _types_of(schema: Schema) -> list[str]:
     found = schema.get("type", [])
     return [found] if isinstance(found, str) else list(found)
