@@ -14,11 +14,12 @@ A value that does not fit raises `ValueError` with one sentence that begins with
 import copy
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from inspect import Parameter
 from typing import Any, Final
 
 import msgspec
+from msgspec import inspect as types
 
 from streams.messages import uncollected
 from streams.server.annotations import description, is_field, parts, uses_pydantic
@@ -152,8 +153,60 @@ def components(annotations: Sequence[Any]) -> tuple[tuple[Schema, ...], Schema]:
         annotations, ref_template=REFERENCE + "{name}"
     )
     # Through JSON, since msgspec lists a default as it is, which may be a set or a tuple.
-    plain = msgspec.json.decode(msgspec.json.encode((found, definitions)))
-    return tuple(plain[0]), plain[1]
+    schemas, known = msgspec.json.decode(msgspec.json.encode((found, definitions)))
+    for node, described in zip(schemas, types.multi_type_info(annotations), strict=True):
+        _add_formats(node, described, dict(known))
+    return tuple(schemas), known
+
+
+def _add_formats(node: Schema, described: types.Type, unseen: Schema) -> None:
+    """Add the format of each time to a schema. msgspec has none where a time needs no zone.
+
+    `unseen` has the definitions of classes that have not come up.
+    """
+    if isinstance(described, types.DateTimeType | types.TimeType):
+        node.setdefault("format", _TIMES[type(described)])
+    for part, inner in list(_inside(node, described, unseen)):
+        _add_formats(part, inner, unseen)
+
+
+_TIMES: Final = {types.DateTimeType: "date-time", types.TimeType: "time"}
+
+
+def _inside(
+    node: Schema, described: types.Type, unseen: Schema
+) -> Iterator[tuple[Schema, types.Type]]:
+    """The parts of a schema, each with its type."""
+    if isinstance(described, types.Metadata):
+        yield node, described.type
+    elif isinstance(described, types.UnionType):
+        for each in described.types:
+            yield from ((part, each) for part in node["anyOf"] if _may_be(part, each))
+    elif isinstance(described, types.DictType):
+        yield node.get("additionalProperties", {}), described.value_type
+    elif isinstance(described, types.TupleType):
+        yield from zip(node.get("prefixItems", ()), described.item_types, strict=False)
+    elif hasattr(described, "item_type"):
+        yield node.get("items", {}), described.item_type
+    elif hasattr(described, "fields"):
+        definition = unseen.pop(node.get("$ref", "").removeprefix(REFERENCE), {})
+        properties = definition.get("properties", {})
+        for field in described.fields:
+            if field.encode_name in properties:
+                yield properties[field.encode_name], field.type
+
+
+def _may_be(part: Schema, described: types.Type) -> bool:
+    """Whether an alternative of a schema is that of a type. All strings are one alternative."""
+    if isinstance(described, types.DateTimeType | types.TimeType):
+        return part.get("type") == "string"
+    if hasattr(described, "cls"):
+        name: str = part.get("$ref", "").removeprefix(REFERENCE).rpartition(".")[2]
+        own: str = described.cls.__name__
+        return name == own or name.startswith(f"{own}_")  # `Box_int_` is a `Box[int]`
+    if isinstance(described, types.DictType):
+        return part.get("type") == "object"
+    return part.get("type") == "array" or isinstance(described, types.Metadata)
 
 
 def _advertised_default(parameter: Parameter) -> Schema:

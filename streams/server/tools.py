@@ -92,6 +92,8 @@ class ToolSettings(TypedDict, total=False):
     # ignored. By default the schema is made from the annotations.
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None  # by default made from the return annotation
+    # False: text alone, without a schema. True: the return annotation must have a schema.
+    structured_output: bool | None
     annotations: ToolAnnotations | None
     resume_min_s: float | None  # by default the server's
     resume_max_s: float | None  # by default the server's
@@ -111,6 +113,7 @@ DEFAULTS: Final[ToolSettings] = {
     "description": None,
     "input_schema": None,
     "output_schema": None,
+    "structured_output": None,
     "annotations": None,
     "resume_min_s": None,
     "resume_max_s": None,
@@ -156,6 +159,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     binder: Binder
     input_given: GivenSchema | None  # checks arguments, besides `binder`
     output: Output | None
+    is_structured: bool  # whether results may have structuredContent
 
     @property
     def output_schema(self) -> Schema | None:
@@ -226,7 +230,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
     in_schema, binder, input_given = _input(accepted, settings["input_schema"], described, what)
     description = settings["description"]
     returns = inspect.Signature.empty if paged else accepted.returns
-    output = _output(returns, settings["output_schema"], what)
+    output = _output(returns, settings, what)
     return Tool(
         name=name,
         function=function,
@@ -249,6 +253,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         binder=binder,
         input_given=input_given,
         output=output,
+        is_structured=settings["structured_output"] is not False,
     )
 
 
@@ -349,11 +354,19 @@ def _require_accepted(schema: Schema, accepted: Signature, what: str) -> None:
             raise ValueError(f"{what}: input_schema: the function cannot take {name!r}")
 
 
-def _output(returns: Any, given: Mapping[str, Any] | None, what: str) -> Output | None:
+def _output(returns: Any, settings: ToolSettings, what: str) -> Output | None:
+    given, is_wanted = settings["output_schema"], settings["structured_output"]
+    if is_wanted is False:
+        if given is not None:
+            raise ValueError(f"{what}: output_schema: drop it, or structured_output=False")
+        return None
     if given is not None:
         schema = GivenSchema(given, f"{what}: output_schema")
         return Output(schema.schema, given_check(schema), schema)
-    return annotated_output(returns, f"{what}: return annotation")
+    output = annotated_output(returns, f"{what}: return annotation")
+    if output is None and is_wanted:
+        raise TypeError(f"{what}: structured_output: annotate the result, or give output_schema")
+    return output
 
 
 def listing(tool: Tool) -> dict[str, Any]:
@@ -391,7 +404,7 @@ def to_result(value: Any, tool: Tool) -> dict[str, Any]:
     if blocks is not None:
         return {"content": blocks}
     encoded, plain = _as_json(value, tool)
-    is_object = isinstance(plain, dict)
+    is_object = isinstance(plain, dict) and tool.is_structured
     return _with_text(encoded) | ({"structuredContent": plain} if is_object else {})
 
 

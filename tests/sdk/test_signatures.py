@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def normal(schema: Any, root: Any = None, seen: tuple[str, ...] = ()) -> Any:
         made["enum"].sort(key=json.dumps)
     for either in ("anyOf", "oneOf"):
         if either in made:
-            made["anyOf"] = sorted(made.pop(either), key=json.dumps)
+            made["anyOf"] = sorted(made.pop(either), key=partial(json.dumps, sort_keys=True))
     return made
 
 

@@ -1,6 +1,7 @@
 """Schemas of tools, and the checks of arguments against them."""
 
 import contextlib
+import datetime
 import math
 import uuid
 from typing import Annotated, Any, Literal
@@ -130,6 +131,28 @@ class TestArgumentsFromAnnotations:
         jsonschema.validate({"x": {"name": "a", "children": [{"name": "b"}]}}, schema)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({"x": {"name": "a", "children": [{}]}}, schema)
+
+    def test_times_have_a_format_wherever_they_are(self) -> None:
+        moment, time = (
+            {"type": "string", "format": "date-time"},
+            {"type": "string", "format": "time"},
+        )
+        for annotation, schema in (
+            (datetime.datetime, moment),
+            (datetime.datetime | None, {"anyOf": [moment, {"type": "null"}]}),
+            (dict[str, list[datetime.time]], {"type": "array", "items": time}),
+            (
+                Annotated[datetime.datetime, Meta(description="when")],
+                moment | {"description": "when"},
+            ),
+        ):
+            found = taking(annotation).input_schema["properties"]["x"]
+            assert found.get("additionalProperties", found) == schema
+        first = msgspec.defstruct("First", [("at", datetime.datetime)], tag=True)
+        second = msgspec.defstruct("First_", [("at", str)], tag=True, rename="upper")
+        schema = taking(list[first | second] | datetime.time).input_schema
+        assert schema["$defs"]["First"]["properties"]["at"] == moment
+        assert schema["$defs"]["First_"]["properties"]["AT"] == {"type": "string"}
 
     @patient
     @given(

@@ -312,6 +312,25 @@ class TestOutputSchemas:
         with pytest.raises(TypeError, match=r"^tool build: return annotation: Ticket: .*Event"):
             returning(Ticket)
 
+    def test_a_tool_may_have_text_alone(self) -> None:
+        for annotation, value, text in (
+            (str, "a", "a"),
+            (Report, Report(1), None),
+            (Any, {}, "{}"),
+        ):
+            tool = returning(annotation, structured_output=False)
+            assert "outputSchema" not in listing(tool)
+            made = to_result(value, tool)
+            assert list(made) == ["content"]
+            assert text in (text_of(made), None)
+        with pytest.raises(ValueError, match="output_schema: drop it, or structured_output=False"):
+            returning(Report, structured_output=False, output_schema={"type": "object"})
+
+    def test_a_tool_may_insist_on_a_schema(self) -> None:
+        assert returning(str, structured_output=True).output_schema is not None
+        with pytest.raises(TypeError, match="tool build: structured_output: annotate the result"):
+            returning(Any, structured_output=True)
+
     def test_a_given_schema_wins_and_is_checked(self) -> None:
         schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": [1]}}}
         tool = returning(Report, output_schema=schema)
