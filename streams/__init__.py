@@ -10,18 +10,26 @@ if TYPE_CHECKING:
     from streams.errors import CallFailed as CallFailed
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
+    from streams.errors import InvalidAnswer as InvalidAnswer
+    from streams.errors import LifespanFailed as LifespanFailed
+    from streams.errors import MissingCapability as MissingCapability
+    from streams.errors import Refusal as Refusal
     from streams.errors import ResourceNotFound as ResourceNotFound
     from streams.errors import StreamGone as StreamGone
     from streams.errors import Superseded as Superseded
+    from streams.errors import ToolError as ToolError
     from streams.journal.memory import MemoryJournal as MemoryJournal
     from streams.journal.ownership import key_path as key_path
     from streams.journal.sqlite import open_sqlite_journal as open_sqlite_journal
     from streams.keys import Keyring as Keyring
     from streams.limits import Limits as Limits
     from streams.messages import Message as Message
+    from streams.protocol.clients import ClientInfo as ClientInfo
     from streams.protocol.ticket import Ticket as Ticket
     from streams.server.call import Call as Call
+    from streams.server.call import Context as Context
     from streams.server.call import SyncCall as SyncCall
+    from streams.server.caller import Principal as Principal
     from streams.server.content import Annotations as Annotations
     from streams.server.content import Audio as Audio
     from streams.server.content import EmbeddedResource as EmbeddedResource
@@ -35,6 +43,12 @@ if TYPE_CHECKING:
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
     from streams.server.prompts import AssistantMessage as AssistantMessage
     from streams.server.prompts import UserMessage as UserMessage
+    from streams.server.questions import AcceptedElicitation as AcceptedElicitation
+    from streams.server.questions import CancelledElicitation as CancelledElicitation
+    from streams.server.questions import DeclinedElicitation as DeclinedElicitation
+    from streams.server.questions import ElicitationResult as ElicitationResult
+    from streams.server.questions import Root as Root
+    from streams.server.questions import Sample as Sample
     from streams.server.server import Server as Server
 
 # Loaded with the first use: a relay passes through this package, and must not wait for all of it.
@@ -45,9 +59,14 @@ _HOMES = {
         "CallFailed",
         "CallLost",
         "CannotConnect",
+        "InvalidAnswer",
+        "LifespanFailed",
+        "MissingCapability",
+        "Refusal",
         "ResourceNotFound",
         "StreamGone",
         "Superseded",
+        "ToolError",
     ),
     "streams.journal.memory": ("MemoryJournal",),
     "streams.journal.ownership": ("key_path",),
@@ -56,7 +75,9 @@ _HOMES = {
     "streams.limits": ("Limits",),
     "streams.messages": ("Message",),
     "streams.protocol.ticket": ("Ticket",),
-    "streams.server.call": ("Call", "SyncCall"),
+    "streams.protocol.clients": ("ClientInfo",),
+    "streams.server.call": ("Call", "Context", "SyncCall"),
+    "streams.server.caller": ("Principal",),
     "streams.server.content": (
         "Annotations",
         "Audio",
@@ -71,6 +92,14 @@ _HOMES = {
     "streams.server.features": ("Completion",),
     "streams.server.http.endpoint": ("HttpEndpoint",),
     "streams.server.prompts": ("AssistantMessage", "UserMessage"),
+    "streams.server.questions": (
+        "AcceptedElicitation",
+        "CancelledElicitation",
+        "DeclinedElicitation",
+        "ElicitationResult",
+        "Root",
+        "Sample",
+    ),
     "streams.server.server": ("Server",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

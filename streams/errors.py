@@ -14,9 +14,13 @@
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
     ├── UnsafeFile           a file or folder that another user owns, may read or may change
+    ├── ToolError            a failure that a tool reports to its client, in the tool's own words
+    ├── InvalidAnswer        the client's answer to a question of a tool does not fit
+    ├── LifespanFailed       the author's `Server(lifespan=…)` has failed
     └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
-        ├── CallFailed       the server answered the call with a JSON-RPC error
+        ├── CallFailed       the peer answered a request with a JSON-RPC error
+        │   └── MissingCapability  a tool's question needs what the client does not offer
         ├── CallLost         the connection broke before the server announced a stream; to call
         │                    again could run the tool twice
         ├── StreamGone       the stream, or a part of it, can no longer be resumed
@@ -223,6 +227,18 @@ class UnsafeFile(StreamsError, OSError):
     """
 
 
+class ToolError(StreamsError):
+    """A failure that a tool reports: the text is the `isError` result of its call, as it stands."""
+
+
+class InvalidAnswer(StreamsError, ValueError):
+    """The client's answer to a question of a tool does not fit what was asked for."""
+
+
+class LifespanFailed(StreamsError):
+    """The lifespan of a server has failed; `__cause__` is the author's exception."""
+
+
 class ClientError(StreamsError):
     """An error that a user of `Client` may have to handle."""
 
@@ -232,13 +248,24 @@ class CannotConnect(ClientError):
 
 
 class CallFailed(ClientError):
-    """The server answered with a JSON-RPC error: `code`, `message` and `data` as it sent them."""
+    """The peer answered with a JSON-RPC error: `code`, `message` and `data` as it sent them."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(f"{message} (code {code})")
         self.code = code
         self.message = message
         self.data = data
+
+
+class MissingCapability(CallFailed):
+    """The client has not declared a capability that a question needs, so it was not asked."""
+
+    def __init__(self, method: str, capability: str) -> None:
+        super().__init__(
+            METHOD_NOT_FOUND,
+            f"The client cannot answer {method}: it has not declared the capability {capability}",
+            {"capability": capability},
+        )
 
 
 class CallLost(ClientError):

@@ -11,7 +11,8 @@
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,6 +23,8 @@ Scopes = frozenset[str] | None
 """The scopes of a peer's bearer token; None for a peer that may use all tools."""
 
 Headers = Sequence[tuple[str, str]]
+
+NO_CLAIMS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 _SCOPE: Final = re.compile(r"[!#-\[\]-~]{1,255}")  # RFC 6749, 3.3; the length is ours
 
@@ -171,6 +174,13 @@ class Caller(msgspec.Struct, frozen=True):
     once it has expired.
     """
     scopes: frozenset[str] = frozenset()  # of the bearer token
+    claims: Mapping[str, Any] = NO_CLAIMS  # of a JWT; empty for other tokens
+
+
+def claims_of(channel: Channel) -> Mapping[str, Any]:
+    """The claims of the peer's bearer token. Channels that carry such tokens have `claims`."""
+    claims: Mapping[str, Any] = getattr(channel, "claims", NO_CLAIMS)
+    return claims
 
 
 def authenticated(principal: str) -> str:

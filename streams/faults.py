@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from streams.errors import ToolError
 from streams.logs import log
 
 _T = TypeVar("_T")
@@ -29,6 +30,8 @@ _traceback_of: Final[Callable[[BaseException], Any]] = BaseException.__dict__[
 _errors_of: Final[Callable[[BaseException], tuple[BaseException, ...]]] = (
     BaseExceptionGroup.__dict__["exceptions"].__get__
 )
+
+TOLD_MAX: Final = 20  # errors of one group, so that the result stays short enough to be read
 
 _KI_MODULE: Final = "trio._core._ki"  # its signal handler raises the real KeyboardInterrupt
 
@@ -64,7 +67,31 @@ def kind_of(error: BaseException) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an error, for the client. Its `__str__` may fail."""
+    """The text of an error, for the client: of a group, the errors that it holds."""
+    if not is_kind(error, BaseExceptionGroup):
+        return _own_text(error)
+    told = told_of(error)
+    if len(told) == 1:
+        return _own_text(told[0])
+    texts = map(_named_text, told[:TOLD_MAX])
+    more = f"; and {len(told) - TOLD_MAX} more" if len(told) > TOLD_MAX else ""
+    return f"{len(told)} errors: {'; '.join(texts)}{more}"
+
+
+def told_of(error: BaseException) -> list[BaseException]:
+    """The errors that a client is told of: without cancellations, where there is anything else."""
+    leaves = list(leaves_of(error))
+    return [leaf for leaf in leaves if not is_kind(leaf, trio.Cancelled)] or leaves
+
+
+def _named_text(error: BaseException) -> str:
+    kind, text = kind_of(error), _own_text(error)
+    is_named = text == kind or text.startswith(f"{kind}: ")
+    return text if is_named or is_kind(error, ToolError) else f"{kind}: {text}"
+
+
+def _own_text(error: BaseException) -> str:
+    """The text of one error. Its `__str__` may fail."""
     kind = kind_of(error)
     try:
         text = str.__str__(str(error))  # `str` may return an instance of the author's subclass

@@ -107,30 +107,31 @@ class JwtVerifier:
             raise CannotVerify("the keys of the issuer could not be read yet")
         if key is None:
             raise InvalidToken("the token's key is not in the key set")
-        claims = self._claims(token, key, header.alg)
+        given, claims = self._claims(token, key, header.alg)
         principal = principal_of(self._issuer, claims.sub)
-        return Caller(principal, partial(self._holds_for_s, key, claims.exp), claims.scopes)
+        return Caller(principal, partial(self._holds_for_s, key, claims.exp), claims.scopes, given)
 
-    def _claims(self, token: str, key: Mapping[str, Any], algorithm: str) -> _Claims:
+    def _claims(
+        self, token: str, key: Mapping[str, Any], algorithm: str
+    ) -> tuple[dict[str, Any], _Claims]:
+        """All claims of the token, and those that this module reads."""
         public = {name: key[name] for name in _PUBLIC if name in key}
         try:
-            claims = msgspec.convert(
-                jwt.decode(
-                    token,
-                    jwt.PyJWK(public, algorithm),
-                    algorithms=[algorithm],
-                    audience=self._audience,
-                    issuer=self._issuer,
-                    options=_OPTIONS,
-                ),
-                _Claims,
+            given = jwt.decode(
+                token,
+                jwt.PyJWK(public, algorithm),
+                algorithms=[algorithm],
+                audience=self._audience,
+                issuer=self._issuer,
+                options=_OPTIONS,
             )
+            claims = msgspec.convert(given, _Claims)
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise InvalidToken(f"the token: {type(error).__name__}") from None
         now = self._clock()
         if not claims.nbf - LEEWAY_S <= now < claims.exp + LEEWAY_S:  # False for NaN
             raise InvalidToken("the token has expired, or is not valid yet")
-        return claims
+        return given, claims
 
     def _holds_for_s(self, key: Mapping[str, Any], expires_at: float) -> float:
         """How long the token stays valid; 0 once its key was withdrawn."""

@@ -37,6 +37,7 @@ from streams.journal.sessions import Grant
 from streams.limits import MIB
 from streams.messages import LEVELS, RequestId, Run
 from streams.protocol import dialects, extension
+from streams.protocol.clients import ClientInfo
 from streams.protocol.extension import Settings
 from streams.protocol.vocabulary import Dialect
 
@@ -71,7 +72,8 @@ class Session:
     def __init__(self, principal: str) -> None:
         self.principal = principal
         self.revision: str | None = None  # of MCP; None before `initialize`
-        self.capabilities: dict[str, Any] = {}
+        self.capabilities: dict[str, Any] = {}  # those that `settings` was made from
+        self.client: ClientInfo | None = None  # None before `initialize`
         self.settings = Settings()
         self.level: str = LEVELS[0]  # of log messages, and above
         self.deliveries: dict[Delivery, None] = {}
@@ -564,8 +566,12 @@ class Connection:
 
     async def wait_for_room(self) -> None:
         """Wait until the peer has read enough of its replies to be sent more."""
-        while self._outbox_bytes > OUTBOX_BYTES_MAX or len(self._outbox) > OUTBOX_REPLIES_MAX:
+        while not self._has_room:
             await self._moved.park()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._outbox_bytes <= OUTBOX_BYTES_MAX and len(self._outbox) <= OUTBOX_REPLIES_MAX
 
     async def drained(self) -> None:
         """Wait until all that is owed is written, or the peer can read no more."""

@@ -115,6 +115,7 @@ class Engine:
         overflow: Overflow = "block",
         is_paged: bool = False,
         is_restartable: bool = False,
+        caller: Callable[[], bytes] = bytes,
         is_repeatable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
@@ -123,9 +124,10 @@ class Engine:
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
-        resume it. With `is_repeatable` a second run of the call does no harm, so an idempotency key
-        need not be durable before the first. `mark` stands in the request in place of its
-        idempotency key. `origin` is the request, where that was parsed already.
+        resume it; the journal then keeps what `caller` returns. With `is_repeatable` a second run
+        of the call does no harm, so an idempotency key need not be durable before the first. `mark`
+        stands in the request in place of its idempotency key. `origin` is the request, where that
+        was parsed already.
 
         The caller must have called `make_room`, and must not have waited for anything since.
         """
@@ -147,7 +149,7 @@ class Engine:
             is_announced=is_told or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
-            restart=Restart() if is_restartable and is_reachable else None,
+            restart=Restart(caller=caller()) if is_restartable and is_reachable else None,
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable = is_reachable
@@ -275,6 +277,11 @@ class Engine:
                 await trio.sleep_until(connection.opened_at + YOUNG_S)
                 if self._young.pop(connection, connection) is None:
                     connection.watch()
+
+    def tell_all(self, line: bytes, key: str | None = None) -> None:
+        """Send a notification to every client that has initialized; see `Session.notify`."""
+        for session in self.clients():
+            session.notify(line, key=key)
 
     async def wait_idle(self, linger_s: float) -> None:
         """Wait until there was no connection and no running handler for `linger_s` seconds."""

@@ -101,6 +101,13 @@ class Rerun:
             self._take()
             return request_id
 
+    async def expects(self, method: str) -> bool:
+        """Whether the next expected line is a request of this method."""
+        async with self._turn:
+            if self.is_over:
+                return False
+            return messages.parse(await self._next()).method == method
+
     async def questions(self) -> dict[RequestId, Question]:
         """The requests among the expected lines, before any of these has come."""
         found: dict[RequestId, Question] = {}

@@ -36,7 +36,7 @@ from streams.journal.sessions import (
 from streams.keys import Keyring, hashed, new_id, new_request_id
 from streams.limits import Limits
 from streams.messages import RequestId
-from streams.protocol import extension
+from streams.protocol import clients, extension
 
 # Stored among the capabilities, which no client can name so: its names are filtered.
 SUBSCRIPTIONS: Final = "mcp-streams/subscriptions"
@@ -100,7 +100,9 @@ class HttpSession(Session):
             key=self.key,
             principal=self.principal,
             revision=self.revision or "",
-            capabilities=msgspec.json.encode(self.capabilities | self._subscribed()),
+            capabilities=msgspec.json.encode(
+                self.capabilities | clients.stored(self.client) | self._subscribed()
+            ),
             level=self.level,
             seen_at=self.seen_at,
         )
@@ -122,6 +124,7 @@ class HttpSession(Session):
             session.subscriptions[uri] = None
             line, notice = resource_updated(uri)  # it may have changed before or during the restart
             session.notify(line, key=notice)
+        session.client = clients.restored(capabilities, record.revision)
         session.level = record.level
         session.seen_at = record.seen_at
         return session

@@ -51,6 +51,7 @@ class Restart(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cy
     answers: dict[int, bytes] = {}
     attempts: int = 0  # restarts since the call last made progress
     reached: int = 0  # the stream's `last` when `attempts` was counted
+    caller: bytes = b""  # what the server keeps of the caller for its tool
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):  # it can be part of no cycle

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from streams.errors import Full, JournalError, first_of
+from streams.errors import Full, JournalError, LifespanFailed, first_of
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
 from streams.journal.ownership import key_path, socket_path
@@ -117,7 +117,7 @@ def run(options: Options) -> None:
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
         trio.run(_serve_watched, server, options, fds, guard, Exit())
-    except* (CannotServe, JournalError, OSError) as errors:
+    except* (CannotServe, JournalError, LifespanFailed, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
         # A full disk does not end a running server, so this one was full at the start.

@@ -320,6 +320,16 @@ def questions() -> dict[str, Polling | Listing]:
     return {word.method: word for word in words if word is not None}
 
 
+def method_names() -> set[str]:
+    """The names of all requests and notifications of the dialects."""
+    words = [
+        word
+        for each in DIALECTS.values()
+        for word in (each.announcing, each.resuming, each.polling, each.listing, each.ending)
+    ]
+    return {word.method for word in words if word is not None}
+
+
 def speakers_of(method: str) -> tuple[Dialect, ...]:
     """The dialects that resume by this method: a client that uses it need not declare them."""
     return tuple(d for d in DIALECTS.values() if d.resuming and d.resuming.method == method)

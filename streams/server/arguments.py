@@ -13,12 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
+from streams.server import docstrings
 from streams.server.schemas import (
     GivenSchema,
     annotation_binder,
+    for_models,
     is_required,
     parameters_schema,
-    patterned,
+    patterned_arguments,
 )
 from streams.server.signatures import Signature, innermost, is_async
 from streams.server.validator import Schema
@@ -51,7 +53,6 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     input_given: GivenSchema | None
     input_schema: Schema
     required: frozenset[str]
-    restart: bool = False
 
     def encoded(self, values: Values) -> bytes:
         """The values as the JSON of an object, for `bind`."""
@@ -109,18 +110,20 @@ def make_callee(function: Callable[..., Any], name: str, what: str) -> Callee:
     accepted = Signature.of(function, what)
     if accepted.variadic is not None:
         raise TypeError(f"{what}: **{accepted.variadic}: give each argument a name")
+    docstring, described = docstrings.split(inspect.getdoc(core) or "", accepted.names)
     try:
-        schema = parameters_schema(accepted.parameters)
+        models = for_models(accepted.parameters)
+        schema = parameters_schema(accepted.parameters, models, described)
     except TypeError as error:
         raise TypeError(f"{what}: {error}") from error
-    checked = patterned(schema, f"{what}: parameters")
+    checked = patterned_arguments(accepted.parameters, models, f"{what}: parameters")
     return Callee(
         name=name,
-        description=inspect.getdoc(core),
+        description=docstring or None,
         function=function,
         is_async=is_async(function),
         takes_call=accepted.call_name is not None,
-        binder=annotation_binder(accepted.parameters, checked),
+        binder=annotation_binder(accepted.parameters, models, checked),
         input_given=checked,
         input_schema=schema,
         required=frozenset(each.name for each in accepted.parameters if is_required(each)),
@@ -133,6 +136,17 @@ def name_of(function: Callable[..., Any], what: str) -> str:
     if not name or name == "<lambda>":
         raise ValueError(f"{what}: the function has no name: give name=…")
     return name
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON. Raises `TypeError` for one that has no such form."""
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(type(value), "__pydantic_serializer__"):  # a model, without importing pydantic
+        return value.model_dump(mode="json", by_alias=True)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def _types_of(schema: Schema) -> list[str]:

@@ -1,16 +1,23 @@
 """`Call` and `SyncCall`: what a tool uses to exchange messages with the client while it runs."""
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar, Unpack, overload
 
 import msgspec
 import trio
 
 from streams import messages
+from streams.engine.connection import Session
+from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
-from streams.errors import CallFailed
+from streams.errors import CallFailed, Ended, MissingCapability
 from streams.forks import Confined
 from streams.messages import LEVELS, LogLevel, RequestId
+from streams.protocol.clients import ClientInfo
+from streams.server import questions
+from streams.server.caller import CallerInfo, Principal
+from streams.server.questions import ElicitationResult, Prompt, Root, Sample, SampleOptions
 
 _T = TypeVar("_T")
 
@@ -21,16 +28,32 @@ class _ErrorBody(msgspec.Struct):
     data: Any = None
 
 
-class _Called(Protocol):
-    """A tool, or another function that a request runs."""
+class Context:
+    """The surroundings of a request: the server's state, and the caller that made the request."""
+
+    def __init__(self, caller: CallerInfo, state: Any) -> None:
+        self._caller = caller
+        self._state = state
 
     @property
-    def name(self) -> str: ...
+    def state(self) -> Any:
+        """The value that the server's `lifespan` has yielded; None without one."""
+        return self._state
+
     @property
-    def restart(self) -> bool: ...
+    def principal(self) -> Principal:
+        """The identity of the caller that made the request, whoever resumes it."""
+        return self._caller.principal
+
+    @property
+    def client(self) -> ClientInfo:
+        """The client that made the request, as it declared itself: `info`, `capabilities`,
+        `revision`.
+        """
+        return self._caller.client
 
 
-class Call:
+class Call(Context):
     """One running call, for an async tool.
 
     Messages are kept until the client has them, so a tool can send at any time, also while no
@@ -38,9 +61,15 @@ class Call:
     client is too far behind.
     """
 
-    def __init__(self, stream: Stream, tool: _Called) -> None:
+    def __init__(
+        self, stream: Stream, name: str, caller: CallerInfo, state: Any, *, restarts: bool = False
+    ) -> None:
+        """`name` is that of the tool; `restarts` tells whether it has `restart=True`."""
+        super().__init__(caller, state)
         self._stream = stream
-        self._tool = tool
+        self._name = name
+        self._restarts = restarts
+        self._is_over = False
 
     @property
     def request_id(self) -> RequestId:
@@ -79,7 +108,7 @@ class Call:
         if not (is_wanted or stream.is_rerunning):
             await trio.lowlevel.checkpoint()
             return
-        params = {"level": level, "logger": logger or self._tool.name, "data": data}
+        params = {"level": level, "logger": logger or self._name, "data": data}
         line = messages.notification("notifications/message", params)
         await stream.send(line, is_droppable=True)
 
@@ -91,15 +120,91 @@ class Call:
         """Wait until everything sent so far is durable, so that no crash can lose it."""
         await self._stream.flush()
 
+    @overload
+    async def elicit(self, message: str) -> ElicitationResult[None]: ...
+    @overload
+    async def elicit(self, message: str, response_type: type[_T]) -> ElicitationResult[_T]: ...
+
+    async def elicit(self, message: str, response_type: Any = None) -> Any:
+        """Ask the user to fill in a form, or only to agree.
+
+        `response_type` is a dataclass, a msgspec Struct, a TypedDict or a pydantic model. Its
+        fields are strings, numbers, booleans, enums of strings, or lists of such enums: MCP allows
+        nothing else. Returns an `AcceptedElicitation` with `data` of that type, a
+        `DeclinedElicitation` or a `CancelledElicitation`; each has its `action`.
+
+        Raises `TypeError` for another type, `MissingCapability` if the client cannot ask its user,
+        `InvalidAnswer` for an answer that does not fit, else as `request` does.
+        """
+        params = questions.form_params(message, response_type)
+        answer = await self._ask(questions.ELICIT, params, questions.FORM)
+        return questions.elicited(answer, response_type)
+
+    async def elicit_url(
+        self, message: str, url: str, elicitation_id: str
+    ) -> ElicitationResult[None]:
+        """Ask the user to open a URL, for what must not pass through the client (a password).
+
+        `AcceptedElicitation` says that the user agreed, not that anything was done there. When it
+        was, send `notifications/elicitation/complete` with this `elicitationId` by `notify`.
+        Raises as `elicit` does.
+        """
+        params = questions.url_params(message, url, elicitation_id)
+        answer = await self._ask(questions.ELICIT, params, questions.URL)
+        return questions.elicited(answer, None)
+
+    async def sample(
+        self,
+        messages: Prompt | Sequence[Prompt],
+        *,
+        max_tokens: int = questions.SAMPLE_TOKENS,
+        **options: Unpack[SampleOptions],
+    ) -> Sample:
+        """Have a model of the client answer. A `str` is a message of the user.
+
+        Other messages are dicts with `role` and `content`, as on the wire. Raises `TypeError` or
+        `ValueError` for what cannot be sent, `MissingCapability` if the client has no model,
+        `InvalidAnswer` for an answer that does not fit, else as `request` does.
+        """
+        params = questions.sample_params(messages, max_tokens, options)
+        return questions.sampled(await self._ask(questions.SAMPLE, params, "sampling"))
+
+    async def roots(self) -> list[Root]:
+        """The folders and files that the client opens to the server. Raises as `sample` does."""
+        return questions.roots(await self._ask(questions.ROOTS, {}, "roots"))
+
     async def request(self, method: str, params: Any = None) -> Any:
-        """Send the client a request (elicitation, sampling, roots) and return the result.
+        """Send the client any request and return the result; `elicit`, `sample` and `roots` have
+        types.
 
         The answer may come after a reconnect, and over another transport. There is no timeout but
         your own (`trio.move_on_after`). Raises `CallFailed` where the client answers with an error.
         """
-        answer = await self._stream.ask(method, {} if params is None else params)
+        return messages.decode(await self._answer(method, {} if params is None else params), Any)
+
+    async def _ask(self, method: str, params: Any, capability: str) -> msgspec.Raw:
+        if not await self._can_ask(method, capability):
+            raise MissingCapability(method, capability)
+        return await self._answer(method, params)
+
+    async def _can_ask(self, method: str, capability: str) -> bool:
+        """Whether the client that made the call can answer, or the one that is attached now.
+
+        A call that was restarted asks what it asked the first time, and nothing else.
+        """
+        stream, maker = self._stream, self._caller.client_known
+        if maker is None or maker.has(capability):
+            return True
+        if stream.rerun is not None and stream.is_rerunning:
+            return await stream.rerun.expects(method)
+        reader = None if stream.delivery is None else stream.delivery.reader
+        client = reader.client if isinstance(reader, Session) else None
+        return client is not None and client.has(capability)
+
+    async def _answer(self, method: str, params: Any) -> msgspec.Raw:
+        answer = await self._stream.ask(method, params)
         if isinstance(answer.result, msgspec.Raw):
-            return messages.decode(answer.result, Any)
+            return answer.result
         assert isinstance(answer.error, msgspec.Raw)
         error = messages.decode(answer.error, _ErrorBody)
         raise CallFailed(error.code, error.message, error.data)
@@ -124,8 +229,8 @@ class Call:
         Raises `TypeError` for a state that is not JSON, `ValueError` for one that is too long,
         `RuntimeError` for a tool without `restart=True`.
         """
-        if not self._tool.restart:
-            raise RuntimeError(f"tool {self._tool.name} has no restart=True: it is never restarted")
+        if not self._restarts:
+            raise RuntimeError(f"tool {self._name} has no restart=True: it is never restarted")
         encoded = messages.encode(state)
         if self._stream.rerun is None:  # no client could resume this stream after a restart
             await trio.lowlevel.checkpoint()
@@ -143,6 +248,16 @@ class Call:
         await stream.written(seq)
         return stream.delivery is None or stream.delivery.let_go()
 
+    def end(self) -> None:
+        """The call has ended, though a thread may still run for it."""
+        self._is_over = True
+
+    @property
+    def outcome(self) -> str:
+        """How the call has ended, in a word."""
+        state = self._stream.state
+        return "ended" if state.outcome is LIVE else state.outcome.value
+
 
 class SyncCall:
     """A `Call` for a plain function, which runs in a thread: the methods block that thread."""
@@ -153,7 +268,33 @@ class SyncCall:
 
     def _wait_for(self, send: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         self._confined.check()  # in a forked child no event loop runs
+        if self.is_over:
+            raise Ended(f"a message: the stream is {self._call.outcome} already")
         return trio.from_thread.run(send, *args)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended, because it was cancelled or its time is over.
+
+        No thread can be stopped from outside. So a long loop looks at this, and returns. All
+        methods that send raise `Ended` from then on.
+        """
+        return self._call._is_over
+
+    @property
+    def state(self) -> Any:
+        """See `Context.state`."""
+        return self._call.state
+
+    @property
+    def principal(self) -> Principal:
+        """See `Context.principal`."""
+        return self._call.principal
+
+    @property
+    def client(self) -> ClientInfo:
+        """See `Context.client`."""
+        return self._call.client
 
     @property
     def request_id(self) -> RequestId:
@@ -181,6 +322,34 @@ class SyncCall:
     def flush(self) -> None:
         """See `Call.flush`."""
         self._wait_for(self._call.flush)
+
+    @overload
+    def elicit(self, message: str) -> ElicitationResult[None]: ...
+    @overload
+    def elicit(self, message: str, response_type: type[_T]) -> ElicitationResult[_T]: ...
+
+    def elicit(self, message: str, response_type: Any = None) -> Any:
+        """See `Call.elicit`."""
+        return self._wait_for(self._call.elicit, message, response_type)
+
+    def elicit_url(self, message: str, url: str, elicitation_id: str) -> ElicitationResult[None]:
+        """See `Call.elicit_url`."""
+        return self._wait_for(self._call.elicit_url, message, url, elicitation_id)
+
+    def sample(
+        self,
+        messages: Prompt | Sequence[Prompt],
+        *,
+        max_tokens: int = questions.SAMPLE_TOKENS,
+        **options: Unpack[SampleOptions],
+    ) -> Sample:
+        """See `Call.sample`."""
+        sample = partial(self._call.sample, messages, max_tokens=max_tokens, **options)
+        return self._wait_for(sample)
+
+    def roots(self) -> list[Root]:
+        """See `Call.roots`."""
+        return self._wait_for(self._call.roots)
 
     def request(self, method: str, params: Any = None) -> Any:
         """See `Call.request`."""

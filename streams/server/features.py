@@ -39,8 +39,6 @@ class Function(Protocol):
     def takes_call(self) -> bool: ...
     @property
     def name(self) -> str: ...
-    @property
-    def restart(self) -> bool: ...
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -92,7 +90,6 @@ class Completer(msgspec.Struct, frozen=True):
     takes_call: bool = False
     count: int = 0  # of the values that it takes
     name: str = "completion"
-    restart: bool = False
 
 
 class _Meta(msgspec.Struct, rename="camel"):
@@ -147,14 +144,15 @@ class Features:
             raise ValueError(f"{what}: there is one already")
         accepted = Signature.of(function, what)
         most = 3 if of is None else 2
-        needed = sum(map(is_required, accepted.parameters))
-        if needed > most or not accepted.parameters or accepted.variadic is not None:
+        given = [each for each in accepted.parameters if each.kind is not each.KEYWORD_ONLY]
+        needed = {each.name for each in accepted.parameters if is_required(each)}
+        filled = {each.name for each in given[:most]}
+        if not given or needed - filled or accepted.variadic is not None:
             known = "ref, argument and context" if of is None else "the value and the arguments"
             raise TypeError(f"{what}: the function is given {known}")
-        count = min(most, len(accepted.parameters))
-        self._completers[of] = Completer(
-            function, is_async(function), accepted.call_name is not None, count
-        )
+        takes_call = accepted.call_name is not None
+        count = min(most, len(given))
+        self._completers[of] = Completer(function, is_async(function), takes_call, count)
         self._completes = True
 
     def capabilities(self) -> dict[str, Any]:

@@ -15,7 +15,14 @@ from streams import messages
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, Refusal, ResourceNotFound, StreamsError
+from streams.errors import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    Refusal,
+    ResourceNotFound,
+    StreamsError,
+    ToolError,
+)
 from streams.faults import (
     is_failure,
     is_kind,
@@ -23,15 +30,20 @@ from streams.faults import (
     log_failure,
     run_in_thread,
     text_of,
+    told_of,
 )
 from streams.forks import Confined
+from streams.keys import new_id
 from streams.logs import log
 from streams.protocol.extension import KEY
 from streams.server.arguments import Callee
-from streams.server.call import Call, SyncCall
+from streams.server.call import Call, Context, SyncCall
+from streams.server.caller import CallerInfo
 from streams.server.features import Work
+from streams.server.methods import Method
 from streams.server.pages import PagedCall
 from streams.server.schemas import GivenSchema
+from streams.server.timeouts import TimeLimit
 from streams.server.tools import Tool, Tools, error_result, to_result
 from streams.server.workers import Workers
 from streams.turns import LARGE_BYTES, large_work
@@ -68,8 +80,11 @@ class CallTool(msgspec.Struct):
 class Handlers:
     """Makes the handlers of one server's calls, and has the threads and workers that they share."""
 
-    def __init__(self, tools: Tools) -> None:
+    def __init__(self, tools: Tools, *, masks_errors: bool = False, state: Any = None) -> None:
+        """`state` is what the server's lifespan has yielded."""
         self._tools = tools
+        self._masks_errors = masks_errors
+        self._state = state
         self._limiter = trio.CapacityLimiter(THREADS_MAX)
         self._paging_limiter = trio.CapacityLimiter(PAGING_THREADS_MAX)
         self._confined = Confined()
@@ -91,25 +106,78 @@ class Handlers:
         schema = tool.input_given
         if schema is not None and schema.is_costly(len(given)):
             await self._workers.check(schema.encoded, given, "arguments", principal)
-        if len(given) < LARGE_BYTES:
-            return tool.bind(given)
-        return await large_work().do(principal, partial(tool.bind, given))
+        try:
+            if len(given) < LARGE_BYTES:
+                return tool.bind(given)
+            return await large_work().do(principal, partial(tool.bind, given))
+        except ValueError as error:
+            cause = error.__cause__
+            is_failure_of_author = cause is not None and not isinstance(cause, ValueError)
+            if self._masks_errors and is_failure_of_author:
+                raise ValueError("they cannot be read") from error  # `bind` has logged the cause
+            raise
 
     async def aclose(self) -> None:
         """End the worker processes that check arguments and results."""
         await self._workers.aclose()
 
-    def handler(self, tool: Tool, arguments: Mapping[str, Any]) -> StreamHandler:
+    def handler(
+        self, tool: Tool, arguments: Mapping[str, Any], caller: CallerInfo
+    ) -> StreamHandler:
         """The handler that runs the tool with these arguments."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
-            result = await self._result(tool, arguments, stream)
+            result = await self._result(tool, arguments, stream, caller)
             return messages.result(stream.request_id, result), bool(result.get("isError"))
 
         return handle
 
+    def method_handler(self, method: Method, params: Any, caller: CallerInfo) -> StreamHandler:
+        """The handler of a request that MCP does not know."""
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            call = Call(stream, method.name, caller, self._state)
+            self._running[stream] = method.name
+            try:
+                with self._confined:
+                    value = await method.run(call, params)
+                return messages.result(stream.request_id, value), False
+            except BaseException as error:
+                refused = self._refused(method.name, error)
+                await let_pass(error)
+                messages.error(stream.request_id, refused)  # raises if its data is no JSON
+                raise refused from None
+            finally:
+                del self._running[stream]
+                call.end()
+
+        return handle
+
+    def _refused(self, name: str, error: BaseException) -> Refusal:
+        """The JSON-RPC error for an exception of a method's handler."""
+        told = told_of(error)
+        if len(told) == 1 and isinstance(told[0], Refusal):
+            return told[0]
+        return Refusal(INTERNAL_ERROR, self.failure("a method", error, name))
+
+    async def notify(self, method: Method, given: msgspec.Raw, caller: CallerInfo) -> None:
+        """Run the handler of a notification. Its errors are only logged."""
+        try:
+            params = method.read(given)
+        except Refusal as refused:  # a notification has no answer
+            log.info("a notification was dropped", method=method.name, why=refused.message[:200])
+            return
+        try:
+            with self._confined:
+                await method.run(Context(caller, self._state), params)
+        except BaseException as error:
+            self.failure("a notification", error, method.name)
+            await let_pass(error)
+
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
         """The handler of a call that is restarted; None where it cannot be restarted."""
+        if stream.record.restart is None:
+            return None
         try:
             origin = messages.parse(stream.record.origin)
             if origin.method != "tools/call":
@@ -124,14 +192,17 @@ class Handlers:
             return None
         stream.progress_token = params.meta.progress_token
         stream.overflow = tool.overflow
-        return self.handler(tool, arguments)
+        caller = CallerInfo.kept_as(stream.record.principal, stream.record.restart.caller)
+        return self.handler(tool, arguments, caller)
 
-    def request_handler(self, work: Work) -> StreamHandler:
+    def request_handler(self, work: Work, caller: CallerInfo) -> StreamHandler:
         """The handler that runs the function of a request that is no call."""
 
         async def handle(stream: Stream) -> tuple[bytes, bool]:
             try:
-                return messages.result(stream.request_id, await self._answer(work, stream)), False
+                return messages.result(
+                    stream.request_id, await self._answer(work, stream, caller)
+                ), False
             except ResourceNotFound as unknown:
                 named = unknown if unknown.data else ResourceNotFound(str(unknown), uri=work.uri)
                 return messages.error(stream.request_id, named), True
@@ -140,15 +211,15 @@ class Handlers:
 
         return handle
 
-    async def _answer(self, work: Work, stream: Stream) -> msgspec.Raw:
+    async def _answer(self, work: Work, stream: Stream, caller: CallerInfo) -> msgspec.Raw:
         """The result of a request, encoded. Raises `Refusal`; a failure is logged."""
-        callee = work.callee
+        callee, call = work.callee, None
         self._running[stream] = work.what
         try:
             arguments = await self._bound(work, stream)
             run = partial(callee.function, *work.positional, **arguments)
             if callee.takes_call:
-                call = Call(stream, callee)
+                call = Call(stream, callee.name, caller, self._state)
                 first = call if callee.is_async else SyncCall(call)
                 run = partial(callee.function, first, *work.positional, **arguments)
             with self._confined:
@@ -157,13 +228,14 @@ class Handlers:
         except BaseException as error:
             if is_kind(error, Refusal):
                 raise
-            if is_failure(error):
-                log_failure("a request failed", error, what=work.what)
+            told = self.failure("a request", error, f"the {work.what}")
             await let_pass(error)
-            text = text_of(error).encode(errors="backslashreplace").decode()
+            text = told.encode(errors="backslashreplace").decode()
             raise Refusal(INTERNAL_ERROR, f"The {work.what} failed: {text}") from None
         finally:
             del self._running[stream]
+            if call is not None:
+                call.end()
 
     async def _bound(self, work: Work, stream: Stream) -> dict[str, Any]:
         """The arguments of a request by name. Raises `Refusal` where they do not fit."""
@@ -188,35 +260,58 @@ class Handlers:
         return await run_in_thread(confined_work, self._limiter)
 
     async def _result(
-        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream
+        self, tool: Tool, arguments: Mapping[str, Any], stream: Stream, caller: CallerInfo
     ) -> dict[str, Any]:
         """The tool's result. An exception becomes an error result, and its traceback is logged."""
+        call = None
         work = partial(tool.function, **arguments)
         if tool.takes_call:
-            call = Call(stream, tool)
+            call = Call(stream, tool.name, caller, self._state, restarts=tool.restart)
             work = partial(work, call if tool.is_async else SyncCall(call))
         self._running[stream] = tool.name
         try:
             with self._confined:
                 return await self._run(tool, work, stream)
         except BaseException as error:
-            if is_kind(error, StreamsError):
-                log.warning("a tool gave up", tool=tool.name, why=text_of(error))
-            elif is_failure(error):
-                log_failure("a tool failed", error, tool=tool.name)
+            told = self.failure("a tool", error, tool.name)
             await let_pass(error)
-            return error_result(text_of(error))
+            return error_result(told)
         finally:
             del self._running[stream]
+            if call is not None:
+                call.end()
+
+    def failure(self, what: str, error: BaseException, name: str) -> str:
+        """Log an exception of the author's code; returns what its client is told.
+
+        With `mask_errors` that is the text of each `ToolError`. For all others it is one neutral
+        sentence, with an id that the log has too.
+        """
+        told = told_of(error)
+        named = [each for each in told if is_kind(each, ToolError)]
+        is_masked = self._masks_errors and len(named) < len(told)
+        number = {"id": new_id()[:8]} if is_masked else {}
+        if len(named) == len(told):
+            log.info(f"{what} reports an error", tool=name, why=text_of(error))
+        elif not is_masked and all(is_kind(each, StreamsError) for each in told):
+            log.warning(f"{what} gave up", tool=name, why=text_of(error))
+        elif is_failure(error):
+            log_failure(f"{what} failed", error, tool=name, **number)
+        if not is_masked:
+            return text_of(error)
+        masked = f"{name} failed: the log of the server says why, under the id {number['id']}."
+        return "; ".join([*map(text_of, named), masked])
 
     async def _run(self, tool: Tool, work: Callable[[], Any], stream: Stream) -> dict[str, Any]:
+        time = None if tool.timeout_s is None else TimeLimit(tool.name, tool.timeout_s)
         if tool.paged is not None:
-            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged)
+            paging = PagedCall(stream, partial(to_result, tool=tool), tool.paged, time)
             return await paging.run(work(), self._paging_limiter)
         if tool.is_async:
-            value = await work()
+            value = await (work() if time is None else time.keep(work))
         else:
-            value = await self._in_thread(work)
+            run = partial(self._in_thread, work)
+            value = await (run() if time is None else time.keep(run))
         result = to_result(value, tool)
         schema = None if tool.output is None else tool.output.given
         if schema is not None and not result.get("isError"):
@@ -240,9 +335,12 @@ class Handlers:
 
 
 def tool_at(frame: FrameType) -> str | None:
-    """The name of the tool that runs in this frame; None for the frame of another function."""
+    """The name of the tool or method that runs in this frame; None for any other frame."""
     if frame.f_code is Handlers._answer.__code__:
         return str(frame.f_locals["work"].what)
+    if frame.f_code is Method.run.__code__:
+        method = frame.f_locals["self"]
+        return method.name if isinstance(method, Method) else None
     if frame.f_code is not Handlers._result.__code__:
         return None
     tool = frame.f_locals["tool"]

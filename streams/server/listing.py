@@ -70,7 +70,8 @@ class Listing(Generic[_E]):
         one.
         """
         place = 0 if cursor is None else self._place(cursor)
-        behind = (each for each in self._entries.values() if self._places[each.key] > place)
+        # From a copy, because a thread of the author's may add and remove entries meanwhile.
+        behind = (each for each in self if self._places.get(each.key, 0) > place)
         found = list(itertools.islice(behind, size + 1))
         shown = [entry.shown() for entry in found[:size]]
         return shown, None if len(found) <= size else _cursor_behind(found[size - 1].key)

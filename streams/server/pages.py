@@ -6,7 +6,7 @@ page is sent with a token anyway, and the last page may then be empty.
 """
 
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Final
@@ -18,6 +18,7 @@ from streams.engine.stream import Stream
 from streams.errors import Ended, StreamsError
 from streams.faults import let_pass, run_in_thread
 from streams.forks import Confined
+from streams.server.timeouts import TimeLimit
 from streams.server.tools import Paged
 
 # How long a finished page may wait until it is known whether it is the last one.
@@ -35,11 +36,16 @@ class PagedCall:
     """
 
     def __init__(
-        self, stream: Stream, to_result: Callable[[Any], dict[str, Any]], paged: Paged
+        self,
+        stream: Stream,
+        to_result: Callable[[Any], dict[str, Any]],
+        paged: Paged,
+        time: TimeLimit | None = None,
     ) -> None:
         self._stream = stream
         self._to_result = to_result
         self._paged = paged
+        self._time = time
         self._made: deque[dict[str, Any]] = deque()  # pages that are not sent yet
         self._failure: BaseException | None = None
         self._confined = Confined()
@@ -74,19 +80,23 @@ class PagedCall:
     # The tool makes pages
 
     async def _make(self, pages: Pages, limiter: trio.CapacityLimiter) -> None:
+        work: Callable[[], Awaitable[None]]
+        if isinstance(pages, AsyncGenerator):
+            work = partial(self._make_in_task, pages)
+        else:
+            work = partial(run_in_thread, partial(self._make_in_thread, pages), limiter)
         try:
-            if isinstance(pages, AsyncGenerator):
-                async with aclosing(pages):
-                    async for page in pages:
-                        await self._take(page)
-            else:
-                work = partial(self._make_in_thread, pages)
-                await run_in_thread(work, limiter)
+            await (work() if self._time is None else self._time.keep(work))
         except BaseException as error:
             await let_pass(error)
             self._failure = error
         self._is_over = True
         self._stream.notify()
+
+    async def _make_in_task(self, pages: AsyncGenerator[Any, None]) -> None:
+        async with aclosing(pages):
+            async for page in pages:
+                await self._take(page)
 
     def _make_in_thread(self, pages: Generator[Any, None, None]) -> None:
         with self._confined, closing(pages):
@@ -101,10 +111,14 @@ class PagedCall:
         self._made.append(self._to_result(page))
         self._is_followed = False
         self._stream.notify()
+        if self._time is not None:
+            self._time.pause()
         while self._kept + len(self._made) > self._paged.ahead:
             await self._stream.change()
             if self._is_over:
                 raise Ended("no more pages are wanted")
+        if self._time is not None:
+            self._time.begin()
 
     # Calls get pages
 

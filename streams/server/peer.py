@@ -31,14 +31,17 @@ from streams.errors import (
     Unavailable,
     refusal,
 )
-from streams.exchange import Scopes
+from streams.exchange import Caller, Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
+from streams.protocol.clients import described
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
+from streams.server.caller import CallerInfo
 from streams.server.features import RUN, Features
 from streams.server.handlers import CallTool, Handlers
+from streams.server.methods import Methods, progress_token
 from streams.server.tools import Tools, error_result
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
@@ -75,6 +78,7 @@ class Profile(msgspec.Struct, frozen=True):
     version: str
     instructions: str | None
     tools: Tools
+    methods: Methods
     features: Features
     page_size: int  # of lists
     resume_min_s: float
@@ -88,6 +92,7 @@ class Profile(msgspec.Struct, frozen=True):
 class _Initialize(msgspec.Struct, rename="camel"):
     protocol_version: str
     capabilities: dict[str, msgspec.Raw] = {}
+    client_info: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class _Envelope(msgspec.Struct):
@@ -114,9 +119,17 @@ class Peer:
     """The conversation with one client, over one connection or several in succession."""
 
     def __init__(
-        self, profile: Profile, engine: Engine, session: Session, handlers: Handlers
+        self,
+        profile: Profile,
+        engine: Engine,
+        session: Session,
+        handlers: Handlers,
+        caller: Caller | None = None,
     ) -> None:
+        """`caller` is the authenticated caller of one HTTP request."""
         self.session = session
+        self._caller = caller
+        self._connection: Connection | None = None  # None over HTTP
         self._profile = profile
         self._engine = engine
         self._handlers = handlers
@@ -126,15 +139,24 @@ class Peer:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
+        profile = self._profile
         return (
             method == _CALL
-            or method in self._profile.resumes
-            or (method in RUN and method in self._profile.features.methods())
+            or method in profile.resumes
+            or method in profile.methods.requests
+            or (method in RUN and method in profile.features.methods())
         )
+
+    def caller(self) -> CallerInfo:
+        """The caller of the message that is handled now, unless that came with a connection."""
+        if self._connection is not None:
+            return CallerInfo.of(self._connection)
+        return CallerInfo.of_message(self.session, self._caller)
 
     async def run(self, connection: Connection) -> None:
         """Handle the messages of a connection until the client stops sending."""
         self._check_slots = trio.Semaphore(CHECKS_MAX)
+        self._connection = connection
         async with trio.open_nursery() as self._tasks:
             await self._listen(connection)
             if not connection.channel.is_writable():
@@ -208,7 +230,11 @@ class Peer:
                 case Kind.REQUEST:
                     return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
-                    await self._work(line, partial(self._notification, message))
+                    own = self._profile.methods.notifications.get(str(message.method))
+                    if own is not None:
+                        await self._handlers.notify(own, message.params, self.caller())
+                    else:
+                        await self._work(line, partial(self._notification, message))
                 case Kind.RESULT | Kind.ERROR:
                     answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
@@ -235,10 +261,13 @@ class Peer:
             assert connection is not None
             # The line as it was received, because the journal stores it.
             if method == _CALL:
-                deliver = self._call_tool
+                await self._call_tool(message, line, connection)
+            elif method in self._profile.resumes:
+                await self._resume(message, line, connection)
+            elif method in RUN:
+                await self._run(message, line, connection)
             else:
-                deliver = self._run if method in RUN else self._resume
-            await deliver(message, line, connection)
+                await self._call_method(message, line, connection)
             return None
         check_free(self.session, request_id)
         if method in self._profile.polls:
@@ -266,8 +295,9 @@ class Peer:
 
     @property
     def _known_requests(self) -> list[str]:
-        features = self._profile.features.methods()
-        return [*_REQUESTS, *self._profile.polls, _CALL, *self._profile.resumes, *features]
+        profile = self._profile
+        own = (*profile.methods.requests, *profile.features.methods())
+        return [*_REQUESTS, *profile.polls, _CALL, *profile.resumes, *own]
 
     # Plain MCP
 
@@ -279,12 +309,13 @@ class Peer:
         session.settings, session.capabilities = extension.declared(params.capabilities)
         is_known = params.protocol_version in REVISIONS
         session.revision = params.protocol_version if is_known else REVISIONS[0]
+        session.client = described(params.client_info, params.capabilities, session.revision)
         ours = extension.advertisement(self._engine.keyed.memory)
         profile = self._profile
         answer = {
             "protocolVersion": session.revision,
             "capabilities": {
-                "tools": {"listChanged": False},
+                "tools": {"listChanged": True},
                 "logging": {},
                 **profile.features.capabilities(),
                 "extensions": ours,
@@ -325,7 +356,7 @@ class Peer:
         _check_length(work.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session.principal)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        handler = self._handlers.request_handler(work)
+        handler = self._handlers.request_handler(work, CallerInfo.of(connection))
         stream = self._engine.begin(connection, line, handler, min_s=0, max_s=0, origin=message)
         stream.progress_token = work.progress_token
 
@@ -463,20 +494,44 @@ class Peer:
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
+        caller = CallerInfo.of(connection)
         stream = self._engine.begin(
             connection,
             line,
-            self._handlers.handler(tool, arguments),
+            self._handlers.handler(tool, arguments, caller),
             min_s=min_s,
             max_s=max_s,
             overflow=tool.overflow,
             is_paged=tool.paged is not None,
             is_restartable=tool.restart,
+            caller=caller.kept,
             is_repeatable=tool.is_repeatable,
             mark=mark,
             origin=message if mark is None else None,  # with a mark, `line` differs from `message`
         )
         stream.progress_token = params.meta.progress_token
+
+    async def _call_method(self, message: Message, line: bytes, connection: Connection) -> None:
+        """Begin the stream of a request that MCP does not know."""
+        assert isinstance(message.id, int | str)
+        method = self._profile.methods.requests[str(message.method)]
+        params = await self._work(line, partial(method.read, message.params))
+        token = await self._work(line, partial(progress_token, message.params))
+        _check_length(token, "_meta.progressToken")
+        check_free(self.session, message.id)
+        await self._engine.make_room(self.session.principal)
+        check_free(self.session, message.id)  # another request may have taken it meanwhile
+        handler = self._handlers.method_handler(method, params, CallerInfo.of(connection))
+        profile = self._profile
+        stream = self._engine.begin(
+            connection,
+            line,
+            handler,
+            min_s=profile.resume_min_s,
+            max_s=profile.resume_max_s,
+            origin=message,
+        )
+        stream.progress_token = token
 
     def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
@@ -517,12 +572,11 @@ class Peer:
         It needs the scopes that the call needed, since the same principal may have bearer tokens
         with fewer scopes. A resume token needs no scopes: having it is enough.
         """
-        if self._profile.tools.scopes:
+        if self._profile.tools.may_need_scopes:
             origin = messages.parse(stream.record.origin)
-            if origin.method == _CALL and (
-                tool := self._profile.tools.get(read_params(origin.params, CallTool).name)
-            ):
-                tool.check_scopes(connection.channel.scopes)
+            if origin.method == _CALL:
+                name = read_params(origin.params, CallTool).name
+                self._profile.tools.check_scopes(name, connection.channel.scopes)
 
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
         word = self._profile.polls[str(message.method)]

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
-from streams.server.arguments import Callee, make_callee, name_of
+from streams.server.arguments import Callee, json_text, make_callee, name_of
 from streams.server.content import Block, Icon, Role, Text
 from streams.server.listing import icons_of
 
@@ -139,4 +139,4 @@ def _content(value: Any) -> Any:
         return value
     if isinstance(value, dict) and value.get("type") in _BLOCK_TYPES:
         return value
-    return Text(msgspec.json.encode(value).decode())
+    return Text(json_text(value))

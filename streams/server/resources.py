@@ -20,7 +20,7 @@ import msgspec
 from streams.engine.connection import Session
 from streams.engine.notices import resource_updated
 from streams.errors import INVALID_PARAMS, Refusal, ResourceNotFound
-from streams.server.arguments import Callee, Values, make_callee, name_of
+from streams.server.arguments import Callee, Values, json_text, make_callee, name_of
 from streams.server.content import Annotations, Icon, ResourceContents
 from streams.server.listing import Listing, icons_of
 from streams.server.templates import (
@@ -225,5 +225,4 @@ def _content(uri: str, value: Any, mime_type: str | None) -> ResourceContents:
     if isinstance(value, bytes | bytearray | memoryview):
         blob = bytes(value)
         return ResourceContents(uri, blob=blob, mime_type=mime_type or "application/octet-stream")
-    text = msgspec.json.encode(value).decode()
-    return ResourceContents(uri, text=text, mime_type=mime_type or "application/json")
+    return ResourceContents(uri, text=json_text(value), mime_type=mime_type or "application/json")

@@ -1,7 +1,7 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
@@ -13,13 +13,15 @@ from streams.engine.engine import Engine, open_engine
 from streams.engine.notices import resource_updated
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
-from streams.exchange import Channel
+from streams.exchange import Caller, Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.server.features import Features
 from streams.server.handlers import Handlers
+from streams.server.lifespan import entered
+from streams.server.methods import Methods
 from streams.server.peer import Peer, Profile
 from streams.server.prompts import PromptSettings, make_prompt
 from streams.server.resources import ResourceSettings, make_resource
@@ -27,6 +29,10 @@ from streams.server.tools import Tools, ToolSettings, make_tool
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
+
+TOOLS_CHANGED: Final = "notifications/tools/list_changed"
+
+Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -46,6 +52,13 @@ class Server:
     answered as by any MCP server: its client is not told how to resume, and nothing is stored. With
     0 every call is stored and announced. Calls with pages always are, and calls with an idempotency
     key unless the tool has the hint `readOnlyHint` or `idempotentHint`.
+
+    `lifespan` is an async context manager function that is given the server. It is entered before
+    the first connection is served and before calls are restarted, and left after all handlers have
+    ended. `call.state` is the value that it yields.
+
+    With `mask_errors` a client is told the text of a `ToolError`, and of no other exception of a
+    tool: it gets a neutral sentence and an id, and the log has the traceback under that id.
     """
 
     def __init__(
@@ -61,6 +74,8 @@ class Server:
         require_resume_token: bool = False,
         limits: Limits | None = None,
         page_size: int = 100,
+        lifespan: Lifespan | None = None,
+        mask_errors: bool = False,
     ) -> None:
         if not resume_min_s >= 0 or not resume_max_s >= 0:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
@@ -76,9 +91,12 @@ class Server:
         self.require_resume_token = require_resume_token
         self.limits = limits or Limits()
         self.page_size = page_size
+        self.lifespan = lifespan
+        self.mask_errors = mask_errors
         self.tools = Tools()
         self.features = Features()
-        self._engines: dict[Engine, trio.lowlevel.TrioToken] = {}  # those that run
+        self.methods = Methods()
+        self._running: set[RunningServer] = set()
 
     @overload
     def tool(self, function: Function, /) -> Function: ...
@@ -101,6 +119,11 @@ class Server:
         With `restart` a call is restarted after its server died; `Call.checkpoint` says what the
         function must do for that.
 
+        After `timeout_s` seconds the function is cancelled, and the result is an error that says
+        so. The thread of a plain function cannot be stopped: the call ends, and the thread goes on
+        until it uses its `SyncCall`, or sees `SyncCall.is_over`. With `pages` this is the time for
+        each page, with `restart` for each run.
+
         A tool with `scopes` needs a bearer token that was granted all of them. Users of this
         machine can call it over stdio without a token. Other callers without one cannot.
 
@@ -112,6 +135,8 @@ class Server:
         if tool.paged and tool.resume_max_s is None and self.resume_max_s == 0:
             raise ValueError(f"tool {tool.name}: pages need a resume_max_s above 0")
         self.tools.add(tool)
+        for running in self._running.copy():
+            running.tools_changed()
         return function
 
     def resource(
@@ -129,6 +154,40 @@ class Server:
         def add(function: Function) -> Function:
             self.features.add_resource(make_resource(uri, function, settings))
             self._list_changed("resources")
+            return function
+
+        return add
+
+    def add_tool(self, function: Callable[..., Any], /, **settings: Unpack[ToolSettings]) -> None:
+        """Add a tool, as `tool` does, also while the server runs and from any thread.
+
+        All clients are told that the list of tools has changed.
+        """
+        self.tool(**settings)(function)
+
+    def remove_tool(self, name: str) -> None:
+        """Remove a tool, also while the server runs and from any thread; calls of it go on.
+
+        All clients are told that the list of tools has changed. Raises `ValueError` where there is
+        no tool of this name.
+        """
+        self.tools.remove(name)
+        for running in self._running.copy():
+            running.tools_changed()
+
+    def method(self, name: str) -> Callable[[Function], Function]:
+        """Make an async function the handler of requests that MCP does not know.
+
+        It may take a `Call`, and the params in any type: by default a dict. It returns the result,
+        any JSON. Like a call of a tool, the request can be cancelled and resumed. A
+        `Refusal` that it raises is the JSON-RPC error; any other exception is an internal error.
+
+        Raises `TypeError` or `ValueError` for another function, and for a name that is taken by
+        MCP, by a proposal for resumable streams or by another handler.
+        """
+
+        def add(function: Function) -> Function:
+            self.methods.add(name, function, is_request=True)
             return function
 
         return add
@@ -203,6 +262,19 @@ class Server:
 
         return add
 
+    def notification(self, name: str) -> Callable[[Function], Function]:
+        """Make an async function the handler of notifications that MCP does not know.
+
+        It may take a `Context`, and the params in any type. It should be short: the next message of
+        the same connection waits for it. Its errors are logged. Raises as `method` does.
+        """
+
+        def add(function: Function) -> Function:
+            self.methods.add(name, function, is_request=False)
+            return function
+
+        return add
+
     def _list_changed(self, what: str) -> None:
         """Tell all clients that a list has changed."""
         method = f"notifications/{what}/list_changed"
@@ -210,41 +282,41 @@ class Server:
 
     def _tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
         """Notify the clients that it is for. May be called in any thread."""
+        for running in self._running.copy():
+            running.tell(line, key, is_for)
 
-        def tell(engine: Engine) -> None:
-            for session in filter(is_for, engine.clients()):
-                session.notify(line, key=key)
-
-        for engine, token in list(self._engines.items()):
-            if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is token:
-                tell(engine)
-            else:
-                token.run_sync_soon(tell, engine)
+    async def notify_all(self, method: str, params: Any = None) -> None:
+        """Notify the clients of all running servers; see `RunningServer.notify_all`."""
+        for running in self._running.copy():
+            await running.notify_all(method, params)
 
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
-        Leaving the block shuts the server down within 4 s.
+        Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
+        `LifespanFailed` where that fails.
         """
-        handlers = Handlers(self.tools)
-        try:
-            async with open_engine(
-                journal,
-                keyring,
-                self.limits,
-                enforce_min=self.enforce_min,
-                require_token=self.require_resume_token,
-                restart_handler=handlers.restart_handler,
-                deferral_s=self.announce_after_s,
-            ) as engine:
-                self._engines[engine] = trio.lowlevel.current_trio_token()
-                try:
-                    yield RunningServer(self, engine, handlers)
-                finally:
-                    del self._engines[engine]
-        finally:
-            await handlers.aclose()
+        async with entered(self.lifespan, self) as state:
+            handlers = Handlers(self.tools, masks_errors=self.mask_errors, state=state)
+            try:
+                async with open_engine(
+                    journal,
+                    keyring,
+                    self.limits,
+                    enforce_min=self.enforce_min,
+                    require_token=self.require_resume_token,
+                    restart_handler=handlers.restart_handler,
+                    deferral_s=self.announce_after_s,
+                ) as engine:
+                    running = RunningServer(self, engine, handlers)
+                    self._running.add(running)
+                    try:
+                        yield running
+                    finally:
+                        self._running.discard(running)
+            finally:
+                await handlers.aclose()
 
 
 class RunningServer:
@@ -254,12 +326,14 @@ class RunningServer:
         self.server = server
         self.engine = engine
         self._handlers = handlers
+        self._trio = trio.lowlevel.current_trio_token()
         self._profile = Profile(
             name=server.name,
             version=server.version,
             instructions=server.instructions,
             tools=server.tools,
             features=server.features,
+            methods=server.methods,
             page_size=server.page_size,
             resume_min_s=server.resume_min_s,
             resume_max_s=server.resume_max_s,
@@ -281,6 +355,45 @@ class RunningServer:
             # A failure here concerns one connection. The server goes on with the others.
             log.exception("a connection failed", principal=channel.principal[:12])
 
-    def peer(self, session: Session) -> Peer:
-        """The conversation with one client."""
-        return Peer(self._profile, self.engine, session, self._handlers)
+    def peer(self, session: Session, caller: Caller | None = None) -> Peer:
+        """The conversation with one client; `caller` is that of one HTTP request."""
+        return Peer(self._profile, self.engine, session, self._handlers, caller)
+
+    async def notify_all(self, method: str, params: Any = None) -> None:
+        """Send a notification to every client that is connected.
+
+        Over HTTP it goes to clients with a standing stream (a GET). No client gets it later: it is
+        not kept. Raises `TypeError` for params that are not JSON, `ValueError` for a notification
+        above `message_bytes_max`.
+        """
+        await trio.lowlevel.checkpoint()
+        line = messages.notification(method, params)
+        limit = self.server.limits.message_bytes_max
+        if len(line) > limit:
+            raise ValueError(f"a notification of {len(line)} bytes, of which there may be {limit}")
+        self.engine.tell_all(line)
+
+    def tools_changed(self) -> None:
+        """Tell all clients that the list of tools has changed. May be called from any thread.
+
+        A client that is not connected is told when it is.
+        """
+        with suppress(trio.RunFinishedError):
+            self._trio.run_sync_soon(self._tell_tools_changed, idempotent=True)
+
+    def tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
+        """Notify the clients that it is for. May be called from any thread."""
+
+        def tell() -> None:
+            for session in filter(is_for, self.engine.clients()):
+                session.notify(line, key=key)
+
+        if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._trio:
+            tell()
+        else:
+            with suppress(trio.RunFinishedError):
+                self._trio.run_sync_soon(tell)
+
+    def _tell_tools_changed(self) -> None:
+        line = messages.notification(TOOLS_CHANGED)
+        self.engine.tell_all(line, key=TOOLS_CHANGED)

@@ -32,6 +32,7 @@ import inspect
 import itertools
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any, Final, TypedDict, Unpack, get_args
@@ -68,6 +69,9 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
+OLD_CURSORS_MAX: Final = 1_000  # cursors behind tools that were removed, and still lead on
+
+
 class ToolAnnotations(TypedDict, total=False):
     """MCP's hints about a tool, spelled as on the wire."""
 
@@ -100,6 +104,7 @@ class ToolSettings(TypedDict, total=False):
     expected_s: float | None
     restart: bool
     scopes: Iterable[str]
+    timeout_s: float | None
 
 
 DEFAULTS: Final[ToolSettings] = {
@@ -119,6 +124,7 @@ DEFAULTS: Final[ToolSettings] = {
     "expected_s": None,
     "restart": False,
     "scopes": (),
+    "timeout_s": None,
 }
 
 
@@ -149,6 +155,7 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     expected_s: float | None
     restart: bool
     scopes: tuple[str, ...]
+    timeout_s: float | None
     binder: Binder
     input_given: GivenSchema | None  # checks arguments, besides `binder`
     output: Output | None
@@ -242,6 +249,7 @@ def make_tool(function: Callable[..., Any], **given: Unpack[ToolSettings]) -> To
         expected_s=settings["expected_s"],
         restart=settings["restart"],
         scopes=_checked_scopes(settings["scopes"], what),
+        timeout_s=settings["timeout_s"],
         binder=binder,
         input_given=input_given,
         output=output,
@@ -274,7 +282,11 @@ def _paged(settings: ToolSettings, what: str) -> Paged | None:
     ahead, wait_s = settings["pages_ahead"], settings["page_wait_s"]
     if ahead < 1:
         raise ValueError(f"{what}: pages_ahead: expected at least 1, got {ahead}")
-    for name, seconds in (("page_wait_s", wait_s), ("expected_s", settings["expected_s"])):
+    for name, seconds in (
+        ("page_wait_s", wait_s),
+        ("expected_s", settings["expected_s"]),
+        ("timeout_s", settings["timeout_s"]),
+    ):
         if seconds is not None and not (math.isfinite(seconds) and seconds > 0):
             raise ValueError(f"{what}: {name}: expected seconds above 0, got {seconds}")
     if not settings["pages"]:
@@ -538,8 +550,11 @@ class Tools:
     """The tools of a server, in the order in which they were added."""
 
     def __init__(self) -> None:
+        # Threads of tools may change these while pages are made: each change makes new ones.
         self._tools: dict[str, Tool] = {}
         self._positions: dict[str, int] = {}  # by cursors: how many tools come before
+        self._removed: dict[str, Tool] = {}  # those that need scopes: their calls go on
+        self._changing = threading.Lock()
         self.scopes: tuple[str, ...] = ()  # those that any of the tools needs
 
     def __len__(self) -> int:
@@ -547,11 +562,43 @@ class Tools:
 
     def add(self, tool: Tool) -> None:
         """Add a tool. Raises `ValueError` where another tool has its name."""
-        if tool.name in self._tools:
-            raise ValueError(f"there is a tool {tool.name} already; give this one another name")
-        self._tools[tool.name] = tool
-        self.scopes = tuple(dict.fromkeys((*self.scopes, *tool.scopes)))
-        self._positions[_cursor_after(tool)] = len(self._tools)
+        with self._changing:
+            if tool.name in self._tools:
+                raise ValueError(f"there is a tool {tool.name} already; give this one another name")
+            self._change({**self._tools, tool.name: tool})
+            self._positions = {**self._positions, _cursor_after(tool): len(self._tools)}
+
+    def remove(self, name: str) -> None:
+        """Remove a tool. Raises `ValueError` for an unknown name."""
+        with self._changing:
+            if name not in self._tools:
+                raise ValueError(f"there is no tool {name[:100]!r} to remove")
+            tools = list(self._tools.values())
+            index = tools.index(self._tools[name])
+            removed = tools.pop(index)
+            self._change({tool.name: tool for tool in tools})
+            if removed.scopes:
+                self._removed[name] = removed
+            # A client may be between two pages. Its cursor then leads to the tools that follow.
+            moved = {cursor: at - 1 if at > index else at for cursor, at in self._positions.items()}
+            if len(moved) > len(tools) + OLD_CURSORS_MAX:
+                moved = {_cursor_after(tool): at for at, tool in enumerate(tools, 1)}
+            self._positions = moved
+
+    def _change(self, tools: dict[str, Tool]) -> None:
+        self._tools = tools
+        self.scopes = tuple(dict.fromkeys(each for tool in tools.values() for each in tool.scopes))
+
+    @property
+    def may_need_scopes(self) -> bool:
+        """Whether a call of any tool, or of one that was removed, needs scopes."""
+        return bool(self.scopes or self._removed)
+
+    def check_scopes(self, name: str, granted: Scopes) -> None:
+        """Raise `InsufficientScope` unless a call of this tool may be resumed with these scopes."""
+        tool = self._tools.get(name) or self._removed.get(name)
+        if tool is not None:
+            tool.check_scopes(granted)
 
     def get(self, name: str) -> Tool | None:
         """The tool of this name, or None."""

@@ -14,7 +14,7 @@ thousand connections, and answer a thousand that come back at once.
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -208,6 +208,11 @@ class ServerWebSocket:
     @property
     def scopes(self) -> Scopes:
         return self._caller.scopes
+
+    @property
+    def claims(self) -> Mapping[str, Any]:
+        """See `streams.exchange.claims_of`."""
+        return self._caller.claims
 
     @cached_property  # most connections send no such frame
     def _empty_frames(self) -> RateLimit:

@@ -131,7 +131,7 @@ class HttpEndpoint:
             large_work().note(session.principal)
         if is_request:
             self._check_rate(session.principal)
-        peer = self._running.peer(session)
+        peer = self._running.peer(session, request.caller)
         if is_request and peer.delivers(str(message.method)):
             await self._deliver(message, request, responder, peer, session, accepted)
             return

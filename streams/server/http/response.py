@@ -1,15 +1,15 @@
 """The response to one HTTP request, as a `Channel` that only sends."""
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import trio
 
 from streams import messages
 from streams.engine.framing import Framing
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Caller, Headers, Responder, Scopes
+from streams.exchange import NO_CLAIMS, Caller, Headers, Responder, Scopes
 from streams.messages import Incoming, RequestId
 from streams.server.http.events import JSON, KEEP_ALIVE, content
 
@@ -56,6 +56,11 @@ class ResponseChannel:
     @property
     def scopes(self) -> Scopes:
         return frozenset() if self._caller is None else self._caller.scopes
+
+    @property
+    def claims(self) -> Mapping[str, Any]:
+        """See `streams.exchange.claims_of`."""
+        return NO_CLAIMS if self._caller is None else self._caller.claims
 
     async def receive(self) -> Sequence[Incoming]:
         """Wait for the end, since the request was the only message."""

@@ -1,6 +1,7 @@
 """Prompts and completions end to end."""
 
 import enum
+import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -291,7 +292,7 @@ def test_what_cannot_be_a_prompt_is_refused_at_once(server: Server) -> None:
     with pytest.raises(TypeError, match="unknown settings of a prompt: colour"):
         server.prompt(colour="red")(lambda: "")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="prompt p: x"):
-        server.prompt(name="p")(_takes_a_set_of_objects)
+        server.prompt(name="p")(_takes_an_event)
     with pytest.raises(TypeError, match="rest"):
         server.prompt(name="p")(_takes_the_rest)
     server.prompt(name="p")(lambda: "")
@@ -299,7 +300,7 @@ def test_what_cannot_be_a_prompt_is_refused_at_once(server: Server) -> None:
         server.prompt(name="p")(lambda: "")
 
 
-def _takes_a_set_of_objects(x: set[object]) -> str:
+def _takes_an_event(x: trio.Event) -> str:
     return f"{x}"
 
 
@@ -462,7 +463,9 @@ def test_what_cannot_complete_is_refused_at_once(server: Server) -> None:
         server.completion(lambda a, b, c, d: [])
     with pytest.raises(TypeError, match="an argument of it"):
         server.completion("paint")
-    server.completion("paint", "what")(lambda value: [])
+    with pytest.raises(TypeError, match="is given"):
+        server.completion("paint", "what")(lambda value, *, more: [])
+    server.completion("paint", "what")(lambda value, known=[], *, more=1: [])  # noqa: B006
     with pytest.raises(ValueError, match="one already"):
         server.completion("paint", "what")(lambda value: [])
 
@@ -488,3 +491,24 @@ async def test_the_page_in_the_documentation_does_as_it_says() -> None:
         said = (await talker.request(6, "prompts/get", **review))["messages"]
         assert said[0] == text("Review this report in a brisk tone: Draft.")
     assert (await complete(library, {"type": "ref/prompt", "name": "review"}, "id"))["total"] == 2
+
+
+def test_threads_may_change_the_prompts_while_they_are_listed(server: Server) -> None:
+    is_over = threading.Event()
+
+    def change() -> None:
+        while not is_over.is_set():
+            server.prompt(name="p")(lambda: "")
+            server.remove_prompt("p")
+
+    for n in range(50):
+        server.prompt(name=f"p{n}")(lambda: "")
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(2_000):
+            listed, _ = server.features.prompts.page(None, 100)
+            assert len(listed) in {50, 51}
+    finally:
+        is_over.set()
+        thread.join()

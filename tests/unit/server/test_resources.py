@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
+import pydantic
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -73,6 +74,10 @@ async def initialized(server: Server) -> Json:
 # Values of readers
 
 
+class _Model(pydantic.BaseModel):
+    id: int
+
+
 class _Row(msgspec.Struct):
     id: int
     at: datetime.date
@@ -95,6 +100,8 @@ class _Row(msgspec.Struct):
             _Row(1, datetime.date(2026, 1, 2)),
             {"text": '{"id":1,"at":"2026-01-02"}', "mimeType": "application/json"},
         ),
+        (_Model(id=1), {"text": '{"id":1}', "mimeType": "application/json"}),
+        ([_Model(id=1)], {"text": '[{"id":1}]', "mimeType": "application/json"}),
         (
             ResourceContents("x:other", text="a", mime_type="text/html", meta={"k": 1}),
             {"uri": "x:other", "text": "a", "mimeType": "text/html", "_meta": {"k": 1}},

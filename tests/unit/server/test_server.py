@@ -222,7 +222,7 @@ async def test_initialize_settles_the_revision(server: Server, asked: str, given
     assert answer["protocolVersion"] == given
     assert answer["serverInfo"] == {"name": "tested", "version": "1.2"}
     assert answer["instructions"] == "Ask nicely."
-    assert answer["capabilities"]["tools"] == {"listChanged": False}
+    assert answer["capabilities"]["tools"] == {"listChanged": True}
     dialects = ["streams", "resumableRequests", "resumeTokens"]
     ours = answer["capabilities"]["extensions"]
     assert len(ours["mcp-streams/v1"].pop("idempotencyKeys")) == 43

@@ -5,7 +5,7 @@ import threading
 import pytest
 import structlog
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Call, Limits, Server, SyncCall
 from streams.errors import StreamsError
@@ -158,6 +158,7 @@ async def test_cancelled_stops_an_async_tool(server: Server) -> None:
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         await talker.call(1, "step")
+        await wait_all_tasks_blocked()  # a cancel may come before the tool has begun
         await talker.tell("notifications/cancelled", requestId=1)
         await steps.is_over.wait()
         assert await talker.request(2, "ping") == {}

@@ -1,0 +1,155 @@
+"""Forms: the types that `call.elicit` asks for, as the flat schemas that MCP demands.
+
+"Form mode elicitation schemas are limited to flat objects with primitive properties only": strings,
+numbers, booleans, enums of strings, and lists of such enums. A type is a dataclass, a msgspec
+Struct, a TypedDict or a pydantic model.
+"""
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, get_type_hints
+
+import msgspec
+
+from streams.errors import InvalidAnswer
+
+_FORMATS: Final = frozenset(["email", "uri", "date", "date-time"])
+_REFERENCE: Final = "#/$defs/"
+_HEADLINE: Final = ("title", "description", "default")
+_KEPT: Final[Mapping[str, tuple[str, ...]]] = {
+    "string": ("minLength", "maxLength", "format", "enum", "enumNames", "oneOf", "pattern"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "boolean": (),
+    "array": ("minItems", "maxItems", "items"),
+}
+_KEPT_OF: Final = {**_KEPT, "integer": _KEPT["number"]}
+
+Schema = dict[str, Any]
+
+
+class Form(msgspec.Struct, frozen=True):
+    """A type as a form: its schema, and how an answer becomes a value of the type."""
+
+    schema: Schema
+    read: Callable[[bytes], Any]
+
+
+@lru_cache(maxsize=256)
+def form_of(kind: Any) -> Form:
+    """The form of a type. Raises `TypeError`, which names the field, for one that is not flat."""
+    name = getattr(kind, "__name__", str(kind))
+    try:
+        if (adapter := pydantic_adapter(kind)) is not None:
+            whole, read = adapter.json_schema(), adapter.validate_json
+        else:
+            whole, read = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
+    except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
+        raise TypeError(f"{name} cannot be a form: {str(error).splitlines()[-1]}") from error
+    definitions = whole.get("$defs", {})
+    root = _resolved(whole, definitions)
+    if root.get("type") != "object":
+        raise TypeError(
+            f"{name} cannot be a form: expected a dataclass, a Struct, a TypedDict or a model"
+        )
+    properties = {
+        field: _property(schema, definitions, f"{name}.{field}")
+        for field, schema in root.get("properties", {}).items()
+    }
+    schema: Schema = {"type": "object", "properties": properties}
+    if required := root.get("required"):
+        schema["required"] = list(required)
+    # Through JSON: a default may be of any type that msgspec encodes.
+    return Form(msgspec.json.decode(msgspec.json.encode(schema)), _reading(read, name))
+
+
+def pydantic_adapter(kind: Any) -> Any:
+    """A pydantic `TypeAdapter` for a type that needs one; None for all others.
+
+    Such a type is a model, a dataclass of pydantic, or a class with a `Field` in its annotations or
+    defaults, which msgspec would ignore. Pydantic is not imported here.
+    """
+    pydantic = sys.modules.get("pydantic")
+    if pydantic is None or not isinstance(kind, type):
+        return None
+    is_theirs = issubclass(kind, pydantic.BaseModel) or hasattr(kind, "__pydantic_validator__")
+    return pydantic.TypeAdapter(kind) if is_theirs or _has_field(kind, pydantic) else None
+
+
+def _has_field(kind: type, pydantic: Any) -> bool:
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except (TypeError, NameError):
+        return False  # msgspec says what is wrong
+    marks = [mark for hint in hints.values() for mark in getattr(hint, "__metadata__", ())]
+    marks += [getattr(kind, name, None) for name in hints]
+    return any(isinstance(mark, pydantic.fields.FieldInfo) for mark in marks)
+
+
+def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
+    """The schema without a reference and without `null`, which MCP's forms do not have."""
+    if "$ref" in schema:
+        target = definitions[schema["$ref"].removeprefix(_REFERENCE)]
+        schema = target | {key: value for key, value in schema.items() if key != "$ref"}
+    if len(schema.get("allOf", ())) == 1:  # older versions of pydantic
+        schema = schema | schema["allOf"][0]
+        schema.pop("allOf")
+        return _resolved(schema, definitions)
+    if "anyOf" in schema:
+        others = [each for each in schema["anyOf"] if each.get("type") != "null"]
+        if len(others) == 1:
+            rest = {key: value for key, value in schema.items() if key != "anyOf"}
+            return _resolved(others[0] | rest, definitions)
+    return schema
+
+
+def _property(schema: Schema, definitions: Mapping[str, Schema], field: str) -> Schema:
+    schema = _resolved(schema, definitions)
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kinds = [each for each in kind if each != "null"]
+        kind = kinds[0] if len(kinds) == 1 else None
+    if "const" in schema:
+        schema = {**schema, "enum": [schema["const"]]}
+    if "enum" in schema:
+        schema = {**schema, "enum": [each for each in schema["enum"] if each is not None]}
+        if not all(isinstance(each, str) for each in schema["enum"]):
+            raise _not_flat(field, "an enum of a form has only strings")
+        kind = "string"
+    if kind not in _KEPT_OF:
+        raise _not_flat(field, "a form has only strings, numbers, booleans and enums of strings")
+    if kind == "array":
+        schema = {**schema, "items": _choice(schema.get("items", {}), definitions, field)}
+    found = {"type": kind} | {
+        key: schema[key] for key in (*_HEADLINE, *_KEPT_OF[kind]) if key in schema
+    }
+    if found.get("default", "") is None:
+        del found["default"]
+    if found.get("format", "email") not in _FORMATS:
+        del found["format"]  # a client may refuse one that MCP does not know
+    return found
+
+
+def _choice(items: Schema, definitions: Mapping[str, Schema], field: str) -> Schema:
+    """The schema of the items of a list, each of which the user may choose."""
+    resolved = _resolved(items, definitions)
+    if "anyOf" in resolved:
+        return {"anyOf": resolved["anyOf"]}
+    chosen = _property(resolved, definitions, field) if "enum" in resolved else {}
+    if "enum" not in chosen:
+        raise _not_flat(field, "a list of a form has only items of an enum of strings")
+    return {"type": "string", "enum": chosen["enum"]}
+
+
+def _not_flat(field: str, why: str) -> TypeError:
+    return TypeError(f"{field} cannot be in a form: {why}")
+
+
+def _reading(read: Callable[[bytes], Any], name: str) -> Callable[[bytes], Any]:
+    def read_answer(content: bytes) -> Any:
+        try:
+            return read(content)
+        except (ValueError, RecursionError) as error:
+            raise InvalidAnswer(f"The client's answer is no {name}: {error}") from error
+
+    return read_answer
