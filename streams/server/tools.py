@@ -10,7 +10,8 @@ read in all three.
 
     an object in JSON                           structuredContent, and its JSON as a text block
     any other value                             the same of the object {"result": value}; the text
-                                                block has the value alone, and None has no text
+                                                block has the value alone, and None has no text;
+                                                blocks in a list[Any] stay blocks
 
 Without one, as where the annotation is a content block, `Any`, or absent:
 
@@ -46,7 +47,7 @@ from streams.limits import Overflow
 from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
 from streams.server import docstrings
-from streams.server.content import Block, ToolResult, sdk_block, sdk_result
+from streams.server.content import Block, ToolResult, is_block_type, sdk_block, sdk_result
 from streams.server.models import as_plain, is_model
 from streams.server.outputs import Output, annotated_output, given_check
 from streams.server.schemas import (
@@ -449,8 +450,7 @@ def _structured(value: Any, tool: Tool, output: Output) -> dict[str, Any]:
     _check_output(encoded, plain, tool, output)
     if not output.is_wrapped:
         return _with_text(encoded) | {"structuredContent": plain}
-    if value is None or isinstance(value, str):
-        shown = [] if value is None else [{"type": "text", "text": plain["result"]}]
+    if (shown := _content(value, tool)) is not None:
         return {"content": shown, "structuredContent": plain}
     inner = encoded[len(b'{"result":') : -1]
     return _with_text(inner) | {"structuredContent": plain}
@@ -482,17 +482,11 @@ def _content(value: Any, tool: Tool) -> list[dict[str, Any]] | None:
     """The blocks of a value that is content; None for a value that is data."""
     if value is None:
         return []
-    if _is_shown(value):
+    if isinstance(value, str) or is_block_type(type(value)):
         return [_block(value, tool)]
-    if isinstance(value, list | tuple) and any(
-        _is_shown(item) and not isinstance(item, str) for item in value
-    ):
+    if isinstance(value, list | tuple) and any(map(is_block_type, set(map(type, value)))):
         return [_block(item, tool) for item in value]
     return None
-
-
-def _is_shown(value: Any) -> bool:
-    return isinstance(value, _SHOWN) or sdk_block(value) is not None
 
 
 def _block(item: Any, tool: Tool) -> dict[str, Any]:

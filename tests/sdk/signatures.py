@@ -351,6 +351,7 @@ CASES: Final[Sequence[Case]] = (
     # Content and whole results
     Case("", "Image", {}, None, "Image(data=b'a', format='png')"),
     Case("", "list[str | Image]", {}, None, "['a', Image(data=b'a', format='png')]"),
+    Case("", "list[Any]", {}, None, "['b', mcp_types.TextContent(type='text', text='a')]"),
     Case("", "mcp_types.TextContent", {}, None, "mcp_types.TextContent(type='text', text='a')"),
     Case(
         "",

@@ -31,7 +31,11 @@ APP: Final = f"{HERE / 'requests_server.py'}:server"
 MIN_S: Final = 0.2  # of that server
 STEPS: Final = [1, 2, 3, 4]
 LAST_SEQ: Final = 2 * len(STEPS) + 1
-RESULT: Final = {"content": [{"type": "text", "text": f"{len(STEPS)} steps"}]}
+TEXT: Final = f"{len(STEPS)} steps"
+RESULT: Final = {
+    "content": [{"type": "text", "text": TEXT}],
+    "structuredContent": {"result": TEXT},
+}
 ROWS: Final = [[f"{page}.1", f"{page}.2"] for page in range(1, PAGES + 1)]
 
 # The places where the connections of a resume are cut, one after another. Its first message is the

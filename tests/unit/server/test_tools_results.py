@@ -271,6 +271,13 @@ class TestOutputSchemas:
         assert result["structuredContent"] == {"result": msgspec.to_builtins(value)}
         jsonschema.validate(result["structuredContent"], returning(annotation).output_schema)
 
+    def test_blocks_in_any_list_stay_blocks(self) -> None:
+        image = {"type": "image", "data": "YQ==", "mimeType": "image/png"}
+        assert to_result(["see", Image(b"a", "image/png")], returning(list[Any])) == {
+            "content": [{"type": "text", "text": "see"}, image],
+            "structuredContent": {"result": ["see", image]},
+        }
+
     def test_none_is_a_result_without_text(self) -> None:
         assert to_result(None, returning(int | None)) == {
             "content": [],
