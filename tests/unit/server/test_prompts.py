@@ -465,7 +465,7 @@ def test_what_cannot_complete_is_refused_at_once(server: Server) -> None:
         server.completion("paint")
     with pytest.raises(TypeError, match="is given"):
         server.completion("paint", "what")(lambda value, *, more: [])
-    server.completion("paint", "what")(lambda value, known=[], *, more=1: [])  # noqa: B006
+    server.completion("paint", "what")(lambda value, known=[], *, more=1: [])
     with pytest.raises(ValueError, match="one already"):
         server.completion("paint", "what")(lambda value: [])
 
