@@ -17,6 +17,7 @@ from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, ToolError
 from streams.faults import (
+    is_caused_by_failure,
     is_failure,
     is_kind,
     let_pass,
@@ -102,9 +103,7 @@ class Handlers:
                 return tool.bind(given)
             return await large_work().do(principal, partial(tool.bind, given))
         except ValueError as error:
-            cause = error.__cause__
-            is_failure_of_author = cause is not None and not isinstance(cause, ValueError)
-            if self._masks_errors and is_failure_of_author:
+            if self._masks_errors and is_caused_by_failure(error):
                 raise ValueError("they cannot be read") from error  # `bind` has logged the cause
             raise
 
@@ -147,8 +146,10 @@ class Handlers:
     def _refused(self, name: str, error: BaseException) -> Refusal:
         """The JSON-RPC error for an exception of a method's handler."""
         told = told_of(error)
-        if len(told) == 1 and isinstance(told[0], Refusal):
-            return told[0]
+        first = told[0]
+        if len(told) == 1 and is_kind(first, Refusal):
+            assert isinstance(first, Refusal)
+            return first
         return Refusal(INTERNAL_ERROR, self.failure("a method", error, name))
 
     async def notify(self, method: Method, given: msgspec.Raw, caller: CallerInfo) -> None:
