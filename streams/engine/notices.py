@@ -22,12 +22,12 @@ Item = tuple[str | int, bytes]
 class Notices:
     """The notices that wait for one client."""
 
-    __slots__ = ("_bytes", "_numbers", "_waiting", "_wake")
+    __slots__ = ("_bytes", "_has_dropped", "_numbers", "_waiting", "_wake")
 
     def __init__(self) -> None:
         # The lines, by their keys. A notice without a key has a number.
         self._waiting: dict[str | int, bytes] = {}
-        self._bytes = 0
+        self._bytes, self._has_dropped = 0, False
         self._numbers = count()
         self._wake: Callable[[], object] | None = None  # where the client is connected
 
@@ -42,7 +42,9 @@ class Notices:
         while len(self._waiting) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
             oldest = next(iter(self._waiting))
             self._bytes -= len(self._waiting.pop(oldest))
-            log.warning("a notification was dropped: its client reads too slowly")
+            if not self._has_dropped:  # logged once until the client reads again
+                self._has_dropped = True
+                log.warning("notifications are dropped: their client reads too slowly")
         if self._wake is not None:
             self._wake()
 
@@ -54,7 +56,7 @@ class Notices:
         """All that waits, in order, with the keys."""
         items = list(self._waiting.items())
         self._waiting.clear()
-        self._bytes = 0
+        self._bytes, self._has_dropped = 0, False
         return items
 
     def put_back(self, items: Sequence[Item]) -> None:

@@ -152,16 +152,15 @@ class Handlers:
             return first
         return Refusal(INTERNAL_ERROR, self.failure("a method", error, name))
 
-    async def notify(self, method: Method, given: msgspec.Raw, caller: CallerInfo) -> None:
+    def context(self, caller: CallerInfo) -> Context:
+        """The context of a message that is no call."""
+        return Context(caller, self._state)
+
+    async def notify(self, method: Method, params: Any, caller: CallerInfo) -> None:
         """Run the handler of a notification. Its errors are only logged."""
         try:
-            params = method.read(given)
-        except Refusal as refused:  # a notification has no answer
-            log.info("a notification was dropped", method=method.name, why=refused.message[:200])
-            return
-        try:
             with self._confined:
-                await method.run(Context(caller, self._state), params)
+                await method.run(self.context(caller), params)
         except BaseException as error:
             self.failure("a notification", error, method.name)
             await let_pass(error)

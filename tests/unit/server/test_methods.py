@@ -180,6 +180,10 @@ async def test_an_exception_that_cannot_be_shown_ends_nothing_else(
     async def moved() -> None:
         raise kind
 
+    @server.method("acme/odd")
+    async def odd(params: Odd) -> None:
+        raise AssertionError(params)
+
     @server.tool
     async def build(odd: Odd) -> str:
         raise AssertionError(odd)
@@ -187,6 +191,7 @@ async def test_an_exception_that_cannot_be_shown_ends_nothing_else(
     async with open_house(server) as house:
         talker = await house.dial(PLAIN)
         assert (await talker.request(1, "acme/fail"))["code"] == -32603
+        assert (await talker.request(1, "acme/odd", words=1))["code"] == -32602
         await talker.tell("acme/moved")
         await talker.call(2, "build", odd={"words": 1})
         assert (await talker.answer(2))["result"]["isError"]

@@ -5,6 +5,7 @@ import threading
 from functools import partial
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -126,8 +127,10 @@ def test_notices_are_bounded_and_coalesced() -> None:
     notices.listen(wake)
     assert woken == [1]
     assert notices.take() == [("k", b"new")]
-    for n in range(NOTICES_MAX + 10):
-        notices.send(b"%d" % n)
+    with structlog.testing.capture_logs() as logs:
+        for n in range(NOTICES_MAX + 10):
+            notices.send(b"%d" % n)
+    assert len(logs) == 1, "the log does not fill up"
     items = notices.take()
     assert [line for _, line in items] == [b"%d" % n for n in range(10, NOTICES_MAX + 10)]
     notices.send(b"kept", key="k")
