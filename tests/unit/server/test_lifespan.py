@@ -226,5 +226,5 @@ def test_a_lifespan_is_a_context_manager_function() -> None:
     async def coroutine(server: Server) -> None: ...
 
     for lifespan in (generator, coroutine):
-        with pytest.raises(TypeError, match="decorate it with contextlib.asynccontextmanager"):
+        with pytest.raises(TypeError, match="decorate it with contextlib"):
             Server("tested", lifespan=lifespan)  # type: ignore[arg-type]
