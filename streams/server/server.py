@@ -1,5 +1,6 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
@@ -81,6 +82,8 @@ class Server:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
         if not 0 <= announce_after_s <= ANNOUNCE_AFTER_S_MAX:
             raise ValueError(f"announce_after_s is in seconds, 0 to {ANNOUNCE_AFTER_S_MAX:g}")
+        if inspect.isasyncgenfunction(lifespan) or inspect.iscoroutinefunction(lifespan):
+            raise TypeError("lifespan: decorate it with contextlib.asynccontextmanager")
         self.name = name
         self.version = version
         self.instructions = instructions
