@@ -34,8 +34,8 @@ def serve(
     require_resume_token: bool = False,
     insecure_anonymous: bool = False,
     auth: Annotated[Auth, Parameter(name="*")] = NO_AUTH,
-    allowed_host: tuple[str, ...] = (),
-    allowed_origin: tuple[str, ...] = (),
+    allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = (),
+    allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = (),
     json: bool = False,
 ) -> int:
     """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
@@ -79,10 +79,11 @@ def serve(
         Without this option the id is enough where that caller was anonymous.
     insecure_anonymous
         Let --ws and --http listen for other machines without authentication.
-    allowed_host
+    allow_host
         A Host header to accept, besides those of this machine.
-    allowed_origin
-        An Origin to accept from web pages, besides those of this machine.
+    allow_origin
+        An Origin whose web pages may be clients, such as https://app.example.com: its requests are
+        accepted, and over HTTP the responses have the CORS headers that a browser needs.
     json
         Write the log as JSON lines.
     """
@@ -116,8 +117,8 @@ def serve(
         require_resume_token=require_resume_token,
         insecure_anonymous=insecure_anonymous,
         auth=auth,
-        allowed_hosts=allowed_host,
-        allowed_origins=allowed_origin,
+        allowed_hosts=allow_host,
+        allowed_origins=allow_origin,
         limits=limits,
         json_log=json,
     )
