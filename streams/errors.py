@@ -13,6 +13,7 @@
     │   └── JournalUnusable  corrupt, foreign, newer, read-only, owned or failing: fatal
     │       └── Missing      the journal lacks lines that it should have
     ├── UnsafeFile           a file or folder that another user owns, may read or may change
+    ├── ServerRefused        the server's answer will be the same the next time: do not retry
     └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
@@ -208,6 +209,13 @@ class UnsafeFile(StreamsError, OSError):
 
     Like the messages of other `OSError`s, the message is a sentence without a full stop. It has the
     path, what is wrong with it, and the command that repairs it.
+    """
+
+
+class ServerRefused(StreamsError, ConnectionRefusedError):
+    """The server has answered with an error that will be the same the next time.
+
+    It speaks another protocol, for instance, or serves nothing at this path.
     """
 
 

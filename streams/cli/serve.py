@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from streams.cli.base import DONE, app, complain
+from streams.cli.base import DONE, app, complain, nearest
 from streams.limits import Durability, Limits
 from streams.process.options import Auth, CannotServe, Options
 
@@ -92,7 +92,7 @@ def serve(
     try:
         limits = _limits(limit)
     except ValueError as error:
-        return complain(f"--limit: {error}.")
+        return complain(f"--limit: {error}")
     if not linger >= 0:
         return complain("--linger: write seconds, 0 or more.")
     if not watchdog >= 0:
@@ -142,9 +142,23 @@ def _run_server(options: Options) -> None:
     serving.run(options)
 
 
+def _unknown_limit(name: str) -> str:
+    known = Limits.__struct_fields__
+    close = nearest(name, known)
+    meant = close.replace("; d", " D") if "did you mean" in close else ""
+    return f"unknown {name}; known are {', '.join(known)}.{meant}"
+
+
 def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
-    given = dict(setting.partition("=")[::2] for setting in settings)
-    for name in given.keys() - set(Limits.__struct_fields__):
-        raise ValueError(f"unknown {name}; known are {', '.join(Limits.__struct_fields__)}")
-    limits = msgspec.convert(given, Limits, strict=False)
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, separator, given[name] = setting.partition("=")
+        if name not in Limits.__struct_fields__:
+            raise ValueError(_unknown_limit(name))
+        if not separator:
+            raise ValueError(f"{name}: write {name}=VALUE.")
+    try:
+        limits = msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}.") from None
     return {name: getattr(limits, name) for name in given}

@@ -1,4 +1,4 @@
-"""What a browser must read before a web page of another origin may be a client: CORS.
+"""CORS: the headers by which a browser lets a web page of another origin be a client.
 
 The rules are those of the Fetch standard (https://fetch.spec.whatwg.org, "HTTP CORS protocol").
 Only origins that the operator has named get these headers: pages of loopback may send requests to

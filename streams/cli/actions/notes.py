@@ -27,7 +27,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from streams.cli.actions.output import say
+from streams.client import wire
 from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.client.wire import MISPLACED
 from streams.clock import wall
 from streams.errors import CallFailed, CannotConnect, StreamGone, StreamsError, UnsafeFile
@@ -62,7 +64,9 @@ class CallbookUnusable(StreamsError):
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """One call. `started_at` is wall time; `cwd` is set if `url` begins with `stdio:`.
 
-    `ticket` has the position at which the call was left, or at which it was announced.
+    `ticket` has the position at which the call was left, or at which it was announced. `server`
+    identifies the server that made it: later another one may listen at `url`. `token_file` has the
+    bearer token that was sent; if it was that of the environment, `has_token` is set.
     """
 
     name: str
@@ -72,6 +76,9 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ticket: Ticket
     arguments: dict[str, Any] | None = None
     cwd: str | None = None
+    server: str = ""
+    token_file: str | None = None
+    has_token: bool = False
 
 
 class _Book(msgspec.Struct):
@@ -127,11 +134,15 @@ class Callbook:
         arguments: dict[str, Any],
         cwd: str | None,
         now: float,
+        server: str = "",
+        token_file: str | None = None,
+        has_token: bool = False,
     ) -> Entry:
         """Add a call that begins, under a new name."""
         ticket = _at_its_beginning(ticket)
         fits = len(msgspec.json.encode(arguments)) <= ARGUMENTS_BYTES_MAX
-        entry = Entry("", url, tool, now, ticket, arguments if fits else None, cwd)
+        kept = arguments if fits else None
+        entry = Entry("", url, tool, now, ticket, kept, cwd, server, token_file, has_token)
         if len(msgspec.json.encode(entry)) > ENTRY_BYTES_MAX:
             raise CallbookUnusable(f"Its ticket or URL has more than {ENTRY_BYTES_MAX} bytes.")
 
@@ -273,12 +284,13 @@ class Target(msgspec.Struct, frozen=True):
     url: str
     ticket: Ticket
     cwd: str | None = None
+    token_file: str | None = None
 
 
 def find(name: str) -> Target:
     """The call with this name. Raises `ValueError`, or `CallbookUnusable`."""
     entry = _named(name, f"No call is called {_shortened(name)}.")
-    return Target(entry.url, entry.ticket, entry.cwd)
+    return Target(entry.url, entry.ticket, entry.cwd, entry.token_file)
 
 
 def find_at(url: str, text: str) -> Target:
@@ -287,7 +299,8 @@ def find_at(url: str, text: str) -> Target:
         return Target(url, Ticket.parse(text))
     except ValueError as error:
         why = f"No call is called {_shortened(text)}, and it is no ticket ({error})."
-        return Target(url, _named(text, why).ticket)
+        entry = _named(text, why)
+        return Target(url, entry.ticket, None, entry.token_file)
 
 
 def ticket_or_id(text: str) -> Ticket | str:
@@ -321,16 +334,35 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WORD_LETTERS_MAX else f"{text[:WORD_LETTERS_MAX]}…"
 
 
+OTHER_SERVER: Final = "Another server listens at this URL now than the one that began the call."
+
+
+def name_of(client: Client) -> str:
+    """The identity of the server: the id of its keys, else the name that it gives itself."""
+    hello = wire.Hello(client.protocol_version, client.capabilities)
+    return hello.key_memory or str(client.server_info.get("name", ""))
+
+
 class Note:
     """The entry of one call in the file: added, moved and removed."""
 
     def __init__(self, draft: Callable[[Ticket], Entry] | None, name: str | None = None) -> None:
         self.name = name  # None until the call has an entry
+        self.server = ""  # identifies the server that is connected now; empty if it has no name
+        self._maker = ""  # the same of the server that made the call
         self._draft = draft  # None when it was tried, or must not be
         self._has_complained = False
 
     @classmethod
-    def of_new(cls, url: str, tool: str, arguments: dict[str, Any]) -> "Note":
+    def of_new(
+        cls,
+        url: str,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        token_file: Path | None = None,
+        has_token: bool = False,
+    ) -> "Note":
         """For a call that begins. Its entry is added once there is a ticket."""
         now, cwd = wall(), None
         if url.startswith("stdio:"):
@@ -339,17 +371,27 @@ class Note:
 
         def draft(ticket: Ticket) -> Entry:
             return Callbook.of_user().add(
-                ticket, url=url, tool=tool, arguments=arguments, cwd=cwd, now=now
+                ticket,
+                url=url,
+                tool=tool,
+                arguments=arguments,
+                cwd=cwd,
+                now=now,
+                server=note.server,
+                token_file=None if token_file is None else os.path.abspath(token_file),
+                has_token=has_token,
             )
 
-        return cls(draft)
+        note = cls(draft)
+        return note
 
     @classmethod
     def of_noted(cls, ticket: Ticket) -> "Note":
         """For a call that was begun before, if it has an entry."""
         note = cls(None)
         entry = note._try(lambda: Callbook.of_user().find(ticket))
-        note.name = entry.name if entry is not None else None
+        if entry is not None:
+            note.name, note._maker = entry.name, entry.server
         return note
 
     def take(self, call: RunningCall) -> None:
@@ -384,7 +426,12 @@ class Note:
 
     def refused(self, ticket: Ticket, error: StreamGone) -> None:
         """The server has answered a resume or poll with this error."""
-        if error.reason in NEVER_RESUMABLE or (error.reason in MISPLACED and ticket.after is None):
+        if error.reason == "stream_not_found" and self._maker not in ("", self.server):
+            error.add_note(OTHER_SERVER)
+            self._hint(error, "When the call's own server is back:")
+        elif error.reason in NEVER_RESUMABLE or (
+            error.reason in MISPLACED and ticket.after is None
+        ):
             self._change(lambda book: book.remove([ticket]))
         elif error.reason in MISPLACED:
             self._change(lambda book: book.forget_position(ticket))
