@@ -20,6 +20,7 @@ app: Final = cyclopts.App(
     version=lambda: version("mcp-streams"),
     default_parameter=Parameter(negative=()),
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # `streams.cli.main` handles it
 )
 
 # Exit codes.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streams.cli.base import USUALLY, Dialing, How, Word, app, complain
+from streams.cli.base import GONE, USUALLY, Dialing, How, Word, app, complain
 
 if TYPE_CHECKING:
     from streams.cli.actions.call import Reach
@@ -99,7 +99,6 @@ def resume(
     json
         Print the whole result, and each message, as JSON.
     """
-
     return _with_call("resume", where, what, how, json)
 
 
@@ -134,6 +133,8 @@ def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool
         )
     try:
         target = notes.find(where) if what is None else notes.find_at(where, what)
+    except notes.Finished as error:
+        return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
     reach = _reach(target.url, how, target.token_file, target.cwd)
@@ -191,6 +192,8 @@ def poll(
             stream, reach = target.ticket, _reach(target.url, how, target.token_file, target.cwd)
         elif what is not None:
             stream = notes.ticket_or_id(what)
+    except notes.Finished as error:
+        return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
     return commands.poll(reach, stream, as_json=json)
@@ -224,8 +227,6 @@ def calls(
         return complain("--timeout: write seconds, more than 0.")
     from streams.cli.actions import calls as listing
 
-    return (
-        listing.forget(forget)
-        if forget
-        else listing.run(timeout_s=timeout, as_json=json, token_file=token_file)
-    )
+    if forget:
+        return listing.forget(forget)
+    return listing.run(timeout_s=timeout, as_json=json, token_file=token_file)

@@ -109,6 +109,17 @@ def test_a_finished_call_says_so(url: str, gate: Gate, book: Callbook) -> None:
     polled = run_as_printed(way_back.replace("resume", "poll"))
     assert polled.stdout.endswith("  gone (delivered)\n")
     assert book.entries() == []
+    for verb in ("resume", "poll", "cancel"):
+        named = run(verb, "count-1")
+        assert (named.returncode, named.stdout, len(named.shown)) == (4, "", 1)
+        assert named.stderr.startswith("count-1 is finished, and its result was printed")
+
+
+def test_a_name_is_used_again_after_its_call_is_finished(server: ServerProcess, gate: Gate) -> None:
+    for _ in range(2):
+        leave(server.url, gate)
+        gate.release()
+        assert run("resume", "count-1").stdout == "counted 3\n"
 
 
 def test_poll_and_calls_have_one_vocabulary(url: str, gate: Gate) -> None:

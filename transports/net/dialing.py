@@ -173,16 +173,17 @@ def _reason(error: BaseException) -> str:
 
 
 def _handshake_failed(address: Address, cause: BaseException | None) -> OSError:
-    """The error for a failed TLS handshake. A retry helps only if the server hung up."""
-    if not isinstance(cause, ssl.SSLError):
-        return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
-    advice = ""
-    if cause.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+    """The error for a failed TLS handshake, which a retry does not always help."""
+    why = cause or "the server hung up during the handshake"
+    reason = cause.reason if isinstance(cause, ssl.SSLError) else ""
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
         plain = address.url.replace("s:", ":", 1)
-        advice = f": the server speaks no TLS there; without TLS, its URL is {plain}"
+        advice = f"the server speaks no TLS there; without TLS, its URL is {plain}"
     elif isinstance(cause, ssl.SSLCertVerificationError):
-        advice = ": name the certificate authority in SSL_CERT_FILE if you trust it"
-    return ServerRefused(f"{address.url}: {cause}{advice}")
+        advice = "name the certificate authority in SSL_CERT_FILE if you trust it"
+    else:
+        return ConnectionResetError(f"{address.url}: {why}")
+    return ServerRefused(f"{address.url}: {why}: {advice}")
 
 
 async def _secure(

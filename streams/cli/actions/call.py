@@ -323,7 +323,7 @@ async def _follow(call: RunningCall, how: Following, note: Note) -> int:
     if _leads_on(result) and not how.as_json:
         say("There are more pages: `mcp-streams pages` prints them all.")
     print(end="", flush=True)  # only a result that was printed is removed from the list
-    note.remove(call)
+    note.finish(call)
     return FAILED if has_failed(result) else DONE
 
 
@@ -361,10 +361,7 @@ async def _detach(
 ) -> None:
     """Print how to resume, and wait a little for a second Ctrl-C after a first one."""
     if call.ticket is None:
-        if how.as_json:
-            complain("This call cannot be resumed: it is cancelled.")
-        else:
-            say("This call cannot be resumed: it is cancelled.")
+        complain("This call cannot be resumed: it is cancelled.")
         await _cancel(call, note, as_json=how.as_json)
         return
     note.leave(call)

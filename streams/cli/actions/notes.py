@@ -42,6 +42,7 @@ CALLS_MAX: Final = 1_000  # the oldest are dropped
 ARGUMENTS_BYTES_MAX: Final = 16 * 1024  # longer ones are left out, as they are only printed
 ENTRY_BYTES_MAX: Final = 64 * 1024  # a server may send a resume token of any length
 NAME_LETTERS_MAX: Final = 60
+FINISHED_MAX: Final = 100  # names of finished calls
 LOCK_S: Final = 2.0  # a change takes milliseconds, unless its process is stopped
 _LOCK_PAUSE_S: Final = 0.01
 
@@ -55,6 +56,15 @@ WORD_LETTERS_MAX: Final = 70  # printed of a text that may be half a ticket, whi
 NEVER_RESUMABLE: Final = frozenset({"stream_not_found", "abandoned", "cancelled", "delivered"})
 
 _T = TypeVar("_T")
+
+
+class Finished(ValueError):
+    """The call of this name is finished, and its result was printed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is finished, and its result was printed: there is nothing left to resume."
+        )
 
 
 class CallbookUnusable(StreamsError):
@@ -81,9 +91,10 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     has_token: bool = False
 
 
-class _Book(msgspec.Struct):
+class _Book(msgspec.Struct, omit_defaults=True):
     version: int
     calls: list[Entry]
+    finished: list[str] = []  # the names of the last calls whose results were printed
 
 
 class _Version(msgspec.Struct):
@@ -119,7 +130,12 @@ class Callbook:
     def entries(self) -> list[Entry]:
         """All calls, in the order in which they were begun."""
         with self._complaining():
-            return self._read(real_path(self._path))
+            return self._read(real_path(self._path)).calls
+
+    def finished(self) -> list[str]:
+        """The names of the last calls that are finished, the newest last."""
+        with self._complaining():
+            return self._read(real_path(self._path)).finished
 
     def find(self, ticket: Ticket) -> Entry | None:
         """The call that a ticket leads to."""
@@ -184,18 +200,31 @@ class Callbook:
 
         self._change(kept)
 
-    def _change(self, alter: Callable[[list[Entry]], list[Entry]]) -> None:
+    def finish(self, ticket: Ticket) -> None:
+        """Remove a call whose result was printed, and keep its name for a while."""
+        entry = self.find(ticket)
+        if entry is not None:
+            self._change(
+                lambda entries: [each for each in entries if not _is_same(each.ticket, ticket)],
+                finished=entry.name,
+            )
+
+    def _change(
+        self, alter: Callable[[list[Entry]], list[Entry]], finished: str | None = None
+    ) -> None:
         with self._complaining():
             path = real_path(self._path)  # a link stays a link
             _make_private_folders(path.parent)
             check_folder(path.parent)
             with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
                 before = self._read(path)
-                after = alter(before)
-                if after != before:
-                    write_whole(path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
+                after = alter(before.calls)
+                if after != before.calls:
+                    gone = [*before.finished, *([finished] if finished else [])][-FINISHED_MAX:]
+                    book = _Book(VERSION, after, gone)
+                    write_whole(path, msgspec.json.encode(book), os.replace)
 
-    def _read(self, path: Path) -> list[Entry]:
+    def _read(self, path: Path) -> _Book:
         try:
             check_folder(path.parent)
             if not stat.S_ISREG(path.stat().st_mode):
@@ -203,15 +232,15 @@ class Callbook:
             with open(open_own(path), "rb") as file:
                 content = file.read()
         except FileNotFoundError:
-            return []
+            return _Book(VERSION, [])
         try:
             if not content:
-                return []
+                return _Book(VERSION, [])
             if msgspec.json.decode(content, type=_Version).version > VERSION:
                 raise self._unusable(
                     "is of a newer version", f"update mcp-streams, or {_ELSEWHERE}"
                 )
-            return msgspec.json.decode(content, type=_Book).calls
+            return msgspec.json.decode(content, type=_Book)
         except (msgspec.DecodeError, RecursionError) as error:
             what_to_do = f"move it away, or {_ELSEWHERE}"
             raise self._unusable(f"is no list of calls ({error})", what_to_do) from None
@@ -288,7 +317,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def find(name: str) -> Target:
-    """The call with this name. Raises `ValueError`, or `CallbookUnusable`."""
+    """The call with this name. Raises `ValueError` (`Finished`), or `CallbookUnusable`."""
     entry = _named(name, f"No call is called {_shortened(name)}.")
     return Target(entry.url, entry.ticket, entry.cwd, entry.token_file)
 
@@ -316,8 +345,11 @@ def ticket_or_id(text: str) -> Ticket | str:
 
 
 def _named(name: str, why_not: str) -> Entry:
-    entries = {entry.name: entry for entry in Callbook.of_user().entries()}
+    book = Callbook.of_user()
+    entries = {entry.name: entry for entry in book.entries()}
     if name not in entries:
+        if name in book.finished():
+            raise Finished(name)
         raise ValueError(f"{why_not} {names_of(entries)}")
     return entries[name]
 
@@ -407,6 +439,11 @@ class Note:
         self.take(call)
         if (ticket := call.ticket) is not None:
             self._change(lambda book: book.move(ticket))
+
+    def finish(self, call: RunningCall) -> None:
+        """The result of the call was printed."""
+        if (ticket := call.ticket) is not None:
+            self._change(lambda book: book.finish(ticket))
 
     def remove(self, call: RunningCall) -> None:
         """The call is over."""

@@ -28,7 +28,7 @@ class Declined(Exception):
 
 def can_ask() -> bool:
     """Whether there is a user to ask: a terminal for questions and answers."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(each is not None and each.isatty() for each in (sys.stdin, sys.stderr))
 
 
 class Questions:
