@@ -45,7 +45,9 @@ def run() -> int:
     base.Errors.are_json = "--json" in words
     try:
         words, file = settings.without_config(words)
-        app.config = settings.sources(app, file)
+        # Help and version must be there even if the file is damaged.
+        asks = not {"--help", "-h", "--version"}.isdisjoint(words)
+        app.config = settings.BUILT_IN if asks else settings.sources(app, file)
         code: int | None = app(words, print_error=False, exit_on_error=False)
         print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
     except cyclopts.CycloptsError as error:

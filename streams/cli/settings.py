@@ -23,6 +23,9 @@ FILE_BYTES_MAX: Final = 1024 * 1024
 
 Source = Callable[[App, tuple[str, ...], Any], object]
 
+BUILT_IN: Final[list[Source]] = [Env(PREFIX)]
+"""The sources that need no file."""
+
 
 class CannotConfigure(StreamsError):
     """The file of settings cannot be used; the message says why, in one sentence."""
@@ -59,11 +62,11 @@ def sources(app: App, named: Path | None) -> list[Source]:
     """
     told = os.environ.get(VARIABLE)
     path = named or (Path(told) if told else path_of_user())
-    found: list[Source] = [Env(PREFIX)]
+    found: list[Source] = []
     if path is not None and (table := _read(path, must_exist=bool(named or told))) is not None:
         _check(app, table, str(path), ())
         found.append(Dict(table, source=str(path)))
-    return [*found, _note_json]
+    return [*BUILT_IN, *found, _note_json]
 
 
 def _note_json(app: App, commands: tuple[str, ...], arguments: Any) -> None:

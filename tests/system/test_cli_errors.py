@@ -1,4 +1,4 @@
-"""What the command says when it does not reach a server, and in which form."""
+"""Errors of the command: their words, and their form with --json."""
 
 import json
 import os
@@ -109,7 +109,10 @@ def test_a_host_that_cannot_be_found_is_named(scheme: str) -> None:
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1", "http://127.0.0.1:1/mcp"])
 def test_a_refused_connection_names_its_address(url: str) -> None:
     done = run("call", url, "count")
-    assert done.stderr == f"No connection: {url}: Connection refused (no server listens there).\n"
+    assert done.stderr == (
+        f"No connection: {url}: all attempts to connect to 127.0.0.1:1 failed: Connection refused "
+        "(no server listens there).\n"
+    )
 
 
 def test_a_password_in_a_url_is_not_shown() -> None:

@@ -121,6 +121,12 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path, words: list[str]) -
     assert (done.returncode, done.stdout, len(done.shown)) == (2, "", 1)
 
 
+def test_a_damaged_file_does_not_take_the_help_away(file: Path) -> None:
+    file.write_text("[")
+    for words in (("--help",), ("--version",), ("call", "--help")):
+        assert run(*words, "--config", str(file)).returncode == 0
+
+
 def test_a_file_that_others_may_change_is_refused(file: Path) -> None:
     file.write_text("[tools]\njson = true\n")
     file.chmod(0o666)

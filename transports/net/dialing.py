@@ -159,9 +159,9 @@ def _unreachable(address: Address, error: OSError) -> OSError:
         why = f"{address.url}: the host {address.host} cannot be found ({error.strerror})"
         return socket.gaierror(why)
     cause = error.__cause__
-    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else (cause or error,)
-    reasons = dict.fromkeys(_reason(each) for each in causes)
-    return type(error)(f"{address.url}: {', '.join(reasons)}")
+    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+    reasons = ", ".join(dict.fromkeys(map(_reason, causes)))
+    return type(error)(f"{address.url}: {error}{reasons and f': {reasons}'}")
 
 
 def _reason(error: BaseException) -> str:

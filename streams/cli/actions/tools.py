@@ -252,7 +252,7 @@ def _example_text(schema: Mapping[str, Any]) -> str:
 
 
 async def hint_for(client: Client, tool: str, given: Mapping[str, Any]) -> str | None:
-    """What a failed call probably meant; None if its tool and arguments are as they should be."""
+    """The sentence on what a failed call probably meant; None if its words fit the tool."""
     with trio.move_on_after(HINT_S):
         try:
             tools = await client.list_tools()
