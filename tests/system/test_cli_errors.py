@@ -141,8 +141,8 @@ def test_a_missing_and_a_wrong_token_are_two_errors(
     missing = run("tools", url)
     assert missing.returncode == 3
     assert missing.stderr == (
-        f"No connection: {url} needs a bearer token, and none was sent: give it with --token-file "
-        "or MCP_STREAMS_TOKEN.\n"
+        f"No connection: {url} needs a bearer token, and none was sent: give one with "
+        "MCP_STREAMS_TOKEN or --token-file.\n"
     )
     wrong = tmp_path / "wrong"
     wrong.touch(0o600)

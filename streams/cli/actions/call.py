@@ -244,13 +244,14 @@ def _why_not_connected(error: BaseException, reach: Reach, *, has_token: bool) -
     if isinstance(error.__cause__, PermissionError):
         if not has_token:
             return (
-                f"No connection: {shown} needs a bearer token, and none was sent: give it with "
-                f"--token-file or {TOKEN_VARIABLE}."
+                f"No connection: {shown} needs a bearer token, and none was sent: give one with "
+                f"{TOKEN_VARIABLE} or --token-file."
             )
         source = TOKEN_VARIABLE if reach.token_file is None else f"--token-file {reach.token_file}"
         return (
             f"No connection: {shown} does not accept the bearer token of {source}: it is unknown, "
-            "expired or revoked, or meant for another server."
+            "expired or revoked, or meant for another server: give another one with "
+            f"{TOKEN_VARIABLE} or --token-file."
         )
     start = "No connection: "
     if why.startswith(start) and shown not in why and not reach.url.startswith("stdio:"):
