@@ -17,6 +17,7 @@
     ├── ToolError            a failure that a tool reports to its client, in the tool's own words
     ├── InvalidAnswer        the client's answer to a question of a tool does not fit
     ├── LifespanFailed       the author's `Server(lifespan=…)` has failed
+    ├── ServerRefused        the server's answer will be the same the next time: do not retry
     └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the peer answered a request with a JSON-RPC error
@@ -237,6 +238,13 @@ class InvalidAnswer(StreamsError, ValueError):
 
 class LifespanFailed(StreamsError):
     """The lifespan of a server has failed; `__cause__` is the author's exception."""
+
+
+class ServerRefused(StreamsError, ConnectionRefusedError):
+    """The server has answered with an error that will be the same the next time.
+
+    It speaks another protocol, for instance, or serves nothing at this path.
+    """
 
 
 class ClientError(StreamsError):

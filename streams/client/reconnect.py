@@ -31,7 +31,14 @@ from streams.client.call import RunningCall
 from streams.client.connection import Calls, ClientConnection
 from streams.client.wire import PAUSE_MAX_S, Hello
 from streams.clock import backoff_s
-from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
+from streams.errors import (
+    CallLost,
+    CannotConnect,
+    ClientError,
+    ServerRefused,
+    StreamGone,
+    Superseded,
+)
 from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
@@ -62,10 +69,6 @@ RETRY_S: Final = 1.0
 _HELD: Final = (
     "This client still receives the stream: read the running call, or use another client."
 )
-
-
-class ServerRefused(ConnectionError):
-    """The server has answered with an error that will be the same the next time."""
 
 
 class ConnectionListener(Protocol):

@@ -1,11 +1,13 @@
 """Running a server as a process: in the foreground, or as the owner of a journal."""
 
+import errno
 import gc
 import importlib
 import importlib.util
 import os
 import resource
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -346,10 +348,29 @@ async def _listen(
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(f"{address}: cannot listen there: {error}.") from error
+            raise CannotServe(_why_not(address, error)) from error
         shown = f"[{host}]" if ":" in host else host
         log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
         task_status.started()
+
+
+def _why_not(address: str, error: OSError) -> str:
+    """Why the server cannot listen at an address, and what to do."""
+    host, _, port = address.rpartition(":")
+    if isinstance(error, socket.gaierror):
+        advice = f"the host {host} is unknown: write one of this machine's names or addresses"
+    elif error.errno == errno.EADDRINUSE:
+        advice = (
+            f"another process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
+            f"at another port; {host}:0 takes a free one, which the log names"
+        )
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = "this machine has no such address: use 127.0.0.1, or 0.0.0.0 for all that it has"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        advice = "this user may not take that port: use one above 1023"
+    else:
+        advice = "listen at another address"
+    return f"{address}: cannot listen there: {error.strerror or error}: {advice}."
 
 
 async def _serve_relays(

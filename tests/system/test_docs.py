@@ -200,6 +200,7 @@ def test_documented_exit_codes_are_those_of_the_commands() -> None:
         base.USAGE,
         base.CANNOT_CONNECT,
         base.GONE,
+        base.TIMED_OUT,
         base.DETACHED,
         base.BROKEN_PIPE,
     }
