@@ -16,6 +16,7 @@
     └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the server answered the call with a JSON-RPC error
+        ├── ToolFailed       the tool failed, and a value was asked for
         ├── CallLost         the connection broke before the server announced a stream; to call
         │                    again could run the tool twice
         ├── StreamGone       the stream, or a part of it, can no longer be resumed
@@ -227,6 +228,14 @@ class CallFailed(ClientError):
         self.code = code
         self.message = message
         self.data = data
+
+
+class ToolFailed(ClientError):
+    """The tool failed (`isError`), and its value was asked for; `result` is the `ToolResult`."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class CallLost(ClientError):

@@ -10,7 +10,7 @@ the state of the connection.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -288,7 +288,7 @@ class ClientConnection:
             call.last_event_id = last_event_id or call.last_event_id
 
     async def ask(
-        self, method: str, params: dict[str, Any], about: RunningCall | None = None
+        self, method: str, params: Mapping[str, Any], about: RunningCall | None = None
     ) -> Message | None:
         """Send a request and wait for its response; None if the connection is lost before it.
 
@@ -447,7 +447,9 @@ class ClientConnection:
             )
             return None
         if message.kind is Kind.REQUEST:
-            self._answers.take(message, message.id, self)
+            # A request over a connection of numbered messages, outside of a run, is of no call.
+            asks = None if self.is_numbering else self._calls.only_unnumbered()
+            self._answers.take(message, message.id, self, asks)
             return None
         return self._responded(message, message.id, line)
 

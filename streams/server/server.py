@@ -5,6 +5,8 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, TypeVar, Unpack, overload
 
+import trio
+
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
 from streams.engine.streams import DEFERRAL_S
@@ -111,6 +113,11 @@ class Server:
 
         Leaving the block shuts the server down within 4 s.
         """
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "Server.open runs under trio, and this code does not: in an asyncio program mount "
+                "server.asgi(), otherwise start with trio.run(main)"
+            )
         handlers = Handlers(self.tools)
         try:
             async with open_engine(
