@@ -15,7 +15,7 @@ idempotency key of its own. Without keys, such a call ends in `CallLost` too.
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 import msgspec
 import trio
@@ -25,6 +25,7 @@ from streams.client import wire
 from streams.client.answers import AnswerHandler, Answers
 from streams.client.call import RunningCall
 from streams.client.connection import Calls
+from streams.client.inprocess import InProcess, Openable, Running, is_server
 from streams.client.notifications import NotificationHandler, Notifications
 from streams.client.pages import Pages
 from streams.client.reconnect import Reconnector, Resumer
@@ -63,11 +64,14 @@ class _Progress(msgspec.Struct, frozen=True):
 class Client(Requests):
     """A connection to one server, made anew each time it is lost. Use it in `async with`.
 
-    `dialer` opens a connection (`transports.dial`). `dialects` are the proposals that the client
-    offers to the server; a call uses the best one that the server announces for it. `answers` are
-    handlers for requests of the server, by method (`elicitation/create`): each gets the params and
-    returns the result, and its exception becomes the error that the server sees. `on_notification`
-    gets the notifications that belong to no call.
+    `dialer` opens a connection (`transports.dial`). It may be a `Server`, for tests: that runs in
+    this process for the length of the block, with a journal in memory. `dialects` are the proposals
+    that the client offers to the server; a call uses the best one that the server announces for it.
+
+    `answers` are handlers for requests of the server, by method (`elicitation/create`): each gets
+    the params and returns the result, and its exception becomes the error that the server sees. A
+    handler with a second parameter gets the `RunningCall` that asks as well, or None where that is
+    unknown. `on_notification` gets the notifications that belong to no call.
 
     `connect_timeout_s` limits one attempt to connect, `initialize` included. Entering makes one
     attempt. With `connect_s`, it makes more for that many seconds, for a server that is just
@@ -85,7 +89,7 @@ class Client(Requests):
 
     def __init__(
         self,
-        dialer: Dialer,
+        dialer: Dialer | Openable | Running,
         *,
         name: str = "mcp-streams",
         version: str = "1",
@@ -98,6 +102,12 @@ class Client(Requests):
         patience_s: float = 300.0,
         silence_s: float = 20.0,
     ) -> None:
+        self._house: InProcess | None = None
+        if is_server(dialer):
+            self._house = InProcess(cast(Openable | Running, dialer))
+            dialer = self._house.connect
+        elif not callable(dialer):
+            raise TypeError(f"Client: expected a Server, or dial(url), got {dialer!r}")
         self._name = name
         self._version = version
         self._dialects = tuple(dialects)
@@ -138,14 +148,25 @@ class Client(Requests):
         if self._is_entered:
             raise RuntimeError("a Client is entered once: make another one")
         self._is_entered = True
-        self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
+        if self._house is not None:
+            await _alone(self._house.enter)
         try:
-            self._nursery.start_soon(self._notifications.run)
-            await self._nursery.start(self._reconnector.run, self._resumer)
-        except BaseException as error:
-            if not await self._close(error):
-                raise
+            self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
+            try:
+                await self._start()
+            except BaseException as error:
+                if not await self._close(error):
+                    raise
+        except BaseException:
+            await self._leave_house()
+            raise
         return self
+
+    async def _start(self) -> None:
+        self._nursery.start_soon(self._notifications.run)
+        if self._house is not None:
+            await self._nursery.start(self._house.serve)
+        await self._nursery.start(self._reconnector.run, self._resumer)
 
     async def __aexit__(
         self,
@@ -154,9 +175,17 @@ class Client(Requests):
         traceback: TracebackType | None,
     ) -> bool | None:  # to a type checker, plain `bool` says that errors of the block are swallowed
         """Write what is left to be written (a second at most) and close. Handlers are cancelled."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
-            await self._reconnector.farewell()
-        return await self._close(error)
+        try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
+                await self._reconnector.farewell()
+            return await self._close(error)
+        finally:
+            await self._leave_house()
+
+    async def _leave_house(self) -> None:
+        """Shut down a server in this process. It does not see the error of the block."""
+        if self._house is not None:
+            await _alone(self._house.leave)
 
     async def _close(self, error: BaseException | None) -> bool:
         """Close the nursery; an error is raised as it was, not in a group."""
@@ -166,13 +195,21 @@ class Client(Requests):
         try:
             return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            # Cancellations beside the error say nothing more.
-            errors = [each for each in group.exceptions if not _is_cancellation(each)]
-            if len(errors) != 1:
+            only = _only(group)
+            if only is None:
                 raise
-            if errors[0] is error:
+            if only is error:
                 return False
-            raise errors[0] from None
+            raise only from None
+
+    def cut(self) -> None:
+        """Cut the connection to a server in this process, for a test: what is in flight is lost.
+
+        The client connects again by itself. Raises `RuntimeError` for any other server.
+        """
+        if self._house is None:
+            raise RuntimeError("only the connection of Client(server), in one process, can be cut")
+        self._house.cut()
 
     def _greeting(self) -> dict[str, Any]:
         return wire.hello(self._name, self._version, self._answers.handlers, self._dialects)
@@ -377,6 +414,25 @@ async def _tell(handler: ProgressHandler, message: Message) -> None:
     done = handler(progress.progress, progress.total, progress.message)
     if inspect.isawaitable(done):
         await done
+
+
+async def _alone(act: Callable[[], Awaitable[None]]) -> None:
+    """Raise an error that is alone in its group as it was."""
+    try:
+        await act()
+    except BaseExceptionGroup as group:
+        if (only := _only(group)) is not None:
+            raise only from None
+        raise
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """The one error of a group; cancellations beside it say nothing more."""
+    errors = [each for each in group.exceptions if not _is_cancellation(each)]
+    if len(errors) != 1:
+        return None
+    inner = errors[0]
+    return _only(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 def _is_cancellation(error: BaseException) -> bool:
