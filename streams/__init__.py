@@ -1,6 +1,21 @@
-"""Resumable streams for MCP: a call that outlives its connection."""
+"""Resumable streams for MCP: a call that outlives its connection.
+
+A server: `Server` has the tools, `Call` and `SyncCall` are a tool's call while it runs. `Text`,
+`Image`, `Audio`, `ResourceLink` and `EmbeddedResource` are content. `RunningServer` and
+`HttpEndpoint` serve connections in a program of your own, with `open_sqlite_journal` or
+`MemoryJournal`, a `Keyring` and `Limits`.
+
+A client: `Client` connects to `transports.dial(url)`, or to a `Server` in a test. `RunningCall` is
+a call, which gives each `Message` once, or each `Run` of messages. `Ticket` leads back to it from
+anywhere, `Standing` is its status, and `Pages` iterates over the pages of a tool. `CallToolResult`,
+`Tool`, `Resource` and `Prompt` are answers of a server.
+
+Errors of a client derive from `ClientError`, all errors from `StreamsError`.
+"""
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,6 +26,7 @@ if TYPE_CHECKING:
     from streams.client.client import ProgressHandler as ProgressHandler
     from streams.client.notifications import NotificationHandler as NotificationHandler
     from streams.client.pages import Pages as Pages
+    from streams.client.results import CallToolResult as CallToolResult
     from streams.client.results import Completion as Completion
     from streams.client.results import Prompt as Prompt
     from streams.client.results import PromptArgument as PromptArgument
@@ -20,7 +36,6 @@ if TYPE_CHECKING:
     from streams.client.results import ResourceContents as ResourceContents
     from streams.client.results import ResourceTemplate as ResourceTemplate
     from streams.client.results import Tool as Tool
-    from streams.client.results import ToolResult as ToolResult
     from streams.errors import CallFailed as CallFailed
     from streams.errors import CallLost as CallLost
     from streams.errors import CannotConnect as CannotConnect
@@ -73,7 +88,7 @@ _HOMES = {
         "ResourceContents",
         "ResourceTemplate",
         "Tool",
-        "ToolResult",
+        "CallToolResult",
     ),
     "streams.errors": (
         "CallFailed",
@@ -131,3 +146,20 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class _Package(types.ModuleType):
+    """This package. To pydoc it has no modules, so `help(streams)` shows the public names alone."""
+
+    @property
+    def __path__(self) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") == "pydoc":
+            raise AttributeError("__path__")
+        return vars(self)["__path__"]
+
+    @__path__.setter
+    def __path__(self, path: Any) -> None:
+        vars(self)["__path__"] = path
+
+
+sys.modules[__name__].__class__ = _Package

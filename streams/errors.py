@@ -231,7 +231,7 @@ class CallFailed(ClientError):
 
 
 class ToolFailed(ClientError):
-    """The tool failed (`isError`), and its value was asked for; `result` is the `ToolResult`."""
+    """The tool failed (`isError`) and its value was asked for; `result` is a `CallToolResult`."""
 
     def __init__(self, message: str, result: Any = None) -> None:
         super().__init__(message)

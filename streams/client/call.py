@@ -199,7 +199,7 @@ class RunningCall:
 
         With a `type`, the value that the tool returned: the structured content, else the text, as
         a value of that type (a dataclass, `TypedDict`, `msgspec.Struct`, model of pydantic, `str`,
-        `list[int]`, …). `streams.ToolResult` is the whole result. Then a result with `isError`
+        `list[int]`, …). `streams.CallToolResult` is the whole result. Then a result with `isError`
         raises `ToolFailed`, and a value of another type `ClientError`.
 
         Unread messages are skipped. Raises `CallFailed` if the server answered with an error, and

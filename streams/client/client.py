@@ -30,7 +30,7 @@ from streams.client.notifications import NotificationHandler, Notifications
 from streams.client.pages import Pages
 from streams.client.reconnect import Reconnector, Resumer
 from streams.client.requests import Requests, read_reply
-from streams.client.results import ToolResult
+from streams.client.results import CallToolResult
 from streams.errors import StreamGone
 from streams.exchange import Dialer
 from streams.keys import new_id
@@ -264,7 +264,7 @@ class Client(Requests):
         on_progress: ProgressHandler | None = None,
         idempotency_key: bool | None = None,
         meta: Mapping[str, Any] | None = None,
-    ) -> ToolResult: ...
+    ) -> CallToolResult: ...
     @overload
     async def call_tool(
         self,
@@ -293,12 +293,12 @@ class Client(Requests):
         name: str,
         arguments: Mapping[str, Any] | None = None,
         *,
-        type: Any = ToolResult,
+        type: Any = CallToolResult,
         on_progress: ProgressHandler | None = None,
         idempotency_key: bool | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call a tool, and wait for its result: a `ToolResult`, or the tool's value as a `type`.
+        """Call a tool and wait for its result: a `CallToolResult`, or the tool's value as a `type`.
 
         It outlives its connection as any call does; only `call` has a ticket to come back with
         later. Other notifications of the call go to the handlers of `on_notification`. Raises what

@@ -1,4 +1,4 @@
-"""Requests that a server answers at once: what it has, and what the client wants to be told."""
+"""Requests besides calls: the server's listings, resources and prompts, and any other method."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar, overload
@@ -53,7 +53,7 @@ class Requests:
 
     @property
     def instructions(self) -> str:
-        """What the server tells about its use, for the model; empty if it tells nothing."""
+        """The server's advice on its use, for the model; empty if it gives none."""
         return self._reconnector.hello.instructions
 
     @property
@@ -70,7 +70,7 @@ class Requests:
         await self._ask("logging/setLevel", {"level": level})
         self._reconnector.level = level
 
-    # What it has
+    # Its tools, resources and prompts
 
     async def tools(self) -> list[Tool]:
         """The server's tools, all pages."""

@@ -1,4 +1,4 @@
-"""What a server answers, as types: tools, resources, prompts, completions, and results of tools.
+"""The answers of a server as types: tools, resources, prompts, completions, results of tools.
 
 Every field that MCP lets a server leave out has a default. A field that is null counts as left out.
 """
@@ -107,7 +107,7 @@ class Completion(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     has_more: bool = False
 
 
-class ToolResult(_Answer, frozen=True):
+class CallToolResult(_Answer, frozen=True):
     """The result of a tool; `content` are its content blocks, as the server sent them."""
 
     content: list[dict[str, Any]] = []
@@ -169,6 +169,8 @@ def read_as(raw: bytes | msgspec.Raw, shape: Any) -> Any:
         return msgspec.json.decode(raw, type=shape, dec_hook=_as_model)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except NotImplementedError as error:  # msgspec makes a `ValueError` of any other
+        raise TypeError(str(error)) from None
 
 
 def _has_model(shape: Any) -> bool:
@@ -179,17 +181,18 @@ def _has_model(shape: Any) -> bool:
 def _as_model(shape: type, value: Any) -> Any:
     if hasattr(shape, "model_validate"):  # the field of a dataclass, say
         return shape.model_validate(value)
-    raise TypeError(f"{shape!r} is no type that JSON can be decoded into")
+    raise NotImplementedError(f"{shape!r} is no type that JSON can be decoded into")
 
 
 def tool_value(raw: msgspec.Raw, shape: Any) -> Any:
     """The value that a tool returned, from its result.
 
-    That is its structured content, else its text: decoded, unless `shape` is `str`. A `ToolResult`
-    is the whole result. Raises `ToolFailed`, `ValueError` if the value does not fit.
+    That is its structured content, else its text: decoded, unless `shape` is `str`. With
+    `CallToolResult` it is the whole result. Raises `ToolFailed`, or `ValueError` for a value that
+    does not fit.
     """
-    result = one_of(raw, None, ToolResult)
-    if shape is ToolResult:
+    result = one_of(raw, None, CallToolResult)
+    if shape is CallToolResult:
         return result
     if result.is_error:
         raise ToolFailed(result.text or "The tool failed, and did not say why.", result)

@@ -12,10 +12,10 @@ from streams import messages
 from streams.cli.actions.output import Display, as_json_text, print_result
 from streams.client import wire
 from streams.client.results import (
+    CallToolResult,
     Prompt,
     PromptResult,
     Tool,
-    ToolResult,
     one_of,
     page_of,
     tool_value,
@@ -74,7 +74,7 @@ def hear(message: Message) -> None:
             page_of(message.result, field, shape)
         except ValueError as error:
             assert str(error)
-    for whole in (ToolResult, PromptResult):
+    for whole in (CallToolResult, PromptResult):
         try:
             one_of(message.result, None, whole)
         except ValueError as error:

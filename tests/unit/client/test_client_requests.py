@@ -1,4 +1,4 @@
-"""What a client asks a server besides calls: listings, resources, prompts, any request."""
+"""A client's requests besides calls: listings, resources, prompts, any method."""
 
 import base64
 from typing import Any
