@@ -141,11 +141,24 @@ def __getattr__(name: str) -> Any:
         home = _HOME_OF[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(importlib.import_module(home), name)
+    try:
+        return getattr(importlib.import_module(home), name)
+    except ImportError as error:
+        from streams.errors import explained  # noqa: PLC0415 (not needed otherwise)
+
+        raise explained(error, f"streams.{name}") from None
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(filter(_is_here, __all__))
+
+
+def _is_here(name: str) -> bool:
+    """Whether this name can be imported. The server needs POSIX, and is absent on Windows."""
+    try:
+        return __getattr__(name) is not None
+    except ImportError:
+        return False
 
 
 class _Package(types.ModuleType):

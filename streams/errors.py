@@ -155,6 +155,20 @@ class InsufficientScope(Refusal):
         self.needed = needed
 
 
+# Modules of Python that Windows lacks.
+_POSIX_ONLY: Final = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
+
+
+def explained(error: ImportError, what: str) -> ImportError:
+    """The error for `what`, which cannot be imported: it says if that is for want of POSIX."""
+    if error.name not in _POSIX_ONLY:
+        return error
+    return ImportError(
+        f"{what} needs POSIX (Linux or macOS): without it, only a client works, over ws:// and http://",
+        name=error.name,
+    )
+
+
 def first_of(error: BaseException) -> BaseException:
     """The first of the errors that groups hold, however deep; any other error is its own."""
     while isinstance(error, BaseExceptionGroup):

@@ -8,7 +8,8 @@ import os
 import sys
 
 from streams.cli import bench, calls, journal, selftests, serve, token
-from streams.cli.base import BROKEN_PIPE, app
+from streams.cli.base import BROKEN_PIPE, USAGE, app
+from streams.errors import explained
 
 __all__ = ["app", "bench", "calls", "journal", "main", "selftests", "serve", "token"]
 
@@ -23,4 +24,9 @@ def main() -> None:
         # /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = BROKEN_PIPE
+    except ImportError as error:
+        if (why := explained(error, "This command of mcp-streams")) is error:
+            raise
+        print(f"{why}.", file=sys.stderr)
+        code = USAGE
     sys.exit(code)

@@ -66,9 +66,11 @@ async def test_a_call_that_is_resumed_is_known_to_the_handler() -> None:
                 break
             ticket = call.ticket
         assert ticket is not None
-        async with Client(house.running, answers={ELICIT: agree}) as other:
-            async with other.resume(ticket) as resumed:
-                assert (await resumed.result(dict[str, Any]))["action"] == "decline"
+        async with (
+            Client(house.running, answers={ELICIT: agree}) as other,
+            other.resume(ticket) as resumed,
+        ):
+            assert (await resumed.result(dict[str, Any]))["action"] == "decline"
     assert calls == [resumed]
     assert (resumed.name, resumed.arguments) == ("", {}), "only the ticket is known"
 
