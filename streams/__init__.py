@@ -14,8 +14,11 @@ Errors of a client derive from `ClientError`, all errors from `StreamsError`.
 """
 
 import importlib
+import importlib.machinery
+import os
 import sys
 import types
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -175,4 +178,22 @@ class _Package(types.ModuleType):
         vars(self)["__path__"] = path
 
 
+def _warn_if_hidden(other: str) -> None:
+    """Warn if another file, such as one of the user's, is imported in place of our other package.
+
+    Each of both packages looks for the other one: it may be the first that is imported.
+    """
+    loaded = sys.modules.get(other)
+    spec = loaded.__spec__ if loaded else importlib.machinery.PathFinder.find_spec(other)
+    found = spec.origin if spec else getattr(loaded, "__file__", None)
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if found and os.path.dirname(os.path.dirname(os.path.abspath(found))) != place:
+        warnings.warn(
+            f"{found} hides the package {other} of mcp-streams: rename it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
 sys.modules[__name__].__class__ = _Package
+_warn_if_hidden("transports")
