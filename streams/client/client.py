@@ -14,6 +14,7 @@ idempotency key of its own. Without keys, such a call ends in `CallLost` too.
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, TypeVar, cast, overload
 
@@ -134,7 +135,7 @@ class Client(Requests):
         self._resumer = Resumer(
             self._reconnector, self._calls, self._answers, patience_s=patience_s
         )
-        self._nursery_manager = trio.open_nursery()
+        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery]
         self._nursery: trio.Nursery
         self._is_entered = False
 
@@ -150,6 +151,7 @@ class Client(Requests):
         self._is_entered = True
         if self._house is not None:
             await _alone(self._house.enter)
+        self._nursery_manager = trio.open_nursery()
         try:
             self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
             try:

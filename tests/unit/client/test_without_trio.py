@@ -15,6 +15,11 @@ def server_open() -> Any:
     return Server("s").open(MemoryJournal(), Keyring.load(None))
 
 
+def step(coroutine: Any) -> None:
+    """A loop of its own kind."""
+    coroutine.send(None)
+
+
 @pytest.mark.parametrize(
     ("make", "advice"),
     [
@@ -33,9 +38,7 @@ def test_one_sentence_says_what_to_do(
             raise AssertionError("entered")
 
     said = rf"runs under trio, and this code does not: .*{advice}.*trio\.run\(main\)$"
+    run = asyncio.run if runs_asyncio else step
     with pytest.raises(RuntimeError, match=said) as raised:
-        if runs_asyncio:
-            asyncio.run(enter())
-        else:
-            enter().send(None)
+        run(enter())
     assert "\n" not in str(raised.value)
