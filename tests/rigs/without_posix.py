@@ -28,7 +28,7 @@ NAMES: Final = {
 
 def hide() -> None:
     """Hide the modules and names. Those that this machine lacks are hidden already."""
-    # Python's own way without AF_UNIX needs a port, and is none of what is tested.
+    # Without AF_UNIX, Python opens a port for it, which is not what is tested.
     socket.socketpair = partial(socket.socketpair, socket.AF_UNIX)  # type: ignore[assignment]
     for module in MODULES:
         sys.modules[module] = None  # type: ignore[assignment]
