@@ -26,7 +26,12 @@ from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False  # from `typing`, which would take longer to load than all the rest
 if TYPE_CHECKING:
-    from streams.exchange import Dialer
+    from typing import Any
+
+    from streams.exchange import Channel as Channel
+    from streams.exchange import ClientChannel as ClientChannel
+    from streams.exchange import Dialer as Dialer
+    from streams.exchange import Handler as Handler
     from transports.net.dialing import Token
 
 
@@ -45,6 +50,16 @@ def _warn_if_hidden(other: str) -> None:
 
 
 _warn_if_hidden("streams")
+
+_TYPES = ("Channel", "ClientChannel", "Dialer", "Handler")  # of `streams.exchange`, for annotations
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in _TYPES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from streams import exchange  # noqa: PLC0415
+
+    return getattr(exchange, name)
 
 
 def dial(url: str, *, token: "Token" = None) -> "Dialer":
