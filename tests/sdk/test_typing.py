@@ -42,7 +42,7 @@ def mypy(program: Path) -> subprocess.CompletedProcess[str]:
 
 
 def pyright(program: Path, node: Node) -> list[dict[str, Any]]:
-    """What pyright says of the program in its strict mode."""
+    """The findings of pyright in its strict mode."""
     settings = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "include": [program.name]}
     (program.parent / "pyrightconfig.json").write_text(json.dumps(settings))
     script = str(node.modules / "pyright" / "index.js")
