@@ -13,8 +13,9 @@ idempotency key of its own. Without keys, such a call ends in `CallLost` too.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import trio
@@ -76,6 +77,9 @@ class Client:
     longer, and answers no ping, the client connects anew, provided that every call can be resumed.
     """
 
+    _call_type: type[RunningCall] = RunningCall  # `streams.aio` has its own
+    _pages_type: type[Pages] = Pages
+
     def __init__(
         self,
         dialer: Dialer,
@@ -117,11 +121,12 @@ class Client:
         self._resumer = Resumer(
             self._reconnector, self._calls, self._answers, patience_s=patience_s
         )
-        self._nursery_manager = trio.open_nursery()
+        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery, bool | None]
         self._nursery: trio.Nursery
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> Self:
         """Connect. Raises `CannotConnect`."""
+        self._nursery_manager = trio.open_nursery()  # needs a run of trio
         self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
         try:
             await self._nursery.start(self._reconnector.run, self._resumer)
@@ -211,7 +216,7 @@ class Client:
         self, params: dict[str, msgspec.Raw], request_id: str, key: str | None
     ) -> RunningCall:
         request = messages.request(request_id, "tools/call", params)
-        return RunningCall(self._resumer, request, request_id, has_key=key is not None)
+        return self._call_type(self._resumer, request, request_id, has_key=key is not None)
 
     def resume(self, ticket: Ticket) -> RunningCall:
         """Resume a call from the position of `ticket`, in an `async with` block.
@@ -224,7 +229,7 @@ class Client:
         left = self._calls.of(ticket)
         if left is not None and left.rejoin(ticket):
             return left
-        return RunningCall.of(self._resumer, ticket)
+        return self._call_type.of(self._resumer, ticket)
 
     async def join(self, ticket: Ticket, *, timeout_s: float | None = None) -> Joined:
         """Wait for the result of a call, wherever it was begun; `is_done` is False if it is not
@@ -237,7 +242,7 @@ class Client:
         wire.resuming(ticket)
         call = self._calls.of(ticket)
         if call is None or not call.rejoin(None):
-            call = RunningCall.of(self._resumer, msgspec.structs.replace(ticket, after=None))
+            call = self._call_type.of(self._resumer, msgspec.structs.replace(ticket, after=None))
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             async with call:
                 return Joined(is_done=True, result=await call.result())
@@ -264,7 +269,7 @@ class Client:
         def turn(lead: Lead) -> Awaitable[Message]:
             return self._reconnector.ask("tools/call", wire.page_call(params, lead))
 
-        return Pages(begin, turn, self._on_notification, token)
+        return self._pages_type(begin, turn, self._on_notification, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """The status of a stream, by its ticket or, if the server allows that to this client, by
