@@ -174,7 +174,8 @@ class RunningCall:
         """
         for message in self._outlet.messages:
             return message
-        return await self._next()
+        await self._have_some()
+        return self._next()
 
     def runs(self) -> "Runs":
         """Iterate over the messages as they came, many in one piece: `messages.Run`.
@@ -242,8 +243,7 @@ class RunningCall:
 
     # Reading, off the fast path
 
-    async def _next(self) -> Message:
-        await self._have_some()
+    def _next(self) -> Message:
         special = self._outlet.line_up()
         self._is_waiting = False
         for message in self._outlet.messages:
@@ -259,6 +259,9 @@ class RunningCall:
     async def _next_run(self) -> Run:
         self._is_waiting = True
         await self._have_some()
+        return self._take_run()
+
+    def _take_run(self) -> Run:
         run, special = self._outlet.run()
         if run is None:
             raise self._unreadable() if special is None else self._over(special)

@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, Self, TypeVar, cast, overload
 
 import msgspec
 import trio
@@ -88,6 +88,9 @@ class Client(Requests):
     longer, and answers no ping, the client connects anew, provided that every call can be resumed.
     """
 
+    _call_type: type[RunningCall] = RunningCall  # `streams.aio` has its own
+    _pages_type: type[Pages] = Pages
+
     def __init__(
         self,
         dialer: Dialer | Openable | Running,
@@ -135,11 +138,11 @@ class Client(Requests):
         self._resumer = Resumer(
             self._reconnector, self._calls, self._answers, patience_s=patience_s
         )
-        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery]
+        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery, bool | None]
         self._nursery: trio.Nursery
         self._is_entered = False
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> Self:
         """Connect. Raises `CannotConnect`."""
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
@@ -326,7 +329,7 @@ class Client(Requests):
         name: str,
         arguments: Mapping[str, Any] | None,
     ) -> RunningCall:
-        return RunningCall(
+        return self._call_type(
             self._resumer,
             messages.request(request_id, "tools/call", params),
             request_id,
@@ -346,7 +349,7 @@ class Client(Requests):
         left = self._calls.of(ticket)
         if left is not None and left.rejoin(ticket):
             return left
-        return RunningCall.of(self._resumer, ticket)
+        return self._call_type.of(self._resumer, ticket)
 
     async def join(self, ticket: Ticket, *, timeout_s: float | None = None) -> Joined:
         """Wait for the result of a call, wherever it was begun; `is_done` is False if it is not
@@ -359,7 +362,7 @@ class Client(Requests):
         wire.resuming(ticket)
         call = self._calls.of(ticket)
         if call is None or not call.rejoin(None):
-            call = RunningCall.of(self._resumer, msgspec.structs.replace(ticket, after=None))
+            call = self._call_type.of(self._resumer, msgspec.structs.replace(ticket, after=None))
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             async with call:
                 return Joined(is_done=True, result=await call.result())
@@ -386,7 +389,7 @@ class Client(Requests):
         def turn(lead: Lead) -> Awaitable[Message]:
             return self._reconnector.ask("tools/call", wire.page_call(params, lead))
 
-        return Pages(begin, turn, self._notifications.take, token)
+        return self._pages_type(begin, turn, self._notifications.take, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """The status of a stream, by its ticket or, if the server allows that to this client, by
