@@ -11,6 +11,7 @@ import pytest
 from tests.sdk.stock import HERE, Node
 
 PROGRAM: Final = HERE / "typed_program.py"
+ASYNCIO: Final = HERE / "typed_asyncio_program.py"
 CHECK_S: Final = 300.0
 
 # The installation of pyright, with the other packages of npm, has a bound of its own.
@@ -54,12 +55,16 @@ def pyright(program: Path, node: Node) -> list[dict[str, Any]]:
     return said
 
 
-def test_mypy_has_nothing_to_say(program: Path) -> None:
+@pytest.mark.parametrize("source", [PROGRAM, ASYNCIO], ids=["trio", "asyncio"])
+def test_mypy_has_nothing_to_say(source: Path, program: Path) -> None:
+    program.write_text(source.read_text())
     done = mypy(program)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_pyright_has_nothing_to_say(program: Path, node: Node) -> None:
+@pytest.mark.parametrize("source", [PROGRAM, ASYNCIO], ids=["trio", "asyncio"])
+def test_pyright_has_nothing_to_say(source: Path, program: Path, node: Node) -> None:
+    program.write_text(source.read_text())
     assert pyright(program, node) == []
 
 
@@ -94,3 +99,10 @@ def test_the_program_runs(program: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "4 shipped" in done.stdout
     assert "ship {'order': 'A-2'}: A-2" in done.stdout
+
+
+def test_the_asyncio_program_runs(program: Path) -> None:
+    program.write_text(ASYNCIO.read_text())
+    done = run(program, "-W", "error", program.name)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "3 3\n"
