@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final, Unpack, overload
+from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
 
@@ -18,10 +18,12 @@ from streams.limits import Limits
 from streams.logs import log
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer, Profile
-from streams.server.tools import Function, Tools, ToolSettings, make_tool, with_settings
+from streams.server.tools import Tools, ToolSettings, make_tool, with_settings
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Server:

@@ -56,7 +56,7 @@ _SHOWN: Final = (str, *get_args(Block))
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class ToolAnnotations(TypedDict, total=False):
@@ -125,7 +125,7 @@ DEFAULTS: Final[ToolSettings] = {
 }
 
 
-def with_settings(function: Function) -> Function:
+def with_settings(function: _Function) -> _Function:
     """Let `help` show the settings that `function` takes as keywords: names, defaults, meanings."""
     kinds = get_type_hints(ToolSettings)
     settings = [
