@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from streams.client.notifications import NotificationHandler as NotificationHandler
     from streams.client.pages import Pages as Pages
     from streams.client.results import CallToolResult as CallToolResult
-    from streams.client.results import Completion as Completion
+    from streams.client.results import CompletionResult as CompletionResult
     from streams.client.results import Prompt as Prompt
     from streams.client.results import PromptArgument as PromptArgument
     from streams.client.results import PromptMessage as PromptMessage
     from streams.client.results import PromptResult as PromptResult
     from streams.client.results import Resource as Resource
-    from streams.client.results import ResourceContents as ResourceContents
+    from streams.client.results import ResourcePart as ResourcePart
     from streams.client.results import ResourceTemplate as ResourceTemplate
     from streams.client.results import Tool as Tool
     from streams.errors import CallFailed as CallFailed
@@ -82,13 +82,13 @@ _HOMES = {
     "streams.client.notifications": ("NotificationHandler",),
     "streams.client.pages": ("Pages",),
     "streams.client.results": (
-        "Completion",
+        "CompletionResult",
         "Prompt",
         "PromptArgument",
         "PromptMessage",
         "PromptResult",
         "Resource",
-        "ResourceContents",
+        "ResourcePart",
         "ResourceTemplate",
         "Tool",
         "CallToolResult",

@@ -8,11 +8,11 @@ import msgspec
 from streams.client import wire
 from streams.client.reconnect import Reconnector
 from streams.client.results import (
-    Completion,
+    CompletionResult,
     Prompt,
     PromptResult,
     Resource,
-    ResourceContents,
+    ResourcePart,
     ResourceTemplate,
     Tool,
     one_of,
@@ -88,11 +88,11 @@ class Requests:
         """The server's templates of resources, all pages."""
         return await self._list("resources/templates/list", "resourceTemplates", ResourceTemplate)
 
-    async def read_resource(self, uri: str) -> list[ResourceContents]:
+    async def read_resource(self, uri: str) -> list[ResourcePart]:
         """The contents of a resource: one part, or several (as of a folder)."""
         reply = await self._ask("resources/read", {"uri": uri})
         return read_reply(
-            reply, "resources/read", lambda raw: page_of(raw, "contents", ResourceContents)[0]
+            reply, "resources/read", lambda raw: page_of(raw, "contents", ResourcePart)[0]
         )
 
     async def subscribe(self, uri: str) -> None:
@@ -128,7 +128,7 @@ class Requests:
         prompt: str | None = None,
         resource: str | None = None,
         arguments: Mapping[str, str] | None = None,
-    ) -> Completion:
+    ) -> CompletionResult:
         """Values for `argument`, of which `value` is typed already.
 
         It is an argument of the prompt named `prompt`, or of the resource template `resource`
@@ -145,7 +145,7 @@ class Requests:
             params["context"] = {"arguments": dict(arguments)}
         method = "completion/complete"
         reply = await self._ask(method, params)
-        return read_reply(reply, method, lambda raw: one_of(raw, "completion", Completion))
+        return read_reply(reply, method, lambda raw: one_of(raw, "completion", CompletionResult))
 
     # Any request
 

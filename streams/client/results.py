@@ -53,7 +53,7 @@ class ResourceTemplate(_Answer, frozen=True):
     annotations: dict[str, Any] = {}
 
 
-class ResourceContents(_Answer, frozen=True):
+class ResourcePart(_Answer, frozen=True):
     """A part of a resource: `text`, or `blob` (bytes, no longer base64), never both."""
 
     uri: str
@@ -99,7 +99,7 @@ class PromptResult(_Answer, frozen=True):
     description: str = ""
 
 
-class Completion(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+class CompletionResult(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """Values that complete an argument; `total` is None if the server does not tell it."""
 
     values: list[str]

@@ -17,7 +17,7 @@ from streams import (
     CallToolResult,
     Client,
     ClientError,
-    Completion,
+    CompletionResult,
     HttpEndpoint,
     Image,
     Journal,
@@ -30,7 +30,7 @@ from streams import (
     Prompt,
     PromptResult,
     Resource,
-    ResourceContents,
+    ResourcePart,
     Run,
     RunningCall,
     RunningServer,
@@ -171,12 +171,12 @@ async def questions(client: Client) -> None:
     try:
         resources: list[Resource] = await client.resources()
         for resource in resources:
-            contents: list[ResourceContents] = await client.read_resource(resource.uri)
+            contents: list[ResourcePart] = await client.read_resource(resource.uri)
             print(contents[0].text, contents[0].blob)
         prompts: list[Prompt] = await client.prompts()
         for prompt in prompts:
             filled: PromptResult = await client.prompt(prompt.name, {})
-            found: Completion = await client.complete("order", "A", prompt=prompt.name)
+            found: CompletionResult = await client.complete("order", "A", prompt=prompt.name)
             print(filled.messages[0].text, found.values)
     except CallFailed as failed:
         print(failed.code, failed.message)
