@@ -15,8 +15,8 @@ from streams.server.content import (
     EmbeddedResource,
     Icon,
     Image,
+    ResourceContents,
     ResourceLink,
-    ResourcePart,
     Text,
 )
 
@@ -48,8 +48,8 @@ icons = st.builds(
     theme=st.none() | st.sampled_from(["light", "dark"]),
 )
 contents = st.builds(
-    ResourcePart, words, text=words, mime_type=maybe_words, meta=metas
-) | st.builds(ResourcePart, words, blob=st.binary(), mime_type=maybe_words, meta=metas)
+    ResourceContents, words, text=words, mime_type=maybe_words, meta=metas
+) | st.builds(ResourceContents, words, blob=st.binary(), mime_type=maybe_words, meta=metas)
 common: dict[str, Any] = {"annotations": annotations, "meta": metas}
 blocks = st.one_of(
     st.builds(Text, words, **common),

@@ -97,7 +97,7 @@ async def test_messages_are_exchanged_both_ways_while_live(server: Server, steps
 
 
 async def test_completion_is_announced(server: Server, steps: Steps) -> None:
-    """ "CompletionResult: Server sends a `notifications/stream/end` notification when the stream is
+    """ "Completion: Server sends a `notifications/stream/end` notification when the stream is
     complete"
     """
     async with open_house(server) as house:
