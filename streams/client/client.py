@@ -135,6 +135,8 @@ class Client(Requests):
             patience_s=patience_s,
             silence_s=silence_s,
         )
+        if on_notification is not None:
+            self._reconnector.listen()
         self._resumer = Resumer(
             self._reconnector, self._calls, self._answers, patience_s=patience_s
         )
@@ -237,6 +239,7 @@ class Client(Requests):
         `call_tool` passes those to the same handlers. Handlers run one after the other.
         """
         self._notifications.on(method, handler)
+        self._reconnector.listen()
 
     # Calls
 

@@ -281,6 +281,11 @@ class ClientConnection:
                 request_id, call.last_event_id, is_resume=True, may_lack_reply=may_lack_reply
             )
 
+    def listen(self) -> None:
+        """Receive notifications that belong to no call, where they do not come by themselves."""
+        if self._requests is not None:
+            self._requests.listen()
+
     def note_event(self, call: RunningCall) -> None:
         """Keep the last event id of a call that is attached to this connection."""
         if self._requests is not None:

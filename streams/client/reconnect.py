@@ -123,6 +123,7 @@ class Reconnector:
         self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
         self._is_running = False
+        self._listens = False  # to notifications that belong to no call
 
     def new_id(self) -> str:
         """A new id for a request and its progress."""
@@ -258,6 +259,8 @@ class Reconnector:
             return ServerRefused(f"the server speaks MCP {version}, which this client does not")
         connection.hello = self.hello = hello
         connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
+        if self._listens:
+            connection.listen()
         connection.post(messages.notification(wire.INITIALIZED))
         self._repeat_settings(connection)
         return None
@@ -306,6 +309,12 @@ class Reconnector:
         self._wanted = trio.Event()
         self._listener.surrender(self._surrender)
         self.stir()
+
+    def listen(self) -> None:
+        """Listen to notifications that belong to no call, over this and every later connection."""
+        self._listens = True
+        if self.connection is not None:
+            self.connection.listen()
 
     async def connected(self) -> ClientConnection:
         """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
