@@ -425,22 +425,22 @@ async def _tell(handler: ProgressHandler, message: Message) -> None:
 
 
 async def _alone(act: Callable[[], Awaitable[None]]) -> None:
-    """Raise an error that is alone in its group as it was."""
+    """Raise an error that is alone in groups, however deep, as it was."""
     try:
         await act()
     except BaseExceptionGroup as group:
-        if (only := _only(group)) is not None:
-            raise only from None
-        raise
+        only: BaseException | None = group
+        while isinstance(only, BaseExceptionGroup):
+            only = _only(only)
+        if only is None:
+            raise
+        raise only from None
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
     """The one error of a group; cancellations beside it say nothing more."""
     errors = [each for each in group.exceptions if not _is_cancellation(each)]
-    if len(errors) != 1:
-        return None
-    inner = errors[0]
-    return _only(inner) if isinstance(inner, BaseExceptionGroup) else inner
+    return errors[0] if len(errors) == 1 else None
 
 
 def _is_cancellation(error: BaseException) -> bool:

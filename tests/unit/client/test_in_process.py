@@ -108,6 +108,15 @@ async def test_the_error_of_the_block_is_raised_as_it_was() -> None:
         await fail()
 
 
+async def test_a_group_of_the_block_stays_a_group() -> None:
+    async def fail() -> None:
+        async with Client(counting()):
+            raise ExceptionGroup("mine", [ZeroDivisionError()])
+
+    with pytest.raises(ExceptionGroup, match="mine"):
+        await fail()
+
+
 async def test_cancelling_the_block_from_outside_ends_it() -> None:
     with trio.move_on_after(0.05) as scope:
         async with Client(counting()) as client:
