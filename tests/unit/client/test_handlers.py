@@ -1,17 +1,19 @@
 """Handlers of the client: each knows the call that asks, and harms nothing else."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 
-from streams import Call, Client, RunningCall, Server
+from streams import Call, Client, HttpEndpoint, RunningCall, Server
 from streams.client import notifications
 from streams.client.answers import takes_call
 from tests.rigs.clients import Params, connected, counting
 from tests.rigs.scripted import Scripted, Stream
 from tests.rigs.server import open_house
+from transports import dial, http, websocket
 
 ELICIT = "elicitation/create"
 LOG = "notifications/message"
@@ -30,18 +32,39 @@ def asking() -> Server:
     return server
 
 
-@pytest.mark.parametrize("cuts", [False, True])
-async def test_a_handler_knows_which_of_several_calls_asks(cuts: bool) -> None:
+@asynccontextmanager
+async def reached(server: Server, way: str) -> AsyncIterator[Any]:
+    """What a client is given to reach the server: itself, or a dialer."""
+    if way in ("memory", "cut"):
+        yield server
+        return
+    async with open_house(server) as house, trio.open_nursery() as nursery:
+        if way == "ws":
+            port = await nursery.start(websocket.serve, house.running.serve, "127.0.0.1", 0)
+            yield dial(f"ws://127.0.0.1:{port}")
+        else:
+            endpoint = HttpEndpoint(house.running, "/mcp")
+            port = await nursery.start(http.serve, endpoint, "127.0.0.1", 0)
+            yield dial(f"http://127.0.0.1:{port}")
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("way", ["memory", "cut", "ws", "http"])
+async def test_a_handler_knows_which_of_several_calls_asks(way: str) -> None:
     asked: dict[str, RunningCall] = {}
 
     async def agree(params: Params, call: RunningCall | None) -> Params:
         assert call is not None
         asked[params["message"]] = call
-        if cuts:
+        if way == "cut":
             client.cut()
         return {"action": "accept", "content": {"to": call.arguments["what"], "by": call.name}}
 
-    async with Client(asking(), answers={ELICIT: agree}) as client, trio.open_nursery() as nursery:
+    async with (
+        reached(asking(), way) as server,
+        Client(server, answers={ELICIT: agree}) as client,
+        trio.open_nursery() as nursery,
+    ):
 
         async def ask(what: str) -> None:
             async with client.call("ask", {"what": what}) as call:
