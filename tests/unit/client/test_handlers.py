@@ -34,7 +34,7 @@ def asking() -> Server:
 
 @asynccontextmanager
 async def reached(server: Server, way: str) -> AsyncIterator[Any]:
-    """What a client is given to reach the server: itself, or a dialer."""
+    """The server, or a dialer of it."""
     if way in ("memory", "cut"):
         yield server
         return
