@@ -22,6 +22,7 @@
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the peer answered a request with a JSON-RPC error
         │   └── MissingCapability  a tool's question needs what the client does not offer
+        ├── ToolFailed       the tool failed, and a value was asked for
         ├── CallLost         the connection broke before the server announced a stream; to call
         │                    again could run the tool twice
         ├── StreamGone       the stream, or a part of it, can no longer be resumed
@@ -171,6 +172,20 @@ class ResourceNotFound(Refusal):
         )
 
 
+# Modules of Python that Windows lacks.
+_POSIX_ONLY: Final = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
+
+
+def explained(error: ImportError, what: str) -> ImportError:
+    """The error for `what`, which cannot be imported: it says if that is for want of POSIX."""
+    if error.name not in _POSIX_ONLY:
+        return error
+    return ImportError(
+        f"{what} needs POSIX (Linux or macOS): without it, only a client works, over ws:// and http://",
+        name=error.name,
+    )
+
+
 def first_of(error: BaseException) -> BaseException:
     """The first of the errors that groups hold, however deep; any other error is its own."""
     while isinstance(error, BaseExceptionGroup):
@@ -274,6 +289,14 @@ class MissingCapability(CallFailed):
             f"The client cannot answer {method}: it has not declared the capability {capability}",
             {"capability": capability},
         )
+
+
+class ToolFailed(ClientError):
+    """The tool failed (`isError`) and its value was asked for; `result` is a `CallToolResult`."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class CallLost(ClientError):

@@ -115,6 +115,9 @@ class RequestChannel(Protocol):
     def leave_to_token(self, request_id: RequestId) -> None:
         """Do not continue the response to this request: a resume token does that."""
 
+    def listen(self) -> None:
+        """Receive what belongs to no request as well, where that takes a response of its own."""
+
     def prepare(
         self,
         request_id: RequestId,

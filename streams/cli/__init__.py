@@ -10,7 +10,8 @@ from typing import Any, Final
 
 __all__ = ["app", "main"]
 
-_DETACHED: Final = 130  # `base.DETACHED`, which is not loaded yet
+_USAGE: Final = 2  # as in `base`, which is not loaded yet
+_DETACHED: Final = 130
 
 
 def main() -> None:
@@ -18,14 +19,21 @@ def main() -> None:
     is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not as nohup has it
     if is_usual:
         signal.signal(signal.SIGINT, _end)
-    from streams.cli.command import run
-
-    if is_usual:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        from streams.cli.command import run
+
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run()
     except KeyboardInterrupt:
         code = _DETACHED
+    except ImportError as error:
+        from streams.errors import explained
+
+        if (why := explained(error, "This command of mcp-streams")) is error:
+            raise
+        print(f"{why}.", file=sys.stderr)
+        code = _USAGE
     if is_usual:
         signal.signal(signal.SIGINT, _end)  # while the interpreter ends
     sys.exit(code)

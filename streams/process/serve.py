@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,9 @@ SWITCH_S: Final = 0.0005
 # take 10 ms.
 GARBAGE_MAX: Final = (2_000, 100, 20)
 
+# The packages whose names a file of the user's should not have.
+_OURS: Final = ("streams", "transports")
+
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
@@ -67,6 +70,7 @@ def load(app: str) -> Server:
     if not place or not name:
         raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
     sys.path.insert(0, os.getcwd())
+    _warn_of_hidden({Path.cwd(), Path(place).resolve().parent})
     try:
         module = _import(place)
     except CannotServe:
@@ -77,6 +81,20 @@ def load(app: str) -> Server:
     if not isinstance(server, Server):
         raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
     return server
+
+
+def _warn_of_hidden(folders: Iterable[Path]) -> None:
+    """Warn of files beside the server that it cannot import, since ours have the same names."""
+    for name in _OURS:
+        ours = Path(str(importlib.import_module(name).__file__))
+        for folder in folders:
+            for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+                if file.is_file() and not file.samefile(ours):
+                    log.warning(
+                        "a file cannot be imported, since mcp-streams has a package of that name: "
+                        "rename it",
+                        file=str(file),
+                    )
 
 
 def _described(error: Exception) -> str:
@@ -93,6 +111,8 @@ def _import(place: str) -> Any:
     path = Path(place)
     if not path.is_file():
         raise CannotServe(f"{path}: there is no such file.")
+    if path.stem in _OURS:
+        raise CannotServe(f"{path}: mcp-streams has a package {path.stem}: rename the file.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -26,7 +26,7 @@ from streams.server.methods import Methods
 from streams.server.peer import Peer, Profile
 from streams.server.prompts import PromptSettings, make_prompt
 from streams.server.resources import ResourceSettings, make_resource
-from streams.server.tools import Tools, ToolSettings, make_tool
+from streams.server.tools import Tools, ToolSettings, make_tool, with_settings
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
@@ -108,6 +108,7 @@ class Server:
         self, function: None = None, /, **settings: Unpack[ToolSettings]
     ) -> Callable[[Function], Function]: ...
 
+    @with_settings
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
         """Make a function a tool, described by its name, docstring and annotations.
 
@@ -300,6 +301,11 @@ class Server:
         Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
         `LifespanFailed` where that fails.
         """
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "Server.open runs under trio, and this code does not: in an asyncio program mount "
+                "server.asgi(), otherwise start with trio.run(main)"
+            )
         async with entered(self.lifespan, self) as state:
             handlers = Handlers(self.tools, masks_errors=self.mask_errors, state=state)
             try:
