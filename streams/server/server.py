@@ -1,18 +1,20 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
-from collections.abc import AsyncIterator, Callable
+import importlib
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack, overload
 
 from streams.engine.connection import Session
 from streams.engine.engine import Engine, open_engine
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
-from streams.exchange import Channel
+from streams.exchange import Admit, AsgiApp, Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Durability, Limits
 from streams.logs import log
 from streams.server.handlers import Handlers
 from streams.server.peer import Peer, Profile
@@ -104,6 +106,41 @@ class Server:
             raise ValueError(f"tool {tool.name}: pages need a resume_max_s above 0")
         self.tools.add(tool)
         return function
+
+    def asgi(
+        self,
+        path: str = "/mcp",
+        *,
+        journal: str | Path | None = None,
+        durability: Durability = "power",
+        auth_tokens: str | Path | None = None,
+        admit: Admit | None = None,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+    ) -> AsgiApp:
+        """An ASGI application that serves this server over HTTP, at `path` below its own place.
+
+        `app.mount("/tools", server.asgi())` serves it at `/tools/mcp`. Frameworks run the lifespan
+        of the outermost application alone, so give them this one's:
+        `FastAPI(lifespan=mounted.lifespan)`.
+
+        The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
+        file; without one, streams live as long as the process. `auth_tokens` is a file of bearer
+        tokens. Any other authentication is an `admit` of one's own (`streams.auth.bearer`).
+        """
+        # By name, because the module is above this one: it knows transports.
+        home = importlib.import_module("streams.aio.asgi")
+        app: AsgiApp = home.App(
+            self,
+            path,
+            journal=journal,
+            durability=durability,
+            auth_tokens=auth_tokens,
+            admit=admit,
+            allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
+        )
+        return app
 
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
