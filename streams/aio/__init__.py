@@ -11,7 +11,15 @@
 The client runs on trio, as a guest of the asyncio loop, in the same thread.
 """
 
-from streams.aio.client import Client, Pages, RunningCall
+from typing import TYPE_CHECKING
+
+from streams.aio.client import Client
 from streams.aio.guest import run_asyncio
+
+if TYPE_CHECKING:  # the methods of `Client` are annotated with those that these derive from
+    from streams.client.call import RunningCall
+    from streams.client.pages import Pages
+else:
+    from streams.aio.client import Pages, RunningCall
 
 __all__ = ["Client", "Pages", "RunningCall", "run_asyncio"]

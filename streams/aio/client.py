@@ -4,8 +4,8 @@ The classes derive from those for trio, and `for_asyncio` gives them a shell of 
 wait. Called in an asyncio task, it runs the method in the guest (`streams.aio.guest`). Called in a
 trio task, by the client itself, it is the method. So all signatures are those of `streams.Client`.
 
-What a cancelled task would lose is overridden by hand: reading takes a message or a page only when
-its reader gets it.
+Reading is written by hand, so that a cancelled task loses nothing: a message or a page is taken
+only when its reader gets it.
 """
 
 import functools

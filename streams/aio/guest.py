@@ -16,7 +16,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
 from typing import Any, Final, Generic, ParamSpec, TypeVar, TypeVarTuple, Unpack
 
@@ -62,7 +62,8 @@ class Guest:
         self._ended: asyncio.Future[None] = loop.create_future()
         self._failure: BaseException | None = None  # what ended it
         self._is_over = False
-        # Ticks for a loop that was closed before its guest had ended: see `_finish`.
+        self._tick: Callable[[], object] | None = None  # the next one of trio; there is one at most
+        # For a loop that was closed before its guest had ended: see `_finish`.
         self._late: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         try:
             trio.lowlevel.start_guest_run(
@@ -169,16 +170,21 @@ class Guest:
             raise
 
     def _soon(self, tick: Callable[[], object]) -> None:
+        self._tick = tick
         try:
-            self.loop.call_soon_threadsafe(tick)
+            self.loop.call_soon_threadsafe(self._run_tick)
         except RuntimeError:  # the loop is closed
-            self._late.put(tick)
+            self._late.put(self._run_tick)
 
     def _soon_here(self, tick: Callable[[], object]) -> None:
-        try:
-            self.loop.call_soon(tick)
-        except RuntimeError:
-            self._late.put(tick)
+        self._tick = tick
+        if not self.loop.is_closed():
+            self.loop.call_soon(self._run_tick)
+
+    def _run_tick(self) -> None:
+        tick, self._tick = self._tick, None
+        if tick is not None:
+            tick()
 
     def _done(self, result: outcome.Outcome[None]) -> None:
         self._is_over = True
@@ -201,10 +207,27 @@ class Guest:
             raise RuntimeError("trio runs in this thread already, for another event loop")
         self._scope.cancel()
         while not self._is_over:
-            self._late.get()()
+            if self._tick is None:
+                self._late.get()()  # of trio's thread, which waits for sockets
+            else:
+                self._run_tick()
+
+
+def keep_guest() -> None:
+    """Let the guest of this run of trio, if it is one, last as long as its loop."""
+    with suppress(LookupError):
+        _host.get()._users += 1
 
 
 _host: Final = trio.lowlevel.RunVar[Guest]("the guest that this run of trio is")
+
+
+def is_guest() -> bool:
+    """Whether this run of trio is the guest of an asyncio loop."""
+    try:
+        return bool(_host.get())
+    except LookupError:
+        return False
 
 
 async def run_asyncio(function: Callable[_P, Any], *args: _P.args, **kwargs: _P.kwargs) -> Any:

@@ -1,9 +1,11 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
+import importlib
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
@@ -14,10 +16,10 @@ from streams.engine.engine import Engine, open_engine
 from streams.engine.notices import resource_updated
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
-from streams.exchange import Caller, Channel
+from streams.exchange import Admit, AsgiApp, Caller, Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Durability, Limits
 from streams.logs import log
 from streams.server.features import Features
 from streams.server.handlers import Handlers
@@ -293,6 +295,41 @@ class Server:
         """Notify the clients of all running servers; see `RunningServer.notify_all`."""
         for running in self._running.copy():
             await running.notify_all(method, params)
+
+    def asgi(
+        self,
+        path: str = "/mcp",
+        *,
+        journal: str | Path | None = None,
+        durability: Durability = "power",
+        auth_tokens: str | Path | None = None,
+        admit: Admit | None = None,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+    ) -> AsgiApp:
+        """An ASGI application that serves this server over HTTP, at `path` below its own place.
+
+        `app.mount("/tools", server.asgi())` serves it at `/tools/mcp`. Frameworks run the lifespan
+        of the outermost application alone, so give them this one's:
+        `FastAPI(lifespan=mounted.lifespan)`.
+
+        The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
+        file; without one, streams live as long as the process. `auth_tokens` is a file of bearer
+        tokens. Any other authentication is an `admit` of one's own (`streams.auth.bearer`).
+        """
+        # By name, because the module is above this one: it knows transports.
+        home = importlib.import_module("streams.aio.asgi")
+        app: AsgiApp = home.App(
+            self,
+            path,
+            journal=journal,
+            durability=durability,
+            auth_tokens=auth_tokens,
+            admit=admit,
+            allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
+        )
+        return app
 
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:

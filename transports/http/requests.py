@@ -363,3 +363,8 @@ def _head_too_long() -> HttpError:
     return HttpError(
         431, f"More than {HEAD_BYTES_MAX} bytes of headers: send fewer or shorter ones."
     )
+
+
+def is_field(name: str, value: str) -> bool:
+    """Whether a response may have this field; those that say where its body ends may not."""
+    return _FIELD.fullmatch(f"{name}: {value}") is not None

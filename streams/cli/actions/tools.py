@@ -14,7 +14,7 @@ import trio
 from streams.cli.actions.output import as_json_text, harmless, one_line, print_table, say
 from streams.cli.base import DONE, USAGE, complain, nearest
 from streams.client.client import Client
-from streams.client.wire import Tool
+from streams.client.results import Tool
 from streams.errors import ClientError
 
 HINT_S: Final = 2.0  # for the list of tools, after a call has failed
@@ -42,7 +42,7 @@ class Argument(msgspec.Struct, frozen=True):
 
 async def list_tools(client: Client, name: str | None, *, call_line: str, as_json: bool) -> int:
     """`mcp-streams tools`. `call_line` is what an example begins with, up to the URL."""
-    tools = await client.list_tools()
+    tools = await client.tools()
     if name is None:
         _print_all(tools, as_json=as_json)
         return DONE
@@ -255,7 +255,7 @@ async def hint_for(client: Client, tool: str, given: Mapping[str, Any]) -> str |
     """The sentence on what a failed call probably meant; None if its words fit the tool."""
     with trio.move_on_after(HINT_S):
         try:
-            tools = await client.list_tools()
+            tools = await client.tools()
         except ClientError:
             return None  # the call's own error is what counts
         named = next((each for each in tools if each.name == tool), None)

@@ -262,6 +262,27 @@ def test_two_clients_in_one_loop_and_one_after_the_other() -> None:
     run(main())
 
 
+def test_each_step_may_have_a_task_of_its_own() -> None:
+    """As the cells of a notebook have."""
+
+    async def main() -> None:
+        server = counting()
+        guest = await Guest.enter()
+        serving = Held(guest, server.serving())
+        await serving.enter()
+        client = await asyncio.create_task(Client(server.memory.connect).__aenter__())
+        call = await asyncio.create_task(client.call("count", {"n": 2}).__aenter__())
+        texts = [said(await asyncio.create_task(call.__anext__())) for _ in range(2)]
+        assert texts == ["1", "2"]
+        assert (await asyncio.create_task(call.result()))["counted"] == 2
+        await asyncio.create_task(call.__aexit__(None, None, None))
+        await asyncio.create_task(client.__aexit__(None, None, None))
+        await serving.leave(None)
+        await guest.leave()
+
+    run(main())
+
+
 def test_a_client_that_is_not_entered_says_so() -> None:
     async def main() -> None:
         with pytest.raises(RuntimeError, match="use `async with`"):

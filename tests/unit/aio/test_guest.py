@@ -190,11 +190,17 @@ def test_a_guest_that_nothing_has_left_ends_with_the_loop() -> None:
     trio.run(trio.sleep, 0)  # the thread is free
 
 
-def test_a_guest_of_a_loop_that_was_closed_around_it_ends_before_the_next_begins() -> None:
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_guest_of_a_loop_that_was_closed_around_it_ends_before_the_next_begins(
+    is_busy: bool,
+) -> None:
+    """Closed while the guest waits, or while its next step is due."""
     seen = []
 
     async def work() -> None:
         try:
+            while is_busy:
+                await trio.lowlevel.checkpoint()
             await trio.sleep_forever()
         finally:
             seen.append("ended")
@@ -206,7 +212,7 @@ def test_a_guest_of_a_loop_that_was_closed_around_it_ends_before_the_next_begins
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(begin())
-    # What `asyncio.run` does at the end is left out, so the task of the guest stays.
+    # The end of `asyncio.run` is left out, so the task of the guest stays.
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.close()
