@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 
 @app.command(usage="Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]")
-def call(url: str, tool: str, /, *arguments: Word, how: How = USUALLY, json: bool = False) -> int:
+def call(
+    url: str,
+    tool: str,
+    /,
+    *arguments: Word,
+    how: How = USUALLY,
+    detach: bool = False,
+    json: bool = False,
+) -> int:
     """Call a tool and follow the call to its end, over as many connections as that takes.
 
     Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
@@ -26,6 +34,9 @@ def call(url: str, tool: str, /, *arguments: Word, how: How = USUALLY, json: boo
         The tool's name.
     arguments
         key=text or key:=json.
+    detach
+        Leave the call as soon as it can be resumed, and print how. A call that ends before is
+        printed as usual.
     json
         Print the whole result, and each message, as JSON.
     """
@@ -37,7 +48,7 @@ def call(url: str, tool: str, /, *arguments: Word, how: How = USUALLY, json: boo
         given = commands.parse_arguments(arguments)
     except ValueError as error:
         return complain(str(error))
-    return commands.call_tool(_reach(url, how), tool, given, as_json=json)
+    return commands.call_tool(_reach(url, how), tool, given, as_json=json, detaches=detach)
 
 
 @app.command(usage="Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]")

@@ -230,7 +230,8 @@ class Steps:
         self.was_cancelled = False
         self.answers: list[Any] = []
         self.call: Call
-        server.tool(**({"name": "step"} | settings))(self.step)
+        plain = {"name": "step", "structured_output": False}  # the text comes once
+        server.tool(**(plain | settings))(self.step)
 
     async def step(self, call: Call) -> str:
         """Follow the orders of the test."""

@@ -141,7 +141,23 @@ def test_no_sentence_is_printed_beside_json() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
-# --timeout
+# --detach and --timeout
+
+
+def test_a_call_is_left_as_soon_as_it_can_be_resumed(url: str, gate: Gate) -> None:
+    done = run("call", url, "count", "n:=3", f"gate={gate.path}", "--detach")
+    assert (done.returncode, done.stdout) == (0, "")
+    lines = done.shown[-4:]
+    assert lines[0] == "Detached; the call goes on. To come back:"
+    gate.release()
+    assert run_as_printed(lines[1].strip()).stdout == "counted 3\n"
+
+
+def test_a_call_that_ends_at_once_is_not_left(url: str) -> None:
+    done = run("call", url, "no_such_tool", "--detach")
+    assert done.returncode == 1
+    assert "no_such_tool" in done.stderr
+    assert "Detached" not in done.stderr
 
 
 def test_a_call_that_takes_too_long_is_detached(url: str, gate: Gate) -> None:

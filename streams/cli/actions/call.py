@@ -286,6 +286,7 @@ class Following(msgspec.Struct, frozen=True):
     deadline: float
     as_json: bool
     asks: Questions | None = None
+    detaches: bool = False  # as soon as the call can be resumed
 
 
 async def follow(call: RunningCall, how: Following, note: Note) -> int:
@@ -303,7 +304,8 @@ async def _follow(call: RunningCall, how: Following, note: Note) -> int:
         async with trio.open_nursery() as nursery:
             nursery.cancel_scope.deadline = how.deadline
             nursery.start_soon(cancel_on, interrupts, nursery.cancel_scope)
-            nursery.start_soon(_note_once_announced, call, note)
+            announced = nursery.cancel_scope.cancel if how.detaches else partial(note.take, call)
+            nursery.start_soon(_once_announced, call, announced)
             with Display(as_json=how.as_json, asks=how.asks is not None) as display:
                 if how.asks is not None:
                     how.asks.display = display
@@ -316,10 +318,11 @@ async def _follow(call: RunningCall, how: Following, note: Note) -> int:
         if not is_over:
             # Nothing more is read, so nothing more is acked, and the ticket stays valid.
             is_late = trio.current_time() >= how.deadline
+            is_wanted = how.detaches and call.ticket is not None
             if is_late and not how.as_json:
                 say(f"No result within {how.reach.timeout_s:g} s.")
-            await _detach(call, how, note, interrupts, is_late=is_late)
-            return TIMED_OUT if is_late else DETACHED
+            await _detach(call, how, note, interrupts, may_cancel=not (is_late or is_wanted))
+            return DONE if is_wanted else TIMED_OUT if is_late else DETACHED
     print_result(result, as_json=how.as_json)
     if _leads_on(result) and not how.as_json:
         say("There are more pages: `mcp-streams pages` prints them all.")
@@ -340,10 +343,10 @@ def _leads_on(result: Any) -> bool:
         return False  # another server's result, of another shape
 
 
-async def _note_once_announced(call: RunningCall, note: Note) -> None:
+async def _once_announced(call: RunningCall, act: Callable[[], object]) -> None:
     while call.ticket is None:
         await trio.sleep(NOTED_WITHIN_S)
-    note.take(call)
+    act()
 
 
 async def cancel_on(interrupts: AsyncIterator[int], scope: trio.CancelScope) -> None:
@@ -358,7 +361,7 @@ async def _detach(
     note: Note,
     interrupts: AsyncIterator[int],
     *,
-    is_late: bool,
+    may_cancel: bool,
 ) -> None:
     """Print how to resume, and wait a little for a second Ctrl-C after a first one."""
     if call.ticket is None:
@@ -367,7 +370,7 @@ async def _detach(
         return
     note.leave(call)
     say(_way_back(how.reach, call.ticket, note.name, as_json=how.as_json))
-    if sys.stdin.isatty() and not is_late:
+    if sys.stdin.isatty() and may_cancel:
         if not how.as_json:
             say("Ctrl-C again cancels it.")
         with trio.move_on_after(SECOND_CTRL_C_S) as waiting:
@@ -404,14 +407,16 @@ async def _cancel(call: RunningCall, note: Note, *, as_json: bool = False) -> No
     tell("cancelled", "Cancelled.")
 
 
-def call_tool(reach: Reach, tool: str, arguments: dict[str, Any], *, as_json: bool) -> int:
+def call_tool(
+    reach: Reach, tool: str, arguments: dict[str, Any], *, as_json: bool, detaches: bool = False
+) -> int:
     """`mcp-streams call`."""
     has_token = reach.token_file is None and TOKEN_VARIABLE in os.environ
     note = Note.of_new(reach.url, tool, arguments, token_file=reach.token_file, has_token=has_token)
     asks = Questions() if can_ask() and not as_json else None
 
     async def act(client: Client, deadline: float) -> int:
-        how = Following(reach, deadline, as_json, asks)
+        how = Following(reach, deadline, as_json, asks, detaches)
         return await _call_tool(client, tool, arguments, how, note)
 
     return run(act, reach, asks=asks)
