@@ -17,10 +17,12 @@
     ├── ToolError            a failure that a tool reports to its client, in the tool's own words
     ├── InvalidAnswer        the client's answer to a question of a tool does not fit
     ├── LifespanFailed       the author's `Server(lifespan=…)` has failed
+    ├── ServerRefused        the server's answer will be the same the next time: do not retry
     └── ClientError          an error that a user of `Client` may have to handle
         ├── CannotConnect    no connection within the time allowed
         ├── CallFailed       the peer answered a request with a JSON-RPC error
         │   └── MissingCapability  a tool's question needs what the client does not offer
+        ├── ToolFailed       the tool failed, and a value was asked for
         ├── CallLost         the connection broke before the server announced a stream; to call
         │                    again could run the tool twice
         ├── StreamGone       the stream, or a part of it, can no longer be resumed
@@ -170,6 +172,20 @@ class ResourceNotFound(Refusal):
         )
 
 
+# Modules of Python that Windows lacks.
+_POSIX_ONLY: Final = frozenset({"fcntl", "grp", "pwd", "resource", "termios"})
+
+
+def explained(error: ImportError, what: str) -> ImportError:
+    """The error for `what`, which cannot be imported: it says if that is for want of POSIX."""
+    if error.name not in _POSIX_ONLY:
+        return error
+    return ImportError(
+        f"{what} needs POSIX (Linux or macOS): without it, only a client works, over ws:// and http://",
+        name=error.name,
+    )
+
+
 def first_of(error: BaseException) -> BaseException:
     """The first of the errors that groups hold, however deep; any other error is its own."""
     while isinstance(error, BaseExceptionGroup):
@@ -239,6 +255,13 @@ class LifespanFailed(StreamsError):
     """The lifespan of a server has failed; `__cause__` is the author's exception."""
 
 
+class ServerRefused(StreamsError, ConnectionRefusedError):
+    """The server has answered with an error that will be the same the next time.
+
+    It speaks another protocol, for instance, or serves nothing at this path.
+    """
+
+
 class ClientError(StreamsError):
     """An error that a user of `Client` may have to handle."""
 
@@ -266,6 +289,14 @@ class MissingCapability(CallFailed):
             f"The client cannot answer {method}: it has not declared the capability {capability}",
             {"capability": capability},
         )
+
+
+class ToolFailed(ClientError):
+    """The tool failed (`isError`) and its value was asked for; `result` is a `CallToolResult`."""
+
+    def __init__(self, message: str, result: Any = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class CallLost(ClientError):

@@ -3,13 +3,14 @@
 - `Channel`, `ResponseChannel`, `ClientChannel`, `RequestChannel`, `Dialer`: a connection as
   messages. `transports` tells the promises that each of them keeps.
 - `Request`, `Responder`, `Endpoint`: one HTTP request and its response, without sockets. The
-  listener of `transports.http` calls an endpoint; an ASGI application could do the same.
+  listener of `transports.http` calls an endpoint, and so does its ASGI adapter.
+- `AsgiApp` is an endpoint as an ASGI server runs it.
 - `Admit` authenticates a request, and `Screen` may refuse it, by its head alone: then its body is
   not read.
 """
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, Final, Protocol, runtime_checkable
@@ -114,6 +115,9 @@ class RequestChannel(Protocol):
 
     def leave_to_token(self, request_id: RequestId) -> None:
         """Do not continue the response to this request: a resume token does that."""
+
+    def listen(self) -> None:
+        """Receive what belongs to no request as well, where that takes a response of its own."""
 
     def prepare(
         self,
@@ -259,3 +263,22 @@ Screen = Callable[[Request], int | None]
 """Looks at a request before its body is read: `Request.body` is empty. Returns how many bytes the
 body may have; None for the listener's limit. Raises `HttpError` to refuse the request.
 """
+
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+
+
+class AsgiApp(Protocol):
+    """An ASGI application, for an ASGI server or to mount in another application."""
+
+    async def __call__(
+        self, scope: MutableMapping[str, Any], receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        """Answer one request, or run for the length of the server's lifespan."""
+
+    def lifespan(self, app: Any = None) -> AbstractAsyncContextManager[None]:
+        """Serve for the length of a block: `FastAPI(lifespan=mounted.lifespan)`.
+
+        Entering opens the journal. Leaving shuts down within 4 s, and closes the journal.
+        """

@@ -27,6 +27,9 @@ _name_of: Final[Callable[[type], str]] = type.__dict__["__name__"].__get__
 _traceback_of: Final[Callable[[BaseException], Any]] = BaseException.__dict__[
     "__traceback__"
 ].__get__
+_cause_of: Final[Callable[[BaseException], BaseException | None]] = BaseException.__dict__[
+    "__cause__"
+].__get__
 _errors_of: Final[Callable[[BaseException], tuple[BaseException, ...]]] = (
     BaseExceptionGroup.__dict__["exceptions"].__get__
 )
@@ -59,6 +62,12 @@ def is_failure(error: BaseException) -> bool:
 def is_kind(error: BaseException, kind: type[BaseException]) -> bool:
     """Like `isinstance`, but ignores an overridden `__class__`."""
     return type.__subclasscheck__(kind, type(error))
+
+
+def is_caused_by_failure(error: ValueError) -> bool:
+    """Whether an error of another kind than `ValueError` has become this one."""
+    cause = _cause_of(error)
+    return cause is not None and not is_kind(cause, ValueError)
 
 
 def kind_of(error: BaseException) -> str:

@@ -74,7 +74,8 @@ def _null() -> int | None:
         return None
 
 
-os.register_at_fork(after_in_child=_become_child)
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=_become_child)
 
 
 class Confined:

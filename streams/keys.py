@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import Final
 
 from streams.errors import JournalUnusable, UnsafeFile
-from streams.files import write_whole
-from streams.permissions import read_secret
 
 BEARER_PREFIX: Final = "mcps_"  # scanners for leaked secrets recognize our tokens by it
 
@@ -94,6 +92,10 @@ class Keyring:
         """
         if path is None:
             return cls([secrets.token_bytes(_KEY_BYTES)])
+        # Imported here (PLC0415): it needs POSIX, and a client, which needs only ids, may not have
+        # that.
+        from streams.permissions import read_secret  # noqa: PLC0415
+
         try:
             try:
                 content = read_secret(path, FILE_BYTES_MAX, follows_links=False)
@@ -195,6 +197,8 @@ def _bytes(text: str) -> bytes:
 
 def _create(path: Path) -> None:
     """Create the file with one new key; never replace a file."""
+    from streams.files import write_whole  # noqa: PLC0415 (as in `load`)
+
     key = base64.urlsafe_b64encode(secrets.token_bytes(_KEY_BYTES)) + b"\n"
     write_whole(path, key, _link)
 

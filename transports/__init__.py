@@ -18,12 +18,48 @@ A transport turns one connection into a `Channel` (`streams.exchange`). It has t
 `dial` finds the transport for a URL. `memory` and `relay` have no URLs.
 """
 
+import os
+import sys
+import warnings
 from functools import partial
+from importlib.machinery import PathFinder
 
 TYPE_CHECKING = False  # from `typing`, which would take longer to load than all the rest
 if TYPE_CHECKING:
-    from streams.exchange import Dialer
+    from typing import Any
+
+    from streams.exchange import Channel as Channel
+    from streams.exchange import ClientChannel as ClientChannel
+    from streams.exchange import Dialer as Dialer
+    from streams.exchange import Handler as Handler
     from transports.net.dialing import Token
+
+
+def _warn_if_hidden(other: str) -> None:
+    """As in `streams`, which may be the package that another file is imported in place of."""
+    loaded = sys.modules.get(other)
+    spec = loaded.__spec__ if loaded else PathFinder.find_spec(other)
+    found = spec.origin if spec else getattr(loaded, "__file__", None)
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if found and os.path.dirname(os.path.dirname(os.path.abspath(found))) != place:
+        warnings.warn(
+            f"{found} hides the package {other} of mcp-streams: rename it",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+_warn_if_hidden("streams")
+
+_TYPES = ("Channel", "ClientChannel", "Dialer", "Handler")  # of `streams.exchange`, for annotations
+
+
+def __getattr__(name: str) -> "Any":
+    if name not in _TYPES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from streams import exchange  # noqa: PLC0415
+
+    return getattr(exchange, name)
 
 
 def dial(url: str, *, token: "Token" = None) -> "Dialer":

@@ -30,6 +30,11 @@ LOG_EVERY_S: Final = 1.0
 # The same answer for every invalid token, so that it tells nothing about other tokens.
 _INVALID: Final = "The token is unknown, expired or revoked, or is not meant for this server."
 
+_NOT_ACCEPTED: Final = (
+    "This server does not accept the bearer token: send one that is not expired or revoked, and is "
+    "meant for this server."
+)
+
 # RFC 6750, 2.1, and RFC 9110, 11.1: the name of a scheme has no case.
 _BEARER: Final = re.compile(r"bearer +([-A-Za-z0-9._~+/]+=*)", re.IGNORECASE | re.ASCII)
 
@@ -117,7 +122,8 @@ class Authenticator:
         error, why = ("invalid_token", _INVALID) if has_token else (None, None)
         url = self._metadata_url(head)
         header = challenge(error, why, scopes=self._scopes(), metadata_url=url)
-        return HttpError(401, refusal("unauthorized"), (header,))
+        refused = refusal("unauthorized")
+        return HttpError(401, refused.saying(_NOT_ACCEPTED) if has_token else refused, (header,))
 
 
 def challenge(

@@ -1,26 +1,52 @@
 """The `mcp-streams` command.
 
-Each command imports its action when it is run (PLC0415), because a client waits for a relay to
-start.
+This module loads nothing: from its first line on, Ctrl-C ends the command without a traceback.
 """
 
 import os
+import signal
 import sys
+from typing import Any, Final
 
-from streams.cli import bench, calls, journal, selftests, serve, token
-from streams.cli.base import BROKEN_PIPE, app
+__all__ = ["app", "main"]
 
-__all__ = ["app", "bench", "calls", "journal", "main", "selftests", "serve", "token"]
+_USAGE: Final = 2  # as in `base`, which is not loaded yet
+_DETACHED: Final = 130
 
 
 def main() -> None:
     """Run the command and exit with its code."""
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not as nohup has it
+    if is_usual:
+        signal.signal(signal.SIGINT, _end)
     try:
-        code = app()
-        print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
-    except BrokenPipeError:
-        # The reader of standard output has closed it. The interpreter's flush at exit goes to
-        # /dev/null.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = BROKEN_PIPE
+        from streams.cli.command import run
+
+        if is_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        code = run()
+    except KeyboardInterrupt:
+        code = _DETACHED
+    except ImportError as error:
+        from streams.errors import explained
+
+        if (why := explained(error, "This command of mcp-streams")) is error:
+            raise
+        print(f"{why}.", file=sys.stderr)
+        code = _USAGE
+    if is_usual:
+        signal.signal(signal.SIGINT, _end)  # while the interpreter ends
     sys.exit(code)
+
+
+def _end(*_: object) -> None:
+    """End at once: nothing has begun, or all is done."""
+    os._exit(_DETACHED)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from streams.cli.command import app
+
+    return app

@@ -1,7 +1,10 @@
-"""The app that the commands belong to, their exit codes, and how they print errors."""
+"""The app that the commands belong to, the options that several have, exit codes and errors."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Final
+from pathlib import Path
+from typing import Annotated, ClassVar, Final
 
 import cyclopts
 from cyclopts import Parameter
@@ -9,9 +12,15 @@ from cyclopts import Parameter
 app: Final = cyclopts.App(
     name="mcp-streams",
     help="Resumable streams for MCP: a call that outlives its connection.",
+    help_epilogue=(
+        "Any command takes --config FILE: TOML with its options, in a table such as [serve]; by "
+        "default ~/.config/mcp-streams/config.toml. Variables such as MCP_STREAMS_SERVE_WS come "
+        "before the file, and the command line before both."
+    ),
     version=lambda: version("mcp-streams"),
     default_parameter=Parameter(negative=()),
     result_action="return_value",
+    suppress_keyboard_interrupt=False,  # `streams.cli.main` handles it
 )
 
 # Exit codes.
@@ -20,13 +29,69 @@ FAILED: Final = 1  # the tool has failed, the journal is damaged, or a self-test
 USAGE: Final = 2  # the command is wrong, or one of its files cannot be used
 CANNOT_CONNECT: Final = 3
 GONE: Final = 4  # the stream cannot be resumed
+TIMED_OUT: Final = 124  # as timeout(1) reports it
 DETACHED: Final = 130  # after Ctrl-C, as shells report SIGINT
 BROKEN_PIPE: Final = 141  # as shells report SIGPIPE
 
 
-def complain(why: object, code: int = USAGE) -> int:
-    """Print an error to standard error, and return the exit code."""
-    from streams.cli.actions.output import say
+@dataclass(frozen=True, kw_only=True)
+class Dialing:
+    """The options of the commands that connect to one server.
 
-    say(str(why))
-    return code
+    Parameters
+    ----------
+    timeout
+        Seconds after which the command gives up; a call is detached then, and goes on. By default
+        it waits for as long as the call takes.
+    token_file
+        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
+        can see a command line, so it takes no bearer token.)
+    """
+
+    timeout: float | None = None
+    token_file: Path | None = None
+
+    @property
+    def wrong(self) -> str | None:
+        """The sentence that says what is wrong with these options; None if nothing is."""
+        if self.timeout is not None and not self.timeout > 0:
+            return "--timeout: write seconds, more than 0."
+        return None
+
+
+Word = Annotated[str, Parameter(name="KEY=VALUE")]
+"""An argument of a tool."""
+
+How = Annotated[Dialing, Parameter(name="*")]
+USUALLY: Final = Dialing()
+
+
+class Errors:
+    """How errors are printed."""
+
+    are_json: ClassVar[bool] = False
+
+
+def complain(why: object, exit_code: int = USAGE, /, **details: object) -> int:
+    """Print an error to standard error, and return the exit code.
+
+    With --json it is an object, {"error": {"message": …}}, which has the `details` too.
+    """
+    from streams.cli.actions.output import as_json_text, say
+
+    if Errors.are_json:
+        told = {name: value for name, value in details.items() if value is not None}
+        say(as_json_text({"error": {"message": str(why), **told}}))
+    else:
+        say(str(why))
+    return exit_code
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one, or all of them."""
+    import difflib
+
+    names = {each.casefold(): each for each in known}
+    if close := difflib.get_close_matches(name.casefold(), names, n=1):
+        return f"; did you mean {names[close[0]]}?"
+    return f"; known are {', '.join(names.values())}." if names else "."

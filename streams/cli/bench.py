@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from streams.cli.base import app, complain
+from streams.cli.base import Word, app, complain
 
 
-@app.command
+@app.command(usage="Usage: mcp-streams bench [OPTIONS] URL [TOOL] [KEY=VALUE...]")
 def bench(
     url: str,
     tool: str | None = None,
     /,
-    *arguments: str,
+    *arguments: Word,
     rounds: int = 3,
     pings: int = 100,
     timeout: float = 60.0,
@@ -55,5 +55,6 @@ def bench(
         return complain(str(error))
     wanted = benching.Wanted(tool, given, rounds, pings, timeout)
     return call.run_dialing(
-        lambda dialer: benching.bench(dialer, wanted, as_json=json), url, token_file=token_file
+        lambda dialer: benching.bench(dialer, wanted, as_json=json),
+        call.Reach(url, token_file=token_file),
     )

@@ -1,17 +1,18 @@
-"""The commands that call tools, and that resume and poll calls."""
+"""The commands that call tools, and that resume, cancel and poll calls."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from streams.cli.base import app, complain
+from streams.cli.base import GONE, USUALLY, Dialing, How, Word, app, complain
+
+if TYPE_CHECKING:
+    from streams.cli.actions.call import Reach
 
 
-@app.command
-def call(
-    url: str, tool: str, /, *arguments: str, token_file: Path | None = None, json: bool = False
-) -> int:
+@app.command(usage="Usage: mcp-streams call [OPTIONS] URL TOOL [KEY=VALUE...]")
+def call(url: str, tool: str, /, *arguments: Word, how: How = USUALLY, json: bool = False) -> int:
     """Call a tool and follow the call to its end, over as many connections as that takes.
 
     Its messages go to standard error, its result to standard output. Ctrl-C detaches and prints
@@ -25,33 +26,28 @@ def call(
         The tool's name.
     arguments
         key=text or key:=json.
-    token_file
-        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
-        can see a command line, so it takes no bearer token.)
     json
         Print the whole result, and each message, as JSON.
     """
+    if how.wrong:
+        return complain(how.wrong)
     from streams.cli.actions import call as commands
 
     try:
         given = commands.parse_arguments(arguments)
     except ValueError as error:
         return complain(str(error))
-    return commands.run(
-        lambda client: commands.call_tool(client, url, tool, given, as_json=json),
-        url,
-        token_file=token_file,
-    )
+    return commands.call_tool(_reach(url, how), tool, given, as_json=json)
 
 
-@app.command
+@app.command(usage="Usage: mcp-streams pages [OPTIONS] URL TOOL [KEY=VALUE...]")
 def pages(
     url: str,
     tool: str,
     /,
-    *arguments: str,
+    *arguments: Word,
     token: str | None = None,
-    token_file: Path | None = None,
+    how: How = USUALLY,
     json: bool = False,
 ) -> int:
     """Call a tool that returns pages, and print all of them as they come.
@@ -68,22 +64,19 @@ def pages(
         key=text or key:=json; with --token, the same ones as for the first page.
     token
         A page token: begin with the page that it leads to.
-    token_file
-        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
-        can see a command line, so it takes no bearer token.)
     json
         Print each page whole, as JSON on a line of its own.
     """
+    if how.wrong:
+        return complain(how.wrong)
     from streams.cli.actions import call as commands
 
     try:
         given = commands.parse_arguments(arguments)
     except ValueError as error:
         return complain(str(error))
-    wanted = commands.PagesWanted(url, tool, arguments, given, token)
-    return commands.run(
-        lambda client: commands.pages(client, wanted, as_json=json), url, token_file=token_file
-    )
+    wanted = commands.PagesWanted(tool, arguments, given, token)
+    return commands.pages(_reach(url, how), wanted, as_json=json)
 
 
 @app.command
@@ -92,7 +85,7 @@ def resume(
     what: str | None = None,
     /,
     *,
-    token_file: Path | None = None,
+    how: How = USUALLY,
     json: bool = False,
 ) -> int:
     """Resume a call, from any machine and over any transport.
@@ -103,29 +96,60 @@ def resume(
         The name of a call that was begun here, or a URL as for `call`.
     what
         After a URL: the call's name, or the ticket that was printed when the call was detached.
-    token_file
-        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
-        can see a command line, so it takes no bearer token.)
     json
         Print the whole result, and each message, as JSON.
     """
+    return _with_call("resume", where, what, how, json)
+
+
+@app.command
+def cancel(
+    where: str, what: str | None = None, /, *, how: How = USUALLY, json: bool = False
+) -> int:
+    """Cancel a call, wherever it was begun. A call that is finished stays as it is (exit code 4).
+
+    Parameters
+    ----------
+    where
+        The name of a call that was begun here, or a URL as for `call`.
+    what
+        After a URL: the call's name, or its ticket.
+    json
+        Print what became of it, as JSON.
+    """
+    return _with_call("cancel", where, what, how, json)
+
+
+def _with_call(verb: str, where: str, what: str | None, how: Dialing, json: bool) -> int:
+    """Resume or cancel one call."""
+    if how.wrong:
+        return complain(how.wrong)
     from streams.cli.actions import call as commands
     from streams.cli.actions import notes
 
     if what is None and ":" in where:  # no name has a colon
         return complain(
-            "Say which call: mcp-streams resume URL TICKET, or mcp-streams resume NAME."
+            f"Say which call: mcp-streams {verb} URL TICKET, or mcp-streams {verb} NAME."
         )
     try:
         target = notes.find(where) if what is None else notes.find_at(where, what)
+    except notes.Finished as error:
+        return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
-    return commands.run(
-        lambda client: commands.resume(client, target.url, target.ticket, as_json=json),
-        target.url,
-        cwd=target.cwd,
-        token_file=token_file,
-    )
+    reach = _reach(target.url, how, target.token_file, target.cwd)
+    if verb == "cancel":
+        return commands.cancel(reach, target.ticket, as_json=json)
+    return commands.resume(reach, target.ticket, as_json=json)
+
+
+def _reach(
+    url: str, how: Dialing, noted_token: str | None = None, cwd: str | None = None
+) -> "Reach":
+    from streams.cli.actions.call import Reach
+
+    noted = None if noted_token is None else Path(noted_token)
+    return Reach(url, cwd, how.token_file or noted, how.timeout)
 
 
 @app.command
@@ -135,7 +159,7 @@ def poll(
     /,
     *,
     all_: Annotated[bool, Parameter(name="--all")] = False,
-    token_file: Path | None = None,
+    how: How = USUALLY,
     json: bool = False,
 ) -> int:
     """Print the status of a stream, or with --all of all your streams.
@@ -149,34 +173,30 @@ def poll(
         yours or an anonymous caller's.
     all_
         List all streams that run, or were not delivered.
-    token_file
-        A file with the bearer token to send; without it, MCP_STREAMS_TOKEN is sent. (Other users
-        can see a command line, so it takes no bearer token.)
     json
-        Print a list of StreamStatus objects.
+        Print a list of StreamStatus objects, each with its state as in `calls`.
     """
+    if how.wrong:
+        return complain(how.wrong)
     is_url = ":" in where  # no name has a colon
     if (what is None and is_url) != all_ or not (is_url or what is None):
         return complain("Name one stream, or a URL and --all.")
     from streams.cli.actions import call as commands
     from streams.cli.actions import notes
 
-    url, cwd = where, None
     stream: Any = what
+    reach = _reach(where, how)
     try:
         if not is_url:
             target = notes.find(where)
-            url, stream, cwd = target.url, target.ticket, target.cwd
+            stream, reach = target.ticket, _reach(target.url, how, target.token_file, target.cwd)
         elif what is not None:
             stream = notes.ticket_or_id(what)
+    except notes.Finished as error:
+        return complain(error, GONE)
     except (ValueError, notes.CallbookUnusable) as error:
         return complain(str(error))
-    return commands.run(
-        lambda client: commands.poll(client, url, stream, as_json=json),
-        url,
-        cwd=cwd,
-        token_file=token_file,
-    )
+    return commands.poll(reach, stream, as_json=json)
 
 
 @app.command
@@ -184,6 +204,7 @@ def calls(
     *,
     forget: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     timeout: float = 5.0,
+    token_file: Path | None = None,
     json: bool = False,
 ) -> int:
     """List the unfinished calls that were begun here, with the status of each.
@@ -196,6 +217,9 @@ def calls(
         Names of calls to remove from the list; their work goes on.
     timeout
         Seconds that a server may take to answer.
+    token_file
+        A file with the bearer token for calls that were begun without one. Others are asked about
+        with the token that they were begun with: its file, or MCP_STREAMS_TOKEN.
     json
         Print a list of objects.
     """
@@ -203,4 +227,6 @@ def calls(
         return complain("--timeout: write seconds, more than 0.")
     from streams.cli.actions import calls as listing
 
-    return listing.forget(forget) if forget else listing.run(timeout_s=timeout, as_json=json)
+    if forget:
+        return listing.forget(forget)
+    return listing.run(timeout_s=timeout, as_json=json, token_file=token_file)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from cyclopts import Parameter
 
-from streams.cli.base import DONE, app, complain
+from streams.cli.base import DONE, app, complain, nearest
 from streams.limits import Durability, Limits
 from streams.process.options import Auth, CannotServe, Options
 
@@ -34,8 +34,8 @@ def serve(
     require_resume_token: bool = False,
     insecure_anonymous: bool = False,
     auth: Annotated[Auth, Parameter(name="*")] = NO_AUTH,
-    allowed_host: tuple[str, ...] = (),
-    allowed_origin: tuple[str, ...] = (),
+    allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = (),
+    allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = (),
     json: bool = False,
 ) -> int:
     """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
@@ -79,10 +79,11 @@ def serve(
         Without this option the id is enough where that caller was anonymous.
     insecure_anonymous
         Let --ws and --http listen for other machines without authentication.
-    allowed_host
+    allow_host
         A Host header to accept, besides those of this machine.
-    allowed_origin
-        An Origin to accept from web pages, besides those of this machine.
+    allow_origin
+        An Origin whose web pages may be clients, such as https://app.example.com: its requests are
+        accepted, and over HTTP the responses have the CORS headers that a browser needs.
     json
         Write the log as JSON lines.
     """
@@ -91,7 +92,7 @@ def serve(
     try:
         limits = _limits(limit)
     except ValueError as error:
-        return complain(f"--limit: {error}.")
+        return complain(f"--limit: {error}")
     if not linger >= 0:
         return complain("--linger: write seconds, 0 or more.")
     if not watchdog >= 0:
@@ -116,8 +117,8 @@ def serve(
         require_resume_token=require_resume_token,
         insecure_anonymous=insecure_anonymous,
         auth=auth,
-        allowed_hosts=allowed_host,
-        allowed_origins=allowed_origin,
+        allowed_hosts=allow_host,
+        allowed_origins=allow_origin,
         limits=limits,
         json_log=json,
     )
@@ -141,9 +142,23 @@ def _run_server(options: Options) -> None:
     serving.run(options)
 
 
+def _unknown_limit(name: str) -> str:
+    known = Limits.__struct_fields__
+    close = nearest(name, known)
+    meant = close.replace("; d", " D") if "did you mean" in close else ""
+    return f"unknown {name}; known are {', '.join(known)}.{meant}"
+
+
 def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
-    given = dict(setting.partition("=")[::2] for setting in settings)
-    for name in given.keys() - set(Limits.__struct_fields__):
-        raise ValueError(f"unknown {name}; known are {', '.join(Limits.__struct_fields__)}")
-    limits = msgspec.convert(given, Limits, strict=False)
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, separator, given[name] = setting.partition("=")
+        if name not in Limits.__struct_fields__:
+            raise ValueError(_unknown_limit(name))
+        if not separator:
+            raise ValueError(f"{name}: write {name}=VALUE.")
+    try:
+        limits = msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error}.") from None
     return {name: getattr(limits, name) for name in given}

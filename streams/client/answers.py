@@ -1,10 +1,14 @@
 """Requests of the server to the client: the user's handlers, each called once for a request.
 
+A handler with a second parameter is given the call that asks: None if the request belongs to no
+call, or the server does not tell to which of several.
+
 A server repeats a request, under the same id, when a connection was lost before its answer. While
 the handler runs, a repeat changes only the connection that the answer goes to. Later the answer is
 sent once more, because it may have been lost with the connection.
 """
 
+import inspect
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Protocol
@@ -12,16 +16,38 @@ from typing import Any, Final, Protocol
 import trio
 
 from streams import messages
+from streams.client.call import RunningCall
 from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal
 from streams.faults import kind_of, log_failure, text_of
 from streams.logs import Warnings
 from streams.messages import Message, RequestId
 
-AnswerHandler = Callable[[dict[str, Any]], Awaitable[Any]]
+AnswerHandler = (
+    Callable[[dict[str, Any]], Awaitable[Any]]
+    | Callable[[dict[str, Any], RunningCall | None], Awaitable[Any]]
+)
+"""Answers a request of the server: gets its params, and the call that asks if it has a second
+parameter. Returns the result.
+"""
 
 RUNNING_MAX: Final = 1_000  # handlers that run; beyond it the server gets an error
 TASKS_MAX: Final = 2_000  # with answers that are being sent; beyond it requests are ignored
 KEPT_MAX: Final = 1_000  # answers that are kept for a repeat; the oldest are dropped
+
+
+def takes_call(handler: Callable[..., Any]) -> bool:
+    """Whether a handler has a second parameter for the call: one without a default, or `call`."""
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())
+    except (TypeError, ValueError):
+        return False  # a function of C does not tell
+    places = [each for each in parameters if each.kind in _BY_PLACE]
+    if len(places) < 2:
+        return False
+    return places[1].default is inspect.Parameter.empty or places[1].name == "call"
+
+
+_BY_PLACE: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Sender(Protocol):
@@ -34,10 +60,11 @@ class Sender(Protocol):
 
 
 class _Asked:
-    __slots__ = ("answer", "sender")
+    __slots__ = ("answer", "call", "sender")
 
-    def __init__(self, sender: Sender | None) -> None:
+    def __init__(self, sender: Sender | None, call: RunningCall | None) -> None:
         self.sender = sender
+        self.call = call
         self.answer: bytes | None = None
 
 
@@ -52,12 +79,18 @@ class Answers:
         self._given: OrderedDict[RequestId, _Asked] = OrderedDict()
         self._tasks = 0
 
-    def take(self, message: Message, request_id: RequestId, sender: Sender | None) -> None:
-        """Answer a request over `sender`, unless that is None because the connection is down."""
+    def take(
+        self,
+        message: Message,
+        request_id: RequestId,
+        sender: Sender | None,
+        call: RunningCall | None = None,
+    ) -> None:
+        """Answer a request of `call` over `sender`: None while the connection is down."""
         if self.repeat(request_id, sender):
             return
         if self._has_room(message.method):
-            asked = self._running[request_id] = _Asked(sender)
+            asked = self._running[request_id] = _Asked(sender, call)
             self.nursery.start_soon(self._answer, message, request_id, asked)
 
     def repeat(self, request_id: RequestId, sender: Sender | None) -> bool:
@@ -86,7 +119,7 @@ class Answers:
 
     async def _answer(self, message: Message, request_id: RequestId, asked: _Asked) -> None:
         try:
-            asked.answer = await self._line(message, request_id)
+            asked.answer = await self._line(message, request_id, asked.call)
         except BaseException:
             self._tasks -= 1
             raise
@@ -98,9 +131,11 @@ class Answers:
                 self._given.popitem(last=False)
         await self._send(asked)
 
-    async def _line(self, message: Message, request_id: RequestId) -> bytes:
+    async def _line(
+        self, message: Message, request_id: RequestId, call: RunningCall | None
+    ) -> bytes:
         try:
-            return messages.result(request_id, await self._value(message))
+            return messages.result(request_id, await self._value(message, call))
         except Refusal as refused:
             return messages.error(request_id, refused)
         except Exception as error:
@@ -109,13 +144,14 @@ class Answers:
             why = f"{kind_of(error)}: {text_of(error)}"
             return messages.error(request_id, Refusal(INTERNAL_ERROR, why))
 
-    async def _value(self, message: Message) -> Any:
+    async def _value(self, message: Message, call: RunningCall | None) -> Any:
         assert isinstance(message.method, str)
-        handler = self.handlers.get(message.method)
+        handler: Callable[..., Awaitable[Any]] | None = self.handlers.get(message.method)
         if handler is not None:
             if len(self._running) > RUNNING_MAX:
                 raise Refusal(INTERNAL_ERROR, "Too many requests at once.")
-            return await handler(messages.decode(message.params, dict[str, Any]))
+            params = messages.decode(message.params, dict[str, Any])
+            return await (handler(params, call) if takes_call(handler) else handler(params))
         if message.method == "ping":
             return {}
         raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")

@@ -5,9 +5,9 @@ lock for each. Two numbers hold the state of the call. Everything up to `_receiv
 that a replay of it is dropped. Everything up to `_outlet.taken` was handed out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 import trio
@@ -16,6 +16,7 @@ from msgspec import UNSET
 from streams import messages
 from streams.client import wire
 from streams.client.buffer import Batch, Inbox, Outlet, Runs, try_look
+from streams.client.results import tool_value
 from streams.errors import ClientError, StreamGone
 from streams.messages import (
     BATCH_LINES_AIM,
@@ -40,6 +41,9 @@ ACK_TURNS: Final = 10
 GAPS_MAX: Final = 3
 
 
+_T = TypeVar("_T")
+
+
 class NumberingBroken(Exception):
     """The seqs of a connection leave a gap: the client closes it and resumes its calls."""
 
@@ -56,7 +60,7 @@ class CallOwner(Protocol):
     async def cancel(self, call: "RunningCall") -> None:
         """Cancel the call on the server. Raises `CannotConnect`."""
 
-    def answer(self, message: Message, request_id: RequestId) -> None:
+    def answer(self, message: Message, request_id: RequestId, call: "RunningCall") -> None:
         """Answer a request of the server, which was handed out among the call's messages."""
 
     def answer_repeated(self, request_id: RequestId) -> None:
@@ -74,7 +78,7 @@ class RunningCall:
 
     `Client.call` and `Client.resume` make it, and it is used in `async with`. One task may read
     from it. If nothing reads from it, its connection stops reading at a megabyte or 10,000
-    messages.
+    messages. `name` and `arguments` are the tool's; they are empty where only a ticket is known.
     """
 
     def __init__(
@@ -84,7 +88,11 @@ class RunningCall:
         request_id: RequestId,
         *,
         has_key: bool = False,
+        name: str = "",
+        arguments: Mapping[str, Any] | None = None,
     ) -> None:
+        self.name = name
+        self.arguments = dict(arguments or {})
         self.request = request  # None if the call is resumed by its ticket
         self.request_id = request_id
         self.has_key = has_key  # the request has an idempotency key
@@ -166,7 +174,8 @@ class RunningCall:
         """
         for message in self._outlet.messages:
             return message
-        return await self._next()
+        await self._have_some()
+        return self._next()
 
     def runs(self) -> "Runs":
         """Iterate over the messages as they came, many in one piece: `messages.Run`.
@@ -179,8 +188,20 @@ class RunningCall:
         """
         return Runs(self._next_run)
 
-    async def result(self) -> Any:
+    @overload
+    async def result(self) -> Any: ...
+    @overload
+    async def result(self, type: type[_T]) -> _T: ...
+    @overload
+    async def result(self, type: Any) -> Any: ...
+
+    async def result(self, type: Any = None) -> Any:
         """The result as the server sent it (for a tool: content, isError, …), decoded.
+
+        With a `type`, the value that the tool returned: the structured content, else the text, as
+        a value of that type (a dataclass, `TypedDict`, `msgspec.Struct`, model of pydantic, `str`,
+        `list[int]`, …). `streams.CallToolResult` is the whole result. Then a result with `isError`
+        raises `ToolFailed`, and a value of another type `ClientError`.
 
         Unread messages are skipped. Raises `CallFailed` if the server answered with an error, and
         otherwise the same errors as iterating.
@@ -193,9 +214,17 @@ class RunningCall:
         if self._final.kind is Kind.ERROR:
             raise wire.as_error(wire.error_of(self._final))
         try:
-            return messages.decode(wire.result_of(self._final), Any)
+            raw = wire.result_of(self._final)
+            if type is None:
+                return messages.decode(raw, Any)
         except ValueError as error:
             raise StreamGone(f"The result cannot be read: {error}.", "unreadable") from None
+        try:
+            return tool_value(raw, type)
+        except ValueError as error:
+            raise ClientError(
+                f"The result of {self.name or 'the call'} does not fit: {error}."
+            ) from None
 
     async def cancel(self) -> None:
         """Cancel the work, unless it is done. No more messages come.
@@ -214,8 +243,7 @@ class RunningCall:
 
     # Reading, off the fast path
 
-    async def _next(self) -> Message:
-        await self._have_some()
+    def _next(self) -> Message:
         special = self._outlet.line_up()
         self._is_waiting = False
         for message in self._outlet.messages:
@@ -231,6 +259,9 @@ class RunningCall:
     async def _next_run(self) -> Run:
         self._is_waiting = True
         await self._have_some()
+        return self._take_run()
+
+    def _take_run(self) -> Run:
         run, special = self._outlet.run()
         if run is None:
             raise self._unreadable() if special is None else self._over(special)
@@ -276,7 +307,7 @@ class RunningCall:
 
     def _pass_on(self, message: Message) -> None:
         if isinstance(message.id, int | str):
-            self._owner.answer(message, message.id)
+            self._owner.answer(message, message.id, self)
 
     def _report(self) -> bool:
         """Have an ack sent if there is something to confirm; return whether it is due."""

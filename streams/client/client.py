@@ -12,9 +12,11 @@ come is sent a second time. The server runs it once all the same, because each c
 idempotency key of its own. Without keys, such a call ends in `CallLost` too.
 """
 
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar, cast, overload
 
 import msgspec
 import trio
@@ -24,26 +26,27 @@ from streams.client import wire
 from streams.client.answers import AnswerHandler, Answers
 from streams.client.call import RunningCall
 from streams.client.connection import Calls
+from streams.client.inprocess import InProcess, Openable, Running, is_server
+from streams.client.notifications import NotificationHandler, Notifications
 from streams.client.pages import Pages
 from streams.client.reconnect import Reconnector, Resumer
-from streams.client.wire import Standing, StatusPage, Tool, ToolPage
-from streams.errors import ClientError, StreamGone
+from streams.client.requests import Requests, read_reply
+from streams.client.results import CallToolResult
+from streams.errors import StreamGone
 from streams.exchange import Dialer
 from streams.keys import new_id
 from streams.logs import log
-from streams.messages import Message
+from streams.messages import Kind, Message
 from streams.protocol.dialects import DIALECTS
 from streams.protocol.ticket import Ticket
-from streams.protocol.vocabulary import Lead
+from streams.protocol.vocabulary import Lead, Standing
 
 FAREWELL_S: Final = 1.0  # for what is still to be written, when the client is closed
 
-# A listing is given up after this many pages, or bytes.
-PAGES_MAX: Final = 10_000
-LISTED_BYTES_MAX: Final = 64 * 1024 * 1024
-
 _T = TypeVar("_T")
-_PageT = TypeVar("_PageT", StatusPage, ToolPage)
+
+ProgressHandler = Callable[[float, float | None, str | None], object]
+"""Gets the progress of a call, its total and its message. A plain function or async."""
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -53,14 +56,23 @@ class Joined(msgspec.Struct, frozen=True):
     result: Any = None
 
 
-class Client:
+class _Progress(msgspec.Struct, frozen=True):
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class Client(Requests):
     """A connection to one server, made anew each time it is lost. Use it in `async with`.
 
-    `dialer` opens a connection (`transports.dial`). `dialects` are the proposals that the client
-    offers to the server; a call uses the best one that the server announces for it. `answers` are
-    handlers for requests of the server, by method (`elicitation/create`): each gets the params and
-    returns the result, and its exception becomes the error that the server sees. `on_notification`
-    gets the notifications that belong to no call.
+    `dialer` opens a connection (`transports.dial`). It may be a `Server`, for tests: that runs in
+    this process for the length of the block, with a journal in memory. `dialects` are the proposals
+    that the client offers to the server; a call uses the best one that the server announces for it.
+
+    `answers` are handlers for requests of the server, by method (`elicitation/create`): each gets
+    the params and returns the result, and its exception becomes the error that the server sees. A
+    handler with a second parameter gets the `RunningCall` that asks as well, or None where that is
+    unknown. `on_notification` gets the notifications that belong to no call.
 
     `connect_timeout_s` limits one attempt to connect, `initialize` included. Entering makes one
     attempt. With `connect_s`, it makes more for that many seconds, for a server that is just
@@ -76,9 +88,12 @@ class Client:
     longer, and answers no ping, the client connects anew, provided that every call can be resumed.
     """
 
+    _call_type: type[RunningCall] = RunningCall  # `streams.aio` has its own
+    _pages_type: type[Pages] = Pages
+
     def __init__(
         self,
-        dialer: Dialer,
+        dialer: Dialer | Openable | Running,
         *,
         name: str = "mcp-streams",
         version: str = "1",
@@ -91,6 +106,12 @@ class Client:
         patience_s: float = 300.0,
         silence_s: float = 20.0,
     ) -> None:
+        self._house: InProcess | None = None
+        if is_server(dialer):
+            self._house = InProcess(cast(Openable | Running, dialer))
+            dialer = self._house.connect
+        elif not callable(dialer):
+            raise TypeError(f"Client: expected a Server, or dial(url), got {dialer!r}")
         self._name = name
         self._version = version
         self._dialects = tuple(dialects)
@@ -100,7 +121,7 @@ class Client:
                 f"dialects: unknown {', '.join(unknown)}; known are {', '.join(known)}"
             )
         self._answers = Answers(dict(answers or {}))
-        self._on_notification = on_notification or _log_notification
+        self._notifications = Notifications(on_notification)
         self._has_keys = idempotency_keys
         self._calls = Calls()
         self._reconnector = Reconnector(
@@ -108,38 +129,70 @@ class Client:
             self._answers,
             self._calls,
             greeting=self._greeting,
-            on_notification=self._on_notification,
+            on_notification=self._notifications.take,
             connect_s=connect_s,
             connect_timeout_s=connect_timeout_s,
             patience_s=patience_s,
             silence_s=silence_s,
         )
+        if on_notification is not None:
+            self._reconnector.listen()
         self._resumer = Resumer(
             self._reconnector, self._calls, self._answers, patience_s=patience_s
         )
-        self._nursery_manager = trio.open_nursery()
+        self._nursery_manager: AbstractAsyncContextManager[trio.Nursery, bool | None]
         self._nursery: trio.Nursery
+        self._is_entered = False
 
-    async def __aenter__(self) -> "Client":
+    async def __aenter__(self) -> Self:
         """Connect. Raises `CannotConnect`."""
-        self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "streams.Client runs under trio, and this code does not: in an asyncio program use "
+                "`from streams.aio import Client`, otherwise start with trio.run(main)"
+            )
+        if self._is_entered:
+            raise RuntimeError("a Client is entered once: make another one")
+        self._is_entered = True
+        if self._house is not None:
+            await _alone(self._house.enter)
+        self._nursery_manager = trio.open_nursery()
         try:
-            await self._nursery.start(self._reconnector.run, self._resumer)
-        except BaseException as error:
-            if not await self._close(error):
-                raise
+            self._nursery = self._answers.nursery = await self._nursery_manager.__aenter__()
+            try:
+                await self._start()
+            except BaseException as error:
+                if not await self._close(error):
+                    raise
+        except BaseException:
+            await self._leave_house()
+            raise
         return self
+
+    async def _start(self) -> None:
+        self._nursery.start_soon(self._notifications.run)
+        if self._house is not None:
+            await self._nursery.start(self._house.serve)
+        await self._nursery.start(self._reconnector.run, self._resumer)
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool:
+    ) -> bool | None:  # to a type checker, plain `bool` says that errors of the block are swallowed
         """Write what is left to be written (a second at most) and close. Handlers are cancelled."""
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
-            await self._reconnector.farewell()
-        return await self._close(error)
+        try:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
+                await self._reconnector.farewell()
+            return await self._close(error)
+        finally:
+            await self._leave_house()
+
+    async def _leave_house(self) -> None:
+        """Shut down a server in this process. It does not see the error of the block."""
+        if self._house is not None:
+            await _alone(self._house.leave)
 
     async def _close(self, error: BaseException | None) -> bool:
         """Close the nursery; an error is raised as it was, not in a group."""
@@ -149,33 +202,26 @@ class Client:
         try:
             return bool(await self._nursery_manager.__aexit__(kind, error, traceback))
         except BaseExceptionGroup as group:
-            # Cancellations beside the error say nothing more.
-            errors = [each for each in group.exceptions if not _is_cancellation(each)]
-            if len(errors) != 1:
+            only = _only(group)
+            if only is None:
                 raise
-            if errors[0] is error:
+            if only is error:
                 return False
-            raise errors[0] from None
+            raise only from None
+
+    def cut(self) -> None:
+        """Cut the connection to a server in this process, for a test: what is in flight is lost.
+
+        The client connects again by itself. Raises `RuntimeError` for any other server.
+        """
+        if self._house is None:
+            raise RuntimeError("only the connection of Client(server), in one process, can be cut")
+        self._house.cut()
 
     def _greeting(self) -> dict[str, Any]:
         return wire.hello(self._name, self._version, self._answers.handlers, self._dialects)
 
-    # The server
-
-    @property
-    def protocol_version(self) -> str:
-        """The revision of MCP that was negotiated."""
-        return self._reconnector.hello.protocol_version
-
-    @property
-    def server_info(self) -> dict[str, Any]:
-        """The server's name, version and other fields of its `serverInfo`."""
-        return self._reconnector.hello.server_info
-
-    @property
-    def capabilities(self) -> dict[str, Any]:
-        """The capabilities that the server declares."""
-        return self._reconnector.hello.capabilities
+    # Handlers
 
     def on_request(self, method: str, handler: AnswerHandler) -> None:
         """Answer the server's requests of `method` with `handler`.
@@ -185,6 +231,16 @@ class Client:
         """
         self._answers.handlers[method] = handler
 
+    def on_notification(self, method: str, handler: NotificationHandler) -> None:
+        """Call `handler` for the server's notifications of `method` that belong to no call.
+
+        `notifications/message` (a log message), `notifications/resources/updated` and
+        `notifications/tools/list_changed` are such. Notifications of a call come with its messages;
+        `call_tool` passes those to the same handlers. Handlers run one after the other.
+        """
+        self._notifications.on(method, handler)
+        self._reconnector.listen()
+
     # Calls
 
     def call(
@@ -193,25 +249,97 @@ class Client:
         arguments: Mapping[str, Any] | None = None,
         *,
         idempotency_key: bool | None = None,
+        meta: Mapping[str, Any] | None = None,
     ) -> RunningCall:
         """Call a tool, in an `async with` block. Leaving the block does not end the work.
 
-        `idempotency_key` replaces the client's `idempotency_keys` for this call. Without a key, the
-        call ends in `CallLost` if its connection is lost before the server has announced a ticket.
+        `meta` are fields for the request's `_meta`. `idempotency_key` replaces the client's
+        `idempotency_keys` for this call. Without a key, the call ends in `CallLost` if its
+        connection is lost before the server has announced a ticket.
         Entering raises `CannotConnect`.
         """
         request_id = self._reconnector.new_id()
         key = self._new_key(idempotency_key)
-        return self._call(wire.call(name, arguments or {}, request_id, key), request_id, key)
+        params = wire.call(name, arguments or {}, request_id, key, meta)
+        return self._call(params, request_id, key, name, arguments)
+
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        on_progress: ProgressHandler | None = None,
+        idempotency_key: bool | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> CallToolResult: ...
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        type: type[_T],
+        on_progress: ProgressHandler | None = None,
+        idempotency_key: bool | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> _T: ...
+    @overload
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        type: Any,
+        on_progress: ProgressHandler | None = None,
+        idempotency_key: bool | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Any: ...
+
+    async def call_tool(
+        self,
+        name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        type: Any = CallToolResult,
+        on_progress: ProgressHandler | None = None,
+        idempotency_key: bool | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call a tool and wait for its result: a `CallToolResult`, or the tool's value as a `type`.
+
+        It outlives its connection as any call does; only `call` has a ticket to come back with
+        later. Other notifications of the call go to the handlers of `on_notification`. Raises what
+        `RunningCall.result` raises: with a `type`, `ToolFailed` if the tool failed.
+        """
+        running = self.call(name, arguments, idempotency_key=idempotency_key, meta=meta)
+        async with running as call:
+            async for message in call:
+                if message.method == wire.PROGRESS and on_progress is not None:
+                    await _tell(on_progress, message)
+                elif message.kind is Kind.NOTIFICATION:
+                    await self._notifications.handle(message, call)
+            return await call.result(type)
 
     def _new_key(self, has_key: bool | None = None) -> str | None:
         return new_id() if (self._has_keys if has_key is None else has_key) else None
 
     def _call(
-        self, params: dict[str, msgspec.Raw], request_id: str, key: str | None
+        self,
+        params: dict[str, msgspec.Raw],
+        request_id: str,
+        key: str | None,
+        name: str,
+        arguments: Mapping[str, Any] | None,
     ) -> RunningCall:
-        request = messages.request(request_id, "tools/call", params)
-        return RunningCall(self._resumer, request, request_id, has_key=key is not None)
+        return self._call_type(
+            self._resumer,
+            messages.request(request_id, "tools/call", params),
+            request_id,
+            has_key=key is not None,
+            name=name,
+            arguments=arguments,
+        )
 
     def resume(self, ticket: Ticket) -> RunningCall:
         """Resume a call from the position of `ticket`, in an `async with` block.
@@ -224,7 +352,7 @@ class Client:
         left = self._calls.of(ticket)
         if left is not None and left.rejoin(ticket):
             return left
-        return RunningCall.of(self._resumer, ticket)
+        return self._call_type.of(self._resumer, ticket)
 
     async def join(self, ticket: Ticket, *, timeout_s: float | None = None) -> Joined:
         """Wait for the result of a call, wherever it was begun; `is_done` is False if it is not
@@ -237,7 +365,7 @@ class Client:
         wire.resuming(ticket)
         call = self._calls.of(ticket)
         if call is None or not call.rejoin(None):
-            call = RunningCall.of(self._resumer, msgspec.structs.replace(ticket, after=None))
+            call = self._call_type.of(self._resumer, msgspec.structs.replace(ticket, after=None))
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             async with call:
                 return Joined(is_done=True, result=await call.result())
@@ -259,12 +387,12 @@ class Client:
             request_id = self._reconnector.new_id()
             key = self._new_key()
             params = wire.call(name, given, request_id, key)
-            return self._call(params, request_id, key)
+            return self._call(params, request_id, key, name, given)
 
         def turn(lead: Lead) -> Awaitable[Message]:
             return self._reconnector.ask("tools/call", wire.page_call(params, lead))
 
-        return Pages(begin, turn, self._on_notification, token)
+        return self._pages_type(begin, turn, self._notifications.take, token)
 
     async def poll(self, ticket: Ticket | str) -> Standing:
         """The status of a stream, by its ticket or, if the server allows that to this client, by
@@ -282,68 +410,40 @@ class Client:
                 raise
             # The call was read elsewhere since; its status needs no cursor.
             return await self.poll(msgspec.structs.replace(ticket, after=None))
-        return _read(reply, word.method, word.hear)
+        return read_reply(reply, word.method, word.hear)
 
-    async def poll_all(self) -> list[Standing]:
-        """The status of all streams of this client that run, or were not delivered.
 
-        Raises `CallFailed` or `CannotConnect`; `ClientError` for a listing without an end.
-        """
-        pages = await self._list(wire.poll_all(), StatusPage)
-        return [status for page in pages for status in page.statuses]
+async def _tell(handler: ProgressHandler, message: Message) -> None:
+    try:
+        progress = messages.decode(message.params, _Progress)
+    except ValueError as error:
+        log.info("progress that cannot be read", why=str(error))
+        return
+    done = handler(progress.progress, progress.total, progress.message)
+    if inspect.isawaitable(done):
+        await done
 
-    # Other requests
 
-    async def list_tools(self) -> list[Tool]:
-        """The server's tools, all pages. Raises as `poll_all` does."""
-        return [tool for page in await self._list("tools/list", ToolPage) for tool in page.tools]
+async def _alone(act: Callable[[], Awaitable[None]]) -> None:
+    """Raise an error that is alone in groups, however deep, as it was."""
+    try:
+        await act()
+    except BaseExceptionGroup as group:
+        only: BaseException | None = group
+        while isinstance(only, BaseExceptionGroup):
+            only = _only(only)
+        if only is None:
+            raise
+        raise only from None
 
-    async def ping(self) -> None:
-        """Wait for the server to answer a ping. Raises `CannotConnect`."""
-        await self._reconnector.ask("ping", {})
 
-    async def set_level(self, level: str) -> None:
-        """Ask for log messages from `level` on, over this and every later connection.
-
-        Raises `CallFailed` or `CannotConnect`.
-        """
-        await self._reconnector.ask("logging/setLevel", {"level": level})
-        self._reconnector.level = level
-
-    async def _list(self, method: str, shape: type[_PageT]) -> list[_PageT]:
-        """All pages of a listing. Raises `ClientError` if they do not seem to end."""
-        pages: list[_PageT] = []
-        cursors: set[str] = set()
-        cursor: str | None = None
-        size = 0
-        while len(pages) < PAGES_MAX and size <= LISTED_BYTES_MAX and cursor not in cursors:
-            if cursor is not None:
-                cursors.add(cursor)
-            reply = await self._reconnector.ask(
-                method, {} if cursor is None else {"cursor": cursor}
-            )
-            page = _read(reply, method, lambda result: messages.decode(result, shape))
-            pages.append(page)
-            size += len(wire.result_of(reply))
-            cursor = page.next_cursor
-            if cursor is None:
-                return pages
-        limit = f"{PAGES_MAX} pages and {LISTED_BYTES_MAX} bytes"
-        raise ClientError(f"The server's pages of {method} have no end below {limit}.")
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """The one error of a group; cancellations beside it say nothing more."""
+    errors = [each for each in group.exceptions if not _is_cancellation(each)]
+    return errors[0] if len(errors) == 1 else None
 
 
 def _is_cancellation(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(_is_cancellation, error.exceptions))
     return isinstance(error, trio.Cancelled)
-
-
-def _read(reply: Message, method: str, hear: Callable[[msgspec.Raw], _T]) -> _T:
-    try:
-        return hear(wire.result_of(reply))
-    except ValueError as error:
-        raise ClientError(f"The server's answer to {method} does not fit: {error}.") from None
-
-
-def _log_notification(message: Message) -> None:
-    log.debug("a notification that belongs to no call", method=message.method)

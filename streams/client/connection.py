@@ -10,7 +10,7 @@ the state of the connection.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -281,6 +281,11 @@ class ClientConnection:
                 request_id, call.last_event_id, is_resume=True, may_lack_reply=may_lack_reply
             )
 
+    def listen(self) -> None:
+        """Receive notifications that belong to no call, where they do not come by themselves."""
+        if self._requests is not None:
+            self._requests.listen()
+
     def note_event(self, call: RunningCall) -> None:
         """Keep the last event id of a call that is attached to this connection."""
         if self._requests is not None:
@@ -288,7 +293,7 @@ class ClientConnection:
             call.last_event_id = last_event_id or call.last_event_id
 
     async def ask(
-        self, method: str, params: dict[str, Any], about: RunningCall | None = None
+        self, method: str, params: Mapping[str, Any], about: RunningCall | None = None
     ) -> Message | None:
         """Send a request and wait for its response; None if the connection is lost before it.
 
@@ -447,7 +452,9 @@ class ClientConnection:
             )
             return None
         if message.kind is Kind.REQUEST:
-            self._answers.take(message, message.id, self)
+            # A request over a connection of numbered messages, outside of a run, is of no call.
+            asks = None if self.is_numbering else self._calls.only_unnumbered()
+            self._answers.take(message, message.id, self, asks)
             return None
         return self._responded(message, message.id, line)
 

@@ -19,7 +19,7 @@ own response, if the resume took over from the original request.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 import trio
@@ -31,7 +31,14 @@ from streams.client.call import RunningCall
 from streams.client.connection import Calls, ClientConnection
 from streams.client.wire import PAUSE_MAX_S, Hello
 from streams.clock import backoff_s
-from streams.errors import CallLost, CannotConnect, ClientError, StreamGone, Superseded
+from streams.errors import (
+    CallLost,
+    CannotConnect,
+    ClientError,
+    ServerRefused,
+    StreamGone,
+    Superseded,
+)
 from streams.exchange import ClientChannel, Dialer
 from streams.keys import new_request_id
 from streams.logs import log
@@ -62,10 +69,6 @@ RETRY_S: Final = 1.0
 _HELD: Final = (
     "This client still receives the stream: read the running call, or use another client."
 )
-
-
-class ServerRefused(ConnectionError):
-    """The server has answered with an error that will be the same the next time."""
 
 
 class ConnectionListener(Protocol):
@@ -99,6 +102,7 @@ class Reconnector:
     ) -> None:
         self.hello = Hello("")
         self.level: str | None = None  # of log messages, as the server was told
+        self.subscribed: dict[str, None] = {}  # the URIs of resources, as the server was told
         self.connection: ClientConnection | None = None
         self._listener: ConnectionListener
         self._calls = calls
@@ -121,6 +125,8 @@ class Reconnector:
         self._call_came = trio.Event()
         self._calls_waiting = 0  # calls that begin or are cancelled
         self._surrender: CannotConnect | None = None
+        self._is_running = False
+        self._listens = False  # to notifications that belong to no call
 
     def new_id(self) -> str:
         """A new id for a request and its progress."""
@@ -141,6 +147,13 @@ class Reconnector:
         for a connection.
         """
         self._listener = listener
+        self._is_running = True
+        try:
+            await self._run(task_status)
+        finally:
+            self._is_running = False
+
+    async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         error = await self._first_connection(task_status)
         if not self.hello.protocol_version:
             raise CannotConnect(f"No connection: {_with_advice(error)}.") from error
@@ -249,12 +262,25 @@ class Reconnector:
             return ServerRefused(f"the server speaks MCP {version}, which this client does not")
         connection.hello = self.hello = hello
         connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
+        if self._listens:
+            connection.listen()
         connection.post(messages.notification(wire.INITIALIZED))
+        self._repeat_settings(connection)
+        return None
+
+    def _repeat_settings(self, connection: ClientConnection) -> None:
+        """Tell the server what it was told over the last connection.
+
+        A resource may have been updated meanwhile, so its subscriber is told that it was.
+        """
         if self.level is not None:
             connection.post(
                 messages.request(self.new_id(), "logging/setLevel", {"level": self.level})
             )
-        return None
+        for uri in self.subscribed:
+            connection.post(messages.request(self.new_id(), wire.SUBSCRIBE, {"uri": uri}))
+            updated = messages.notification(wire.UPDATED, {"uri": uri})
+            self._on_notification(messages.look(updated))
 
     def _up(self, connection: ClientConnection, nursery: trio.Nursery) -> None:
         self.connection = connection
@@ -287,9 +313,17 @@ class Reconnector:
         self._listener.surrender(self._surrender)
         self.stir()
 
+    def listen(self) -> None:
+        """Listen to notifications that belong to no call, over this and every later connection."""
+        self._listens = True
+        if self.connection is not None:
+            self.connection.listen()
+
     async def connected(self) -> ClientConnection:
         """Wait for a connection. Raises `CannotConnect` after `patience_s`."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._is_running:
+            raise RuntimeError("the client is not open: use it within `async with Client(…)`")
         self._wanted.set()
         surrender = self._surrender  # a failure before this call does not count
         while self.connection is None or self.connection.is_over:
@@ -321,30 +355,38 @@ class Reconnector:
         if self.connection is not None:
             await self.connection.drained()
 
-    # Requests that may be repeated
+    # Requests
 
     async def ask(
-        self, method: str, params: dict[str, Any], about: RunningCall | None = None
+        self,
+        method: str,
+        params: Mapping[str, Any],
+        about: RunningCall | None = None,
+        *,
+        may_repeat: bool = True,
     ) -> Message:
-        """Send a request and return its response. The request is repeated if the connection is
-        lost.
+        """Send a request and return its response. With `may_repeat`, the request is sent again if
+        the connection is lost.
 
         `about` is the call that the request asks about, if this client has it.
 
-        Raises `CannotConnect`, `CallLost` if responses are lost for `patience_s`, or the error that
-        the server answers with.
+        Raises `CannotConnect`, `CallLost` if the response is lost and the request may not be
+        repeated, or if responses are lost for `patience_s`, or the error that the server answers
+        with.
         """
         give_up_at = trio.current_time() + self._patience_s
         while True:
             connection = await self.connected()
             reply = await connection.ask(method, params, about)
             if reply is None:
-                continue
+                if may_repeat:
+                    continue
+                raise CallLost(f"The connection was lost: {method} may or may not have run.")
             if reply.kind is not Kind.ERROR:
                 return reply
             error = wire.error_of(reply)
             is_lost = error.reason == wire.LOST and trio.current_time() < give_up_at
-            if not (is_lost or error.reason in wire.RETRIED):
+            if not ((is_lost and may_repeat) or error.reason in wire.RETRIED):
                 raise wire.as_error(error)
             await trio.sleep(error.retry_after_s or RETRY_S)
 
@@ -551,9 +593,9 @@ class Resumer:
                 self._calls.remove(call)
                 return
 
-    def answer(self, message: Message, request_id: RequestId) -> None:
+    def answer(self, message: Message, request_id: RequestId, call: RunningCall) -> None:
         """Answer a request of the server, which was handed out among the call's messages."""
-        self._answers.take(message, request_id, self._reconnector.connection)
+        self._answers.take(message, request_id, self._reconnector.connection, call)
 
     def answer_repeated(self, request_id: RequestId) -> None:
         """Answer a request that was replayed, if its handler has begun."""

@@ -36,6 +36,9 @@ INITIALIZE: Final = "initialize"
 INITIALIZED: Final = "notifications/initialized"
 CANCELLED: Final = "notifications/cancelled"
 PROGRESS: Final = "notifications/progress"
+UPDATED: Final = "notifications/resources/updated"
+SUBSCRIBE: Final = "resources/subscribe"
+UNSUBSCRIBE: Final = "resources/unsubscribe"
 
 # The capability that declares that the client answers requests of this method.
 _CAPABILITIES: Final = {
@@ -48,6 +51,39 @@ _CAPABILITIES: Final = {
 RETRIED: Final = frozenset(
     {"too_early", "too_many_requests", "id_in_use", "released", "unavailable"}
 )
+
+# A method that only reads, or that sets what is set already, may be sent a second time.
+HARMLESS: Final = frozenset(
+    {
+        "ping",
+        "tools/list",
+        "resources/list",
+        "resources/templates/list",
+        "resources/read",
+        SUBSCRIBE,
+        UNSUBSCRIBE,
+        "prompts/list",
+        "prompts/get",
+        "completion/complete",
+        "logging/setLevel",
+    }
+)
+
+# The capability of a server that offers a method, where that is not the name before the slash.
+_OFFERED_AS: Final = {"completion": "completions"}
+
+
+def missing(method: str, capabilities: Mapping[str, Any]) -> str | None:
+    """The capability that the method needs and that the server does not declare, if any."""
+    name = method.partition("/")[0]
+    name = _OFFERED_AS.get(name, name)
+    if name not in capabilities:
+        return name
+    declared = capabilities[name]
+    is_subscribing = method in (SUBSCRIBE, UNSUBSCRIBE)
+    if is_subscribing and not (isinstance(declared, dict) and declared.get("subscribe")):
+        return "resources.subscribe"
+    return None
 
 
 # The response was lost, though its connection lives on. Transports report this, servers never do.
@@ -128,32 +164,6 @@ class ErrorBody(msgspec.Struct, frozen=True):
             return _Data()  # another server's data, of another shape
 
 
-class Tool(msgspec.Struct, frozen=True, rename="camel"):
-    """A tool as the server lists it. `input_schema` is JSON Schema."""
-
-    name: str
-    input_schema: dict[str, Any] = {}
-    description: str = ""
-    title: str = ""
-    output_schema: dict[str, Any] | None = None
-    annotations: dict[str, Any] = {}
-    meta: dict[str, Any] = msgspec.field(name="_meta", default={})
-
-
-class ToolPage(msgspec.Struct, frozen=True, rename="camel"):
-    """A page of `tools/list`."""
-
-    tools: list[Tool]
-    next_cursor: str | None = None
-
-
-class StatusPage(msgspec.Struct, frozen=True, rename="camel"):
-    """A page of the status of all streams."""
-
-    statuses: list[Standing]
-    next_cursor: str | None = None
-
-
 def hello(
     name: str, version: str, answered: Iterable[str], dialects: Sequence[str]
 ) -> dict[str, Any]:
@@ -181,13 +191,18 @@ def wants_positions(hello: dict[str, Any]) -> bool:
 
 
 def call(
-    name: str, arguments: Mapping[str, Any], token: str, key: str | None
+    name: str,
+    arguments: Mapping[str, Any],
+    token: str,
+    key: str | None,
+    meta: Mapping[str, Any] | None = None,
 ) -> dict[str, msgspec.Raw]:
     """The params of `tools/call`. `token` is its progress token, and `key` its idempotency key.
 
-    Each field is encoded once, so that a repeat has the same bytes.
+    `meta` are other fields of `_meta`. Each field is encoded once, so that a repeat has the same
+    bytes.
     """
-    meta = {"progressToken": token} | ({} if key is None else {KEY: key})
+    meta = {**(meta or {}), "progressToken": token} | ({} if key is None else {KEY: key})
     params = {"name": name, "arguments": dict(arguments), "_meta": meta}
     return {field: msgspec.Raw(messages.encode(value)) for field, value in params.items()}
 

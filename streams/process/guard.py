@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from streams.auth.jwks import KeySet
 
 _URL: Final = re.compile(r"https?://[!#-~]+")  # safe between quotes
+# As browsers write it: RFC 6454, 6.2. Extensions of browsers have schemes of their own.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[\w.-]+)(:[0-9]+)?", re.I | re.A)
+_DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 
 
 class Guard(msgspec.Struct, frozen=True):
@@ -143,9 +146,26 @@ def _check_settings(options: Options) -> None:
             "--behind-proxy: clients know the server by the proxy's name: add --auth-resource with "
             "the URL that they use."
         )
+    for origin in options.allowed_origins:
+        _check_origin(origin)
     urls = (auth.auth_resource, *auth.auth_server)
     if wrong := [url for url in urls if url is not None and not _URL.fullmatch(url)]:
         raise CannotServe(f"{wrong[0]}: write a URL, such as https://mcp.example.com/mcp.")
+
+
+def _check_origin(origin: str) -> None:
+    """Raises `CannotServe` for an origin that no browser sends, or that many pages share."""
+    if origin in ("*", "null"):
+        raise CannotServe(
+            f"--allow-origin {origin}: pages of strangers would be let in: name each origin."
+        )
+    scheme, _, place = origin.partition("://")
+    port = _DEFAULT_PORTS.get(scheme.lower())
+    if not _ORIGIN.fullmatch(origin) or (port is not None and place.endswith(port)):
+        raise CannotServe(
+            f"--allow-origin {origin}: write it as browsers do, such as https://app.example.com or "
+            "http://localhost:3000, without a path and without the scheme's own port."
+        )
 
 
 class Certificate:

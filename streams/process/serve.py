@@ -1,14 +1,16 @@
 """Running a server as a process: in the foreground, or as the owner of a journal."""
 
+import errno
 import gc
 import importlib
 import importlib.util
 import os
 import resource
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -49,6 +51,9 @@ SWITCH_S: Final = 0.0005
 # take 10 ms.
 GARBAGE_MAX: Final = (2_000, 100, 20)
 
+# The packages whose names a file of the user's should not have.
+_OURS: Final = ("streams", "transports")
+
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
@@ -65,6 +70,7 @@ def load(app: str) -> Server:
     if not place or not name:
         raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
     sys.path.insert(0, os.getcwd())
+    _warn_of_hidden({Path.cwd(), Path(place).resolve().parent})
     try:
         module = _import(place)
     except CannotServe:
@@ -75,6 +81,20 @@ def load(app: str) -> Server:
     if not isinstance(server, Server):
         raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
     return server
+
+
+def _warn_of_hidden(folders: Iterable[Path]) -> None:
+    """Warn of files beside the server that it cannot import, since ours have the same names."""
+    for name in _OURS:
+        ours = Path(str(importlib.import_module(name).__file__))
+        for folder in folders:
+            for file in (folder / f"{name}.py", folder / name / "__init__.py"):
+                if file.is_file() and not file.samefile(ours):
+                    log.warning(
+                        "a file cannot be imported, since mcp-streams has a package of that name: "
+                        "rename it",
+                        file=str(file),
+                    )
 
 
 def _described(error: Exception) -> str:
@@ -91,6 +111,8 @@ def _import(place: str) -> Any:
     path = Path(place)
     if not path.is_file():
         raise CannotServe(f"{path}: there is no such file.")
+    if path.stem in _OURS:
+        raise CannotServe(f"{path}: mcp-streams has a package {path.stem}: rename the file.")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -346,10 +368,29 @@ async def _listen(
         try:
             port = await nursery.start(serve_all, host, port)
         except OSError as error:
-            raise CannotServe(f"{address}: cannot listen there: {error}.") from error
+            raise CannotServe(_why_not(address, error)) from error
         shown = f"[{host}]" if ":" in host else host
         log.info("listening", url=f"{scheme}://{shown}:{port}{path}")
         task_status.started()
+
+
+def _why_not(address: str, error: OSError) -> str:
+    """Why the server cannot listen at an address, and what to do."""
+    host, _, port = address.rpartition(":")
+    if isinstance(error, socket.gaierror):
+        advice = f"the host {host} is unknown: write one of this machine's names or addresses"
+    elif error.errno == errno.EADDRINUSE:
+        advice = (
+            f"another process listens there (`lsof -i :{port}` shows it): stop that one, or serve "
+            f"at another port; {host}:0 takes a free one, which the log names"
+        )
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = "this machine has no such address: use 127.0.0.1, or 0.0.0.0 for all that it has"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        advice = "this user may not take that port: use one above 1023"
+    else:
+        advice = "listen at another address"
+    return f"{address}: cannot listen there: {error.strerror or error}: {advice}."
 
 
 async def _serve_relays(

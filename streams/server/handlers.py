@@ -24,6 +24,7 @@ from streams.errors import (
     ToolError,
 )
 from streams.faults import (
+    is_caused_by_failure,
     is_failure,
     is_kind,
     let_pass,
@@ -111,9 +112,7 @@ class Handlers:
                 return tool.bind(given)
             return await large_work().do(principal, partial(tool.bind, given))
         except ValueError as error:
-            cause = error.__cause__
-            is_failure_of_author = cause is not None and not isinstance(cause, ValueError)
-            if self._masks_errors and is_failure_of_author:
+            if self._masks_errors and is_caused_by_failure(error):
                 raise ValueError("they cannot be read") from error  # `bind` has logged the cause
             raise
 
@@ -156,20 +155,21 @@ class Handlers:
     def _refused(self, name: str, error: BaseException) -> Refusal:
         """The JSON-RPC error for an exception of a method's handler."""
         told = told_of(error)
-        if len(told) == 1 and isinstance(told[0], Refusal):
-            return told[0]
+        first = told[0]
+        if len(told) == 1 and is_kind(first, Refusal):
+            assert isinstance(first, Refusal)
+            return first
         return Refusal(INTERNAL_ERROR, self.failure("a method", error, name))
 
-    async def notify(self, method: Method, given: msgspec.Raw, caller: CallerInfo) -> None:
+    def context(self, caller: CallerInfo) -> Context:
+        """The context of a message that is no call."""
+        return Context(caller, self._state)
+
+    async def notify(self, method: Method, params: Any, caller: CallerInfo) -> None:
         """Run the handler of a notification. Its errors are only logged."""
         try:
-            params = method.read(given)
-        except Refusal as refused:  # a notification has no answer
-            log.info("a notification was dropped", method=method.name, why=refused.message[:200])
-            return
-        try:
             with self._confined:
-                await method.run(Context(caller, self._state), params)
+                await method.run(self.context(caller), params)
         except BaseException as error:
             self.failure("a notification", error, method.name)
             await let_pass(error)

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from streams.errors import LifespanFailed
-from streams.faults import leaves_of, log_failure, text_of, told_of
+from streams.faults import kind_of, leaves_of, log_failure, text_of, told_of
 from streams.logs import log
 
 # For the code behind the `yield`, also where the server was cancelled. `mcp-streams serve` ends
@@ -72,4 +72,4 @@ def _told(error: BaseException) -> str:
     first = told_of(error)[0]
     frames = traceback.extract_tb(first.__traceback__)
     where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(first).__name__}: {text_of(first)}{where}"
+    return f"{kind_of(first)}: {text_of(first)}{where}"

@@ -13,6 +13,7 @@ import msgspec
 
 from streams import messages
 from streams.errors import INVALID_PARAMS, Refusal
+from streams.faults import is_failure, log_failure, text_of
 from streams.protocol import dialects, extension
 from streams.server.call import Call, Context
 from streams.server.forms import pydantic_adapter
@@ -82,8 +83,14 @@ class Method(msgspec.Struct, frozen=True):
         try:
             return self.decode(_without_meta(bytes(given)) if self.is_typed else bytes(given))
         except (ValueError, RecursionError) as error:
-            why = " ".join(str(error).split())[:500]
-            raise Refusal(INVALID_PARAMS, f"Bad params of {self.name}: {why}.") from error
+            why = text_of(error)
+        except BaseException as error:  # of the author's types
+            if not is_failure(error):
+                raise
+            log_failure("the params of a method cannot be made", error, method=self.name)
+            why = "they cannot be read"
+        short = " ".join(why.split())[:500]
+        raise Refusal(INVALID_PARAMS, f"Bad params of {self.name}: {short}.")
 
     async def run(self, context: Context, params: Any) -> Any:
         """Run the handler."""

@@ -148,7 +148,7 @@ class Peer:
         )
 
     def caller(self) -> CallerInfo:
-        """The caller of the message that is handled now, unless that came with a connection."""
+        """The caller of the message that is handled now."""
         if self._connection is not None:
             return CallerInfo.of(self._connection)
         return CallerInfo.of_message(self.session, self._caller)
@@ -230,9 +230,8 @@ class Peer:
                 case Kind.REQUEST:
                     return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
-                    own = self._profile.methods.notifications.get(str(message.method))
-                    if own is not None:
-                        await self._handlers.notify(own, message.params, self.caller())
+                    if message.method in self._profile.methods.notifications:
+                        await self._own_notification(message, line)
                     else:
                         await self._work(line, partial(self._notification, message))
                 case Kind.RESULT | Kind.ERROR:
@@ -291,7 +290,17 @@ class Peer:
             try:
                 _NOTIFICATIONS[method](self, message)
             except Refusal as refused:  # a notification has no answer
-                log.info("a notification was dropped", method=method, why=refused.message[:200])
+                _log_dropped(method, refused)
+
+    async def _own_notification(self, message: Message, line: bytes) -> None:
+        """Run the handler of a notification that MCP does not know."""
+        method = self._profile.methods.notifications[str(message.method)]
+        try:
+            params = await self._work(line, partial(method.read, message.params))
+        except Refusal as refused:
+            _log_dropped(method.name, refused)
+        else:
+            await self._handlers.notify(method, params, self.caller())
 
     @property
     def _known_requests(self) -> list[str]:
@@ -603,6 +612,10 @@ _NOTIFICATIONS: Final[dict[str, Callable[[Peer, Message], None]]] = {
     "notifications/cancelled": Peer._cancelled,
     extension.ACK: Peer._ack,
 }
+
+
+def _log_dropped(method: str, refused: Refusal) -> None:
+    log.info("a notification was dropped", method=method, why=refused.message[:200])
 
 
 def _units(incoming: Incoming) -> int:

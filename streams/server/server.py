@@ -1,8 +1,11 @@
 """The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
 
-from collections.abc import AsyncIterator, Callable
+import importlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack, overload
 
 import trio
@@ -13,10 +16,10 @@ from streams.engine.engine import Engine, open_engine
 from streams.engine.notices import resource_updated
 from streams.engine.streams import DEFERRAL_S
 from streams.errors import JournalUnusable
-from streams.exchange import Caller, Channel
+from streams.exchange import Admit, AsgiApp, Caller, Channel
 from streams.journal.contract import Journal
 from streams.keys import Keyring
-from streams.limits import Limits
+from streams.limits import Durability, Limits
 from streams.logs import log
 from streams.server.features import Features
 from streams.server.handlers import Handlers
@@ -25,7 +28,7 @@ from streams.server.methods import Methods
 from streams.server.peer import Peer, Profile
 from streams.server.prompts import PromptSettings, make_prompt
 from streams.server.resources import ResourceSettings, make_resource
-from streams.server.tools import Tools, ToolSettings, make_tool
+from streams.server.tools import Tools, ToolSettings, make_tool, with_settings
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
@@ -81,6 +84,8 @@ class Server:
             raise ValueError("resume_min_s and resume_max_s are seconds, 0 or more")
         if not 0 <= announce_after_s <= ANNOUNCE_AFTER_S_MAX:
             raise ValueError(f"announce_after_s is in seconds, 0 to {ANNOUNCE_AFTER_S_MAX:g}")
+        if inspect.isasyncgenfunction(lifespan) or inspect.iscoroutinefunction(lifespan):
+            raise TypeError("lifespan: decorate it with contextlib.asynccontextmanager")
         self.name = name
         self.version = version
         self.instructions = instructions
@@ -105,6 +110,7 @@ class Server:
         self, function: None = None, /, **settings: Unpack[ToolSettings]
     ) -> Callable[[Function], Function]: ...
 
+    @with_settings
     def tool(self, function: Any = None, /, **settings: Any) -> Any:
         """Make a function a tool, described by its name, docstring and annotations.
 
@@ -290,6 +296,41 @@ class Server:
         for running in self._running.copy():
             await running.notify_all(method, params)
 
+    def asgi(
+        self,
+        path: str = "/mcp",
+        *,
+        journal: str | Path | None = None,
+        durability: Durability = "power",
+        auth_tokens: str | Path | None = None,
+        admit: Admit | None = None,
+        allowed_hosts: Collection[str] = (),
+        allowed_origins: Collection[str] = (),
+    ) -> AsgiApp:
+        """An ASGI application that serves this server over HTTP, at `path` below its own place.
+
+        `app.mount("/tools", server.asgi())` serves it at `/tools/mcp`. Frameworks run the lifespan
+        of the outermost application alone, so give them this one's:
+        `FastAPI(lifespan=mounted.lifespan)`.
+
+        The other settings are those of `mcp-streams serve`. `journal` is the path of the journal's
+        file; without one, streams live as long as the process. `auth_tokens` is a file of bearer
+        tokens. Any other authentication is an `admit` of one's own (`streams.auth.bearer`).
+        """
+        # By name, because the module is above this one: it knows transports.
+        home = importlib.import_module("streams.aio.asgi")
+        app: AsgiApp = home.App(
+            self,
+            path,
+            journal=journal,
+            durability=durability,
+            auth_tokens=auth_tokens,
+            admit=admit,
+            allowed_hosts=allowed_hosts,
+            allowed_origins=allowed_origins,
+        )
+        return app
+
     @asynccontextmanager
     async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
@@ -297,6 +338,11 @@ class Server:
         Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
         `LifespanFailed` where that fails.
         """
+        if not trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "Server.open runs under trio, and this code does not: in an asyncio program mount "
+                "server.asgi(), otherwise start with trio.run(main)"
+            )
         async with entered(self.lifespan, self) as state:
             handlers = Handlers(self.tools, masks_errors=self.mask_errors, state=state)
             try:

@@ -36,7 +36,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
-from typing import Any, Final, TypedDict, Unpack, get_args
+from typing import Any, Final, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 import msgspec
 
@@ -72,6 +72,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 OLD_CURSORS_MAX: Final = 1_000  # cursors behind tools that were removed, and still lead on
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 
 class ToolAnnotations(TypedDict, total=False):
     """MCP's hints about a tool, spelled as on the wire."""
@@ -84,20 +86,36 @@ class ToolAnnotations(TypedDict, total=False):
 
 
 class ToolSettings(TypedDict, total=False):
-    """The keywords of `Server.tool`. `DEFAULTS` has the values of those that are left out."""
+    """The settings of `Server.tool`, which shows this list; `DEFAULTS` has their defaults.
 
-    name: str | None  # by default the function's
+    name: told to clients in place of the function's name
+    title: a name for people
+    description: told to clients in place of the docstring
+    input_schema: a JSON Schema in place of the annotations; arguments arrive as plain JSON
+    output_schema: a JSON Schema in place of the return annotation
+    structured_output: False: text alone; True: the return annotation must have a schema
+    annotations: MCP's hints, such as `{"readOnlyHint": True}`
+    resume_min_s: seconds before a client may resume; None: as for the server
+    resume_max_s: seconds for which a detached stream is kept; None: as for the server
+    overflow: when the client is too far behind, "block" makes the tool wait, "fail" ends the call
+    pages: the function yields results, one a page
+    pages_ahead: pages that are made before a client asks for them
+    page_wait_s: seconds that a call waits for its page before it gets an empty one
+    expected_s: seconds that a call is likely to take, told to clients
+    restart: run the call again when its server has died
+    scopes: scopes that a caller's bearer token needs
+    timeout_s: seconds until the tool is cancelled: for each page, and for each run of a restart
+    """
+
+    name: str | None
     title: str | None
-    description: str | None  # by default the docstring
-    # Arguments are checked against this schema alone and passed as plain JSON; the annotations are
-    # ignored. By default the schema is made from the annotations.
+    description: str | None
     input_schema: Mapping[str, Any] | None
-    output_schema: Mapping[str, Any] | None  # by default made from the return annotation
-    # False: text alone, without a schema. True: the return annotation must have a schema.
+    output_schema: Mapping[str, Any] | None
     structured_output: bool | None
     annotations: ToolAnnotations | None
-    resume_min_s: float | None  # by default the server's
-    resume_max_s: float | None  # by default the server's
+    resume_min_s: float | None
+    resume_max_s: float | None
     overflow: Overflow
     pages: bool
     pages_ahead: int
@@ -127,6 +145,23 @@ DEFAULTS: Final[ToolSettings] = {
     "scopes": (),
     "timeout_s": None,
 }
+
+
+def with_settings(function: _Function) -> _Function:
+    """Let `help` show the settings that `function` takes as keywords: names, defaults, meanings."""
+    kinds = get_type_hints(ToolSettings)
+    settings = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kinds[name]
+        )
+        for name, default in DEFAULTS.items()
+    ]
+    signature = inspect.signature(function)
+    others = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    vars(function)["__signature__"] = signature.replace(parameters=[*others, *settings])
+    meanings = inspect.cleandoc(str(ToolSettings.__doc__)).partition("\n\n")[2]
+    function.__doc__ = f"{inspect.cleandoc(str(function.__doc__))}\n\nSettings:\n\n{meanings}"
+    return function
 
 
 class Paged(msgspec.Struct, frozen=True):

@@ -11,13 +11,22 @@ import msgspec
 from streams import messages
 from streams.cli.actions.output import Display, as_json_text, print_result
 from streams.client import wire
+from streams.client.results import (
+    CallToolResult,
+    Prompt,
+    PromptResult,
+    Tool,
+    one_of,
+    page_of,
+    tool_value,
+)
 from streams.engine.identity import call_digest
-from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal
+from streams.errors import INVALID_REQUEST, PARSE_ERROR, ClientError, Refusal, ToolFailed
 from streams.logs import CONTROLS
 from streams.messages import Kind, Message, Position
 from streams.protocol.dialects import DIALECTS, page_token, questions, resumings
 from streams.protocol.extension import ack, settings_of
-from streams.protocol.vocabulary import Announcement, Poll, Resume, read_params
+from streams.protocol.vocabulary import Announcement, Poll, Resume, Standing, read_params
 
 
 def parse(data: bytes) -> None:
@@ -60,11 +69,20 @@ def hear(message: Message) -> None:
     assert isinstance(message.result, msgspec.Raw)
     assert messages.is_tool_error(message.result) in (True, False)
     assert isinstance(wire.how_it_ended(message), str)
-    for shape in (wire.ToolPage, wire.StatusPage):
+    for field, shape in (("tools", Tool), ("prompts", Prompt), ("statuses", Standing)):
         try:
-            messages.decode(message.result, shape)
+            page_of(message.result, field, shape)
         except ValueError as error:
             assert str(error)
+    for whole in (CallToolResult, PromptResult):
+        try:
+            one_of(message.result, None, whole)
+        except ValueError as error:
+            assert str(error)
+    try:
+        tool_value(message.result, str)
+    except (ValueError, ToolFailed) as error:
+        assert str(error)
 
 
 def read(data: bytes) -> None:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Self
@@ -33,6 +34,7 @@ def run(
     *words: str,
     command: tuple[str, ...] = CLI,
     cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
     within_s: float = DEADLINE_S,
 ) -> Done:
     """Run the command to its end, without a terminal."""
@@ -44,6 +46,7 @@ def run(
         timeout=within_s,
         check=False,
         cwd=cwd,
+        env={**os.environ, **(env or {})},
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     return Done(ended.args, ended.returncode, ended.stdout, ended.stderr)
@@ -62,7 +65,14 @@ class Following:
     On a terminal, standard input and error are the terminal's.
     """
 
-    def __init__(self, *words: str, on_terminal: bool = False, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *words: str,
+        on_terminal: bool = False,
+        out_on_terminal: bool = False,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.said = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
         if on_terminal:
@@ -72,11 +82,11 @@ class Following:
         self.process = subprocess.Popen(
             [*CLI, *words],
             stdin=theirs if on_terminal else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=theirs if out_on_terminal else subprocess.PIPE,
             stderr=theirs,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **(env or {})},
             cwd=cwd,
         )
         os.close(theirs)
@@ -100,6 +110,10 @@ class Following:
     def interrupt(self) -> None:
         """Send SIGINT, as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
+
+    def type(self, text: str) -> None:
+        """Type at the terminal."""
+        os.write(self._ear, text.encode())
 
     def kill(self) -> None:
         """Send SIGKILL, which a process cannot handle."""
@@ -143,8 +157,8 @@ class Following:
     def __exit__(self, *_: object) -> None:
         self._kill_all()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         os.close(self._ear)
 
 

@@ -32,7 +32,8 @@ _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE: Final = re.compile(r"# (\w+\.py)\n")
 _JOURNAL: Final = re.compile(r"--journal ([^\s\"]+)")
 _KILL: Final = re.compile(r"kill (-9 )?\"")
-_LISTENING: Final = re.compile(r"listening.*\b(ws|http)://([0-9.:]+)")
+_LISTENING: Final = re.compile(r"(?:listening|unning on).*\b(ws|http)://([0-9.:]+)")
+_ASGI: Final = re.compile(r"(?:uvicorn|hypercorn) .*?(--port 8080|--bind 127\.0\.0\.1:8080)")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -84,13 +85,18 @@ class Stage:
         self._environment = {**os.environ, "PATH": path}
 
     def close(self) -> None:
-        """End the servers, which must exit with 0."""
+        """End the servers, which must exit with 0; uvicorn passes the signal on to itself."""
         for journal in self._pasted:
             _end_owner(journal)
         for server in self._servers:
             server.terminate()
             _, log = server.communicate(timeout=COMMAND_S)
-            assert server.returncode == 0, log
+            assert server.returncode in self._ends(server, 0), log
+
+    @staticmethod
+    def _ends(server: subprocess.Popen[str], code: int) -> tuple[int, ...]:
+        is_uvicorn = "uvicorn" in str(server.args)
+        return (code, -signal.SIGTERM) if is_uvicorn else (code,)
 
     def play(self, block: Block) -> None:
         """Run an example; other blocks are skipped."""
@@ -168,6 +174,9 @@ class Stage:
             is_new = self._addresses[scheme] == DOCUMENTED[scheme] or self._servers
             here = "127.0.0.1:0" if is_new else self._addresses[scheme]
             command = command.replace(DOCUMENTED[scheme], here)
+        if asgi := _ASGI.match(command):
+            awaited = {"http"}
+            command = command.replace(asgi[1], asgi[1].replace("8080", "0"))
         server = self._start(command)
         self._servers.append(server)
         assert server.stderr is not None
@@ -183,7 +192,7 @@ class Stage:
         server = self._servers.pop()
         assert not self._servers, "a page that ends a server has one"
         _, log = server.communicate(timeout=COMMAND_S)
-        assert server.returncode == code, log
+        assert server.returncode in self._ends(server, code), log
 
     def _interrupted(self, command: str, output: str) -> None:
         """Press Ctrl-C once the call prints a message, and keep the ticket."""

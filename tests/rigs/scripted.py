@@ -181,6 +181,9 @@ class Scripted:
         self.connections: list[Connection] = []
         self.protocol_version = "2025-11-25"
         self.is_deaf = False  # to pings
+        self.silent: set[str] = set()  # methods that are not answered
+        self.capabilities: Params = {"tools": {}}
+        self.results: dict[str, Params | list[Params]] = {}  # of other methods; a list: pages
         self.changed = trio.Event()
         self._numbers = itertools.count(1)
         self._nursery: trio.Nursery
@@ -261,6 +264,8 @@ class Scripted:
 
     def _asked(self, connection: Connection, message: Params, method: str, params: Params) -> None:
         match method:
+            case _ if method in self.silent:
+                pass
             case "initialize":
                 wanted = params["capabilities"]["experimental"]["mcp-streams/v1"]
                 connection.has_positions = wanted["positions"]
@@ -284,6 +289,8 @@ class Scripted:
                 statuses = [self._standing({"streamId": name}) for name in self.streams]
                 page, cursor = _paged(statuses, params)
                 connection.reply(messages.result(message["id"], {"statuses": page} | cursor))
+            case _ if method in self.results:
+                connection.reply(messages.result(message["id"], self._result(method, params)))
             case _:
                 raise Refusal(-32601, f"There is no {method} here.")
 
@@ -292,9 +299,20 @@ class Scripted:
         extension = {"experimental": {"mcp-streams/v1": settings}}
         return {
             "protocolVersion": self.protocol_version,
-            "capabilities": {"tools": {}} | (extension if self.is_numbering else {}),
+            "capabilities": self.capabilities | (extension if self.is_numbering else {}),
             "serverInfo": {"name": "scripted", "version": "0"},
         }
+
+    def _result(self, method: str, params: Params) -> Params:
+        result = self.results[method]
+        if isinstance(result, dict):
+            return result
+        at = int(params.get("cursor", 0))
+        return result[at] | ({"nextCursor": str(at + 1)} if at + 1 < len(result) else {})
+
+    def notify(self, method: str, params: Params) -> None:
+        """Send a notification that belongs to no call, over the newest connection."""
+        self.connections[-1].reply(messages.notification(method, params))
 
     def _page(self, params: Params) -> Params:
         tools = [{"name": name, "inputSchema": {"type": "object"}} for name in self.tools]

@@ -77,7 +77,7 @@ class Made:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("server")
-    options = ("--allowed-host", DOCUMENTED_HOST)
+    options = ("--allow-host", DOCUMENTED_HOST)
     with ServerProcess(folder, app=APP, options=options) as server:
         yield server
 

@@ -346,7 +346,7 @@ def test_poll_takes_a_ticket_or_an_id(server: ServerProcess, url: str, gate: Gat
     assert status["status"] == "live"
     name = status["streamId"]
     mine = run("poll", owned_url(server), name)
-    assert (mine.returncode, mine.stdout.split()[:2]) == (0, [name, "live:"])
+    assert (mine.returncode, mine.stdout.split()[:2]) == (0, [name, "running"])
     listed = run("poll", owned_url(server), "--all", "--json")
     assert name in [each["streamId"] for each in json.loads(listed.stdout)]
     theirs = run("poll", url, name)

@@ -170,6 +170,7 @@ def test_documented_settings_are_those_of_the_server_and_the_client() -> None:
         assert table(REFERENCE, f"`@server.{decorator}`") == {
             name: repr(default) for name, default in defaults.items()
         }
+    assert table(REFERENCE, '`server.asgi(path="/mcp", …)`') == keyword_defaults(Server.asgi)
     assert table(REFERENCE, "`Client(dialer, …)`") == keyword_defaults(Client)
 
 
@@ -200,6 +201,7 @@ def test_documented_exit_codes_are_those_of_the_commands() -> None:
         base.USAGE,
         base.CANNOT_CONNECT,
         base.GONE,
+        base.TIMED_OUT,
         base.DETACHED,
         base.BROKEN_PIPE,
     }

@@ -339,6 +339,9 @@ def test_a_copy_takes_no_other_files_place(command: Command, copy: Path, tmp_pat
     assert done.returncode == 2
     assert "exists already: name a new file" in done.stderr
     assert other.read_text() == "mine"
+    with Following("backup", str(copy), str(other), on_terminal=True) as backup:
+        assert backup.end() == (2, "")
+    assert backup.said == f"{other} exists already: name a new file.\n", "no bar before that"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.db", "other"]
 
 

@@ -146,7 +146,9 @@ class HttpChannel:
         self._exchanges: dict[RequestId, _Exchange] = {}  # requests that wait for a response
         self._prepared: dict[RequestId, tuple[bytes, bool, bool]] = {}  # requests to be sent next
         self._is_ours = False  # the server answers in our own framing
+        self._listens = False  # the standing stream is wanted, also of a server of ours
         self._is_listening = False  # to the standing stream
+        self._is_initialized = False
         self._has_asked = trio.Event()  # a request was sent
         self._unanswered = trio.Semaphore(UNANSWERED_MAX)
         self._is_closed = False
@@ -517,6 +519,11 @@ class HttpChannel:
 
     # -- what the client knows of a response: see `RequestChannel`
 
+    def listen(self) -> None:
+        self._listens = True
+        if self._is_initialized and not self._is_listening and self._received.ended is None:
+            self._begin_standing_stream()
+
     def leave_to_token(self, request_id: RequestId) -> None:
         if exchange := self._exchanges.get(request_id):
             exchange.has_token = True
@@ -549,14 +556,22 @@ class HttpChannel:
     # -- the standing stream
 
     async def _open_standing_stream(self) -> None:
-        """Open the standing stream, before the first call. Our servers send no messages on it."""
-        if self._is_ours or self._is_listening:
+        """Open the standing stream, before the first call.
+
+        Our servers send no messages of calls on it, so it is opened only if it is wanted.
+        """
+        self._is_initialized = True
+        if self._is_listening or (self._is_ours and not self._listens):
             return
+        standing = self._begin_standing_stream()
+        with trio.move_on_after(STANDING_S):
+            await standing.is_ready.wait()
+
+    def _begin_standing_stream(self) -> "_Exchange":
         self._is_listening = True
         standing = _Exchange(b"")
         self._nursery.start_soon(self._keep_standing_stream, standing)
-        with trio.move_on_after(STANDING_S):
-            await standing.is_ready.wait()
+        return standing
 
     async def _keep_standing_stream(self, standing: "_Exchange") -> None:
         """Read the standing stream; reopen it when it ends, unless the server refuses that."""

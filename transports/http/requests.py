@@ -18,6 +18,7 @@ import h11
 
 from streams.errors import refusal
 from streams.exchange import Head, Headers, HttpError, Request
+from transports.http.cors import cors_headers
 from transports.net.heads import PlainHead, plain_head
 from transports.net.origins import Origins
 
@@ -126,6 +127,7 @@ class Requests:
         data, self._unread = self._unread, b""
         head = plain_head(data, HEAD_BYTES_MAX, HEADERS_MAX)
         if head is None:
+            self._fields = {}  # not those of the previous request, if this head is malformed
             self._h11 = h11.Connection(h11.SERVER, HEAD_BYTES_MAX)
             self.feed(data)
             return
@@ -251,6 +253,11 @@ class Requests:
         headers = {name: ", ".join(values) for name, values in self._fields.items()}
         return method, _path_of(target), headers
 
+    @property
+    def cors(self) -> Headers:
+        """The headers by which a browser lets a page read the response to this request."""
+        return cors_headers(self._fields, self._origins.origins)
+
     # -- writing; raises `ValueError` for a response that HTTP does not allow
 
     def whole(self, status: int, headers: Headers, body: bytes) -> bytes:
@@ -290,6 +297,9 @@ class Requests:
         """The head of a response; `framing` is the field that tells where the body ends."""
         if status in _HAS_NO_BODY:
             self._may_have_body = False
+        if cors := self.cors:
+            given = {name.lower() for name, _ in headers}
+            headers = (*headers, *(each for each in cors if each[0].lower() not in given))
         lines, names_close = _lines(status, tuple(headers))
         if framing:
             lines += framing + "\r\n"
@@ -353,3 +363,8 @@ def _head_too_long() -> HttpError:
     return HttpError(
         431, f"More than {HEAD_BYTES_MAX} bytes of headers: send fewer or shorter ones."
     )
+
+
+def is_field(name: str, value: str) -> bool:
+    """Whether a response may have this field; those that say where its body ends may not."""
+    return _FIELD.fullmatch(f"{name}: {value}") is not None

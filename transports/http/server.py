@@ -15,10 +15,11 @@ import trio
 
 from streams import messages
 from streams.errors import INTERNAL_ERROR, Refusal
-from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Screen
+from streams.exchange import Caller, Endpoint, Head, Headers, HttpError, Request, Responder, Screen
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX
 from streams.turns import TURN_UNITS, Turns
+from transports.http.cors import PREFLIGHT, is_preflight
 from transports.http.requests import EVENTS_MAX, HEAD_BYTES_MAX, Phase, Requests
 from transports.net.listening import HANDSHAKE_S, Listener, ListenOptions, open_listener, refuse
 from transports.net.sockets import (
@@ -102,6 +103,7 @@ class _Server:
                 raise _incomplete()
         except HttpError as refused:
             await connection.unwatch()
+            refused.headers = (*refused.headers, *requests.cors)
             await connection.refuse(refused)
         finally:
             connection.end()
@@ -147,7 +149,7 @@ class _Server:
                 phase = requests.phase
                 patience.deadline = trio.current_time() + PATIENCE_S[phase]
             if not is_admitted and (head := requests.head) is not None:
-                caller = await self.listener.authenticate(head)
+                caller = await self._admit(head)
                 self._screen(requests, head, caller)
                 is_admitted = True
             if permission := requests.go_ahead():
@@ -167,14 +169,27 @@ class _Server:
             if connection.turns.spend():
                 await connection.turns.wait()
         if not is_admitted:
-            caller = await self.listener.authenticate(request)
+            caller = await self._admit(request)
         if patience.cancel_called:
             raise _incomplete()
         patience.deadline = math.inf
         return request if caller is None else msgspec.structs.replace(request, caller=caller)
 
+    async def _admit(self, head: Head) -> Caller | None:
+        """The caller; None where no token is needed. Raises `HttpError`.
+
+        A browser sends no token with a preflight.
+        """
+        return None if self._is_preflight(head) else await self.listener.authenticate(head)
+
+    def _is_preflight(self, head: Head) -> bool:
+        return is_preflight(head, self.listener.origins.origins)
+
     def _screen(self, requests: Requests, head: Head, caller: Caller | None) -> None:
         """Check a request before its body is read. Raises `HttpError`."""
+        if self._is_preflight(head):
+            requests.limit_body(0)
+            return
         if self.screen is None:
             return
         limit = self.screen(Request(head.method, head.path, head.headers, b"", caller))
@@ -186,8 +201,9 @@ class _Server:
     ) -> None:
         """Let the endpoint answer a request. Raises `HttpError` if no response has begun."""
         response = _Response(requests, connection)
+        endpoint = _answer_preflight if self._is_preflight(request) else self.endpoint
         try:
-            await self.endpoint(request, response)
+            await endpoint(request, response)
             await response.complete()
         except Exception as error:
             if not response.is_open() and _is_hang_up(error):
@@ -197,6 +213,11 @@ class _Server:
                 raise _failed() from None
             if not response.has_ended:
                 await connection.close()  # an incomplete response must not look complete
+
+
+async def _answer_preflight(request: Request, responder: Responder) -> None:
+    """Answer a preflight for any path: the request that follows is told what is wrong with it."""
+    await responder.respond(204, PREFLIGHT)
 
 
 def _incomplete() -> HttpError:

@@ -3,7 +3,10 @@
 A bearer token works for anyone who reads it. So it is sent over TLS, or to this machine only.
 """
 
+import errno
+import os
 import re
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import trio
 
+from streams.errors import ServerRefused
 from transports.net.origins import names_loopback
 from transports.net.sockets import keep_alive
 
@@ -115,8 +119,7 @@ async def reach(
             await trio.aclose_forcefully(tcp)
             if not isinstance(error, trio.BrokenResourceError):
                 raise
-            why = error.__cause__ or "the server hung up during the handshake"
-            raise ConnectionResetError(f"{address.url}: {why}") from error
+            raise _handshake_failed(address, error.__cause__) from error
     raise too_late(address)
 
 
@@ -146,8 +149,41 @@ async def _connect(address: Address) -> trio.SocketStream:
     for late in found[1:]:
         await trio.aclose_forcefully(late)
     if not found:
-        raise failures[0]
+        raise _unreachable(address, failures[0]) from failures[0]
     return found[0]
+
+
+def _unreachable(address: Address, error: OSError) -> OSError:
+    """The same error, with the name of the host in it and the reasons that the system gives."""
+    if isinstance(error, socket.gaierror):
+        why = f"{address.url}: the host {address.host} cannot be found ({error.strerror})"
+        return socket.gaierror(why)
+    cause = error.__cause__
+    causes = cause.exceptions if isinstance(cause, BaseExceptionGroup) else ()
+    reasons = ", ".join(dict.fromkeys(map(_reason, causes)))
+    return type(error)(f"{address.url}: {error}{reasons and f': {reasons}'}")
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words: those of trio's error repeat the address."""
+    number = getattr(error, "errno", None)
+    if number == errno.ECONNREFUSED:
+        return f"{os.strerror(number)} (no server listens there)"
+    return str(error) if number is None else os.strerror(number)
+
+
+def _handshake_failed(address: Address, cause: BaseException | None) -> OSError:
+    """The error for a failed TLS handshake, which a retry does not always help."""
+    why = cause or "the server hung up during the handshake"
+    reason = cause.reason if isinstance(cause, ssl.SSLError) else ""
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+        plain = address.url.replace("s:", ":", 1)
+        advice = f"the server speaks no TLS there; without TLS, its URL is {plain}"
+    elif isinstance(cause, ssl.SSLCertVerificationError):
+        advice = "name the certificate authority in SSL_CERT_FILE if you trust it"
+    else:
+        return ConnectionResetError(f"{address.url}: {why}")
+    return ServerRefused(f"{address.url}: {why}: {advice}")
 
 
 async def _secure(

@@ -29,9 +29,15 @@ class Origins(msgspec.Struct, frozen=True):
     def why_refused(self, host: str, origins: Sequence[str]) -> str | None:
         """One sentence for a request that is not allowed (HTTP 403), else None."""
         if not self._allows_host(host):
-            return "This Host is not served here: name it with allowed_hosts if it should be."
+            return (
+                "This Host is not served here: name it with --allow-host, or allowed_hosts in "
+                "Python, if it should be."
+            )
         if not all(self._allows_origin(origin) for origin in origins):
-            return "This Origin may not connect: name it with allowed_origins if it should."
+            return (
+                "This Origin may not connect: name it with --allow-origin, or allowed_origins in "
+                "Python, if it should."
+            )
         return None
 
     def _allows_host(self, host: str) -> bool:

@@ -1,23 +1,35 @@
 """Sockets and pipes, where trio's streams cost too much or tell too little.
 
 Stored messages go from the journal to the kernel without a copy, many pieces in one write.
+
+That needs POSIX. A client on Windows uses trio's streams.
 """
 
 import array
 import contextlib
-import fcntl
 import os
 import select
 import socket
 import stat
 import sys
-import termios
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import trio
 
 from streams.turns import TURN_UNITS, Turns
+
+try:
+    import fcntl
+    import termios
+except ImportError:
+    IS_POSIX = False
+else:
+    IS_POSIX = True
+
+# The streams of trio whose files are read and written here.
+_SOCKETS: Final = (trio.SocketStream,) if IS_POSIX else ()
+_FILES: Final = (trio.lowlevel.FdStream,) if IS_POSIX else ()
 
 # The size of one read. With it, a client that catches up is limited by memory, not by system calls:
 # reads of 4 KiB cost three quarters of the throughput.
@@ -42,7 +54,7 @@ _discarded: Final = bytearray(DISCARDED_BYTES)  # one for all connections, since
 
 Pieces = Sequence[bytes | memoryview]
 
-PIECES_MAX: Final = os.sysconf("SC_IOV_MAX")  # of one write
+PIECES_MAX: Final = os.sysconf("SC_IOV_MAX") if IS_POSIX else 1  # of one write
 
 TLSStream = trio.SSLStream[trio.SocketStream]
 ServerStream = trio.SocketStream | TLSStream
@@ -65,7 +77,7 @@ async def receive_some(
 
     Raises `trio.BrokenResourceError`, or `trio.ClosedResourceError` where another task closes.
     """
-    if not isinstance(connection, trio.SocketStream):
+    if not isinstance(connection, _SOCKETS):
         return bytes(await connection.receive_some(bytes_max))
     try:
         data = None
@@ -100,9 +112,9 @@ async def send_pieces(stream: trio.abc.SendStream, pieces: Pieces) -> None:
     """
     if isinstance(stream, trio.StapledStream):
         stream = stream.send_stream
-    if isinstance(stream, trio.SocketStream):
+    if isinstance(stream, _SOCKETS):
         await _write_all(stream.socket.fileno, pieces)
-    elif isinstance(stream, trio.lowlevel.FdStream):
+    elif isinstance(stream, _FILES):
         await _write_all(stream.fileno, pieces)
     else:
         await stream.send_all(pieces[0] if len(pieces) == 1 else b"".join(pieces))
@@ -113,7 +125,7 @@ def send_now(stream: trio.abc.SendStream, pieces: Pieces) -> Pieces:
 
     Raises `OSError` when the peer is gone.
     """
-    if isinstance(stream, trio.SocketStream):
+    if isinstance(stream, _SOCKETS):
         return write_now(stream.socket.fileno(), pieces)
     return pieces
 
@@ -158,7 +170,7 @@ def _open(fd: int) -> int:
 
 def enlarge_pipe(fd: int) -> None:
     """Let a pipe hold `PIPE_BYTES`, where that is possible; leave any other file as it is."""
-    if sys.platform != "linux" or not stat.S_ISFIFO(os.fstat(fd).st_mode):
+    if sys.platform != "linux" or not IS_POSIX or not stat.S_ISFIFO(os.fstat(fd).st_mode):
         return
     # Where the user's pages for pipes are used up, the pipe is slower, but works.
     with contextlib.suppress(OSError):
@@ -180,8 +192,8 @@ def unsent_bytes(fd: int) -> int | None:
 
     On TCP, the bytes that the peer's kernel has not acknowledged.
     """
-    if fd < 0:
-        return None  # closed
+    if fd < 0 or not IS_POSIX:
+        return None  # closed, or unknown
     mode = os.fstat(fd).st_mode
     if stat.S_ISSOCK(mode):
         return unsent_to_socket(fd)
@@ -192,7 +204,7 @@ def unsent_bytes(fd: int) -> int | None:
 
 def unsent_to_socket(fd: int) -> int | None:
     """The same for a socket, whose kind need not be asked for."""
-    return None if fd < 0 else _queued(fd, termios.TIOCOUTQ)  # equals SIOCOUTQ
+    return None if fd < 0 or not IS_POSIX else _queued(fd, termios.TIOCOUTQ)  # equals SIOCOUTQ
 
 
 def _queued(fd: int, question: int) -> int | None:
@@ -235,7 +247,7 @@ async def linger(stream: trio.abc.Stream) -> None:
     """
     turns = Turns()
     try:
-        if isinstance(stream, trio.SocketStream):
+        if isinstance(stream, _SOCKETS):
             stream.socket.shutdown(socket.SHUT_WR)
             while await _discard_some(stream):
                 await trio.sleep(DISCARD_PAUSE_S)

@@ -20,6 +20,7 @@ from wsproto.events import BytesMessage, RejectConnection, RejectData, Request, 
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import RemoteProtocolError
 
+from streams.errors import ServerRefused
 from streams.exchange import Scopes
 from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, TooLarge
 from transports.lines import in_blocks, lines_of
@@ -48,6 +49,9 @@ from transports.websocket.wire import Wire, open_wire
 
 # A peer that answers no ping for so long counts as gone.
 PING_S: Final = 60.0
+
+# With these the server may accept the same request later, as with any 5xx.
+_LATER: Final = (408, 425, 429)
 
 # The size of a pong to one of our pings: header and payload. A server sends no mask.
 _PONG_BYTES: Final = 2 + 8
@@ -150,7 +154,7 @@ def _refusal(address: Address, stream: Wire) -> OSError:
     try:
         protocol.receive_data(stream.answer)
     except (RemoteProtocolError, ValueError) as error:
-        return ConnectionRefusedError(f"{address.url} does not speak WebSocket: {error}")
+        return ServerRefused(f"{address.url} does not speak WebSocket: {error}")
     for event in protocol.events():
         if isinstance(event, RejectConnection):
             rejected = event
@@ -158,8 +162,16 @@ def _refusal(address: Address, stream: Wire) -> OSError:
             body += event.data
     if rejected is None:
         return ConnectionResetError(f"{address.url}: the server hung up during the handshake")
-    why = f"{address.url}: HTTP {rejected.status_code}{_reason(body)}"
-    return PermissionError(why) if rejected.status_code == 401 else ConnectionRefusedError(why)
+    status = rejected.status_code
+    why = f"{address.url}: HTTP {status}{_reason(body)}"
+    if status == 401:
+        return PermissionError(why)
+    if status in _LATER or status >= 500:
+        return ConnectionRefusedError(why)
+    if status != 403:
+        over_http = address.url.replace("ws", "http", 1)
+        why = f"{why.removesuffix('.')} (no WebSocket; an MCP server over HTTP? Dial {over_http})"
+    return ServerRefused(why)
 
 
 def _reason(body: bytes) -> str:

@@ -23,6 +23,9 @@ from transports.net.sockets import ServerStream, receive_some
 HEAD_BYTES_MAX: Final = 16 * 1024
 FIELDS_MAX: Final = 128
 
+_NO_WEBSOCKET: Final = ": this port speaks WebSocket, so dial it with ws:// or wss://."
+_TLS_HANDSHAKE: Final = 0x16  # the first byte of a TLS connection
+
 _KEY: Final = re.compile(r"[0-9A-Za-z+/]{22}==")  # 16 bytes in base64
 
 
@@ -62,6 +65,8 @@ async def read_head(stream: ServerStream) -> tuple[bytes, bytes]:
         if not data:
             raise trio.BrokenResourceError("the peer is gone")
         head += data
+        if head[0] == _TLS_HANDSHAKE:
+            raise HttpError(400, "This port speaks no TLS: dial it with ws://.")
     request, end, early = bytes(head).partition(b"\r\n\r\n")
     if len(request) > HEAD_BYTES_MAX:
         raise HttpError(431, f"The request is longer than {HEAD_BYTES_MAX} bytes.")
@@ -103,8 +108,8 @@ def _any_opening(head: bytes) -> Opening:
         hint = error.event_hint
         if isinstance(hint, RejectConnection):
             headers = [(name.decode(), value.decode()) for name, value in hint.headers]
-            raise HttpError(hint.status_code, f"{error}.", headers) from None
-        raise HttpError(400, f"{error}.") from None
+            raise HttpError(hint.status_code, f"{error}{_NO_WEBSOCKET}", headers) from None
+        raise HttpError(400, f"{error}{_NO_WEBSOCKET}") from None
     except ValueError:  # wsproto does not catch errors when it decodes headers
         raise HttpError(400, "A header is not in ASCII.") from None
     if not isinstance(request, Request):

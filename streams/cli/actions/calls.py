@@ -1,23 +1,32 @@
 """The action of `calls`: polls all unfinished calls that were begun here."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Literal
+from functools import partial
+from pathlib import Path
+from typing import Final
 
 import msgspec
 import trio
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from streams import logs
-from streams.cli.actions.call import CLIENT_NAME, dialer_of
-from streams.cli.actions.notes import NEVER_RESUMABLE, Callbook, CallbookUnusable, Entry, names_of
+from streams.cli.actions import output
+from streams.cli.actions.call import CLIENT_NAME, TOKEN_VARIABLE, dialer_of, token_of
+from streams.cli.actions.notes import (
+    NEVER_RESUMABLE,
+    OTHER_SERVER,
+    Callbook,
+    CallbookUnusable,
+    Entry,
+    name_of,
+    names_of,
+)
 from streams.cli.actions.output import as_json_text, harmless, say
+from streams.cli.actions.states import Finding, State, in_words
 from streams.cli.base import CANNOT_CONNECT, DETACHED, DONE, complain
 from streams.client.client import Client
-from streams.client.wire import Standing
 from streams.clock import wall
 from streams.errors import CannotConnect, ClientError, StreamGone
 from streams.exchange import Dialer
@@ -26,15 +35,10 @@ SERVERS_AT_ONCE: Final = 16  # each may be a process, and take the whole timeout
 POLLS_AT_ONCE: Final = 16  # of one server
 COLUMNS: Final = ("name", "tool", "age", "status")
 
-Dial = Callable[[str, str | None], Dialer]  # for a URL and a working directory
-State = Literal["running", "asking", "done", "failed", "gone", "unknown", "unreachable"]
+print_to_terminal = partial(output.print_to_terminal, COLUMNS, wrapped=("status",))
+print_aligned = partial(output.print_aligned, COLUMNS)
 
-
-class Finding(msgspec.Struct, frozen=True):
-    """The status of a call: for programs, and in words."""
-
-    state: State
-    status: str
+Dial = Callable[..., Dialer]  # for a URL, a working directory and, if one is needed, a token
 
 
 class Row(msgspec.Struct, frozen=True, rename="camel"):
@@ -66,8 +70,8 @@ def forget(names: Iterable[str]) -> int:
     return DONE
 
 
-def run(*, timeout_s: float, as_json: bool) -> int:
-    """`mcp-streams calls`."""
+def run(*, timeout_s: float, as_json: bool, token_file: Path | None = None) -> int:
+    """`mcp-streams calls`; `token_file` is for the calls that were begun without one."""
     logs.log_to_stderr(logging.WARNING)
     try:
         book = Callbook.of_user()
@@ -76,7 +80,7 @@ def run(*, timeout_s: float, as_json: bool) -> int:
         return complain(str(error))
     found: dict[str, Finding] = {}
     try:
-        found = trio.run(ask_all, entries, timeout_s)
+        found = trio.run(partial(ask_all, entries, timeout_s, tokens=Tokens(token_file)))
     except* KeyboardInterrupt:
         pass
     if len(found) < len(entries):
@@ -108,13 +112,35 @@ def _row(entry: Entry, finding: Finding) -> Row:
 # Polling
 
 
+class Tokens:
+    """The bearer token of each call, as it was begun: no server is sent another one's."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._told = os.environ.pop(TOKEN_VARIABLE, None)  # servers that are started see no token
+
+    def of(self, entry: Entry) -> str | Callable[[], str] | None:
+        """The token to poll with. Raises `ValueError` if its file cannot be used."""
+        if entry.token_file is not None:
+            return token_of(Path(entry.token_file))
+        if entry.has_token and self._told:
+            return self._told
+        return None if self._file is None else token_of(self._file)
+
+
 async def ask_all(
-    entries: Sequence[Entry], timeout_s: float, dial: Dial = dialer_of
+    entries: Sequence[Entry],
+    timeout_s: float,
+    dial: Dial = dialer_of,
+    *,
+    tokens: Tokens | None = None,
 ) -> dict[str, Finding]:
     """The status of each call, by name. Servers are polled at the same time."""
-    servers: dict[tuple[str, str | None], list[Entry]] = {}
+    tokens = tokens or Tokens()
+    servers: dict[tuple[object, ...], list[Entry]] = {}
     for entry in entries:
-        servers.setdefault((entry.url, entry.cwd), []).append(entry)
+        way = (entry.url, entry.cwd, entry.token_file, entry.has_token)
+        servers.setdefault(way, []).append(entry)
     unanswered = Finding("unreachable", f"cannot be reached: no answer within {timeout_s:g} s")
     found = {entry.name: unanswered for entry in entries}
     limiter = trio.CapacityLimiter(SERVERS_AT_ONCE)
@@ -122,7 +148,7 @@ async def ask_all(
     async def ask(of_server: list[Entry]) -> None:
         async with limiter:
             with trio.move_on_after(timeout_s):
-                await _ask_server(of_server, dial, timeout_s, found)
+                await _ask_server(of_server, dial, timeout_s, found, tokens)
 
     async with trio.open_nursery() as nursery:
         for of_server in servers.values():
@@ -131,7 +157,11 @@ async def ask_all(
 
 
 async def _ask_server(
-    entries: list[Entry], dial: Dial, timeout_s: float, found: dict[str, Finding]
+    entries: list[Entry],
+    dial: Dial,
+    timeout_s: float,
+    found: dict[str, Finding],
+    tokens: Tokens,
 ) -> None:
     limiter = trio.CapacityLimiter(POLLS_AT_ONCE)
 
@@ -140,7 +170,9 @@ async def _ask_server(
             found[entry.name] = await status_of(client, entry)
 
     try:
-        dialer = dial(entries[0].url, entries[0].cwd)
+        token = tokens.of(entries[0])
+        where = entries[0].url, entries[0].cwd
+        dialer = dial(*where) if token is None else dial(*where, token)
         async with (
             Client(dialer, name=CLIENT_NAME, connect_timeout_s=timeout_s) as client,
             trio.open_nursery() as nursery,
@@ -158,6 +190,8 @@ async def status_of(client: Client, entry: Entry) -> Finding:
     try:
         return in_words(await client.poll(entry.ticket))
     except StreamGone as error:
+        if error.reason == "stream_not_found" and entry.server not in ("", name_of(client)):
+            return Finding("unknown", f"not known: {OTHER_SERVER.removesuffix('.')}")
         if error.reason in NEVER_RESUMABLE:
             what = "not found" if error.reason == "stream_not_found" else error.reason
             return Finding("gone", f"gone ({what})")
@@ -168,29 +202,14 @@ async def status_of(client: Client, entry: Entry) -> Finding:
         return Finding("unknown", f"not known: {error}")
 
 
-def in_words(standing: Standing) -> Finding:
-    """A poll's answer in words."""
-    if standing.status != "completed":
-        if standing.has_request:
-            return Finding("asking", "running, has a question for you")
-        return Finding("running", "running")
-    if standing.has_error:
-        return Finding("failed", "failed, error waiting")
-    if standing.pending_messages:
-        return Finding("done", "done, result waiting")
-    return Finding("gone", "gone (delivered)")
-
-
 # Printing
 
 
 def _print(rows: Sequence[Row], *, as_json: bool) -> None:
     if as_json:
         print(as_json_text(rows))
-    if not rows:
+    elif not rows:
         say("No unfinished calls.")
-    elif as_json:
-        return
     else:
         now = wall()
         table = [_cells(row, now) for row in rows]
@@ -207,21 +226,3 @@ def age(seconds: float) -> str:
     units = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
     unit, length = next((each for each in units if seconds >= each[1]), units[-1])
     return f"{max(seconds, 0) // length:.0f} {unit}"
-
-
-def print_to_terminal(table: Sequence[Sequence[str]]) -> None:
-    """Print a table. A status that is too wide for the window is wrapped in its column."""
-    shown = Table(box=None, pad_edge=False)
-    for column in COLUMNS:
-        shown.add_column(column, no_wrap=column != "status")
-    for cells in table:
-        shown.add_row(*map(Text, cells))
-    Console(highlight=False).print(shown)
-
-
-def print_aligned(table: Sequence[Sequence[str]]) -> None:
-    """Print a line for each row, however long."""
-    lines = [COLUMNS, *table]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for cells in lines:
-        print("  ".join(map(str.ljust, cells, widths)).rstrip())

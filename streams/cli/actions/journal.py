@@ -112,6 +112,8 @@ def _tell(saved: Exported) -> None:
 def backup(file: Path, to: Path, *, with_keys: bool) -> int:
     """Copy a journal, with its keys if they are wanted; return the exit code."""
     keys = key_path(file)
+    if os.path.lexists(to):  # before a bar is shown
+        return complain(f"{to} exists already: name a new file.")
     try:
         with _shown() as on_progress:
             back_up(file, to, on_progress)

@@ -27,7 +27,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from streams.cli.actions.output import say
+from streams.client import wire
 from streams.client.call import RunningCall
+from streams.client.client import Client
 from streams.client.wire import MISPLACED
 from streams.clock import wall
 from streams.errors import CallFailed, CannotConnect, StreamGone, StreamsError, UnsafeFile
@@ -40,6 +42,7 @@ CALLS_MAX: Final = 1_000  # the oldest are dropped
 ARGUMENTS_BYTES_MAX: Final = 16 * 1024  # longer ones are left out, as they are only printed
 ENTRY_BYTES_MAX: Final = 64 * 1024  # a server may send a resume token of any length
 NAME_LETTERS_MAX: Final = 60
+FINISHED_MAX: Final = 100  # names of finished calls
 LOCK_S: Final = 2.0  # a change takes milliseconds, unless its process is stopped
 _LOCK_PAUSE_S: Final = 0.01
 
@@ -55,6 +58,15 @@ NEVER_RESUMABLE: Final = frozenset({"stream_not_found", "abandoned", "cancelled"
 _T = TypeVar("_T")
 
 
+class Finished(ValueError):
+    """The call of this name is finished, and its result was printed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} is finished, and its result was printed: there is nothing left to resume."
+        )
+
+
 class CallbookUnusable(StreamsError):
     """The file cannot be read or written; the message says why and what to do, in one sentence."""
 
@@ -62,7 +74,9 @@ class CallbookUnusable(StreamsError):
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     """One call. `started_at` is wall time; `cwd` is set if `url` begins with `stdio:`.
 
-    `ticket` has the position at which the call was left, or at which it was announced.
+    `ticket` has the position at which the call was left, or at which it was announced. `server`
+    identifies the server that made it: later another one may listen at `url`. `token_file` has the
+    bearer token that was sent; if it was that of the environment, `has_token` is set.
     """
 
     name: str
@@ -72,11 +86,15 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
     ticket: Ticket
     arguments: dict[str, Any] | None = None
     cwd: str | None = None
+    server: str = ""
+    token_file: str | None = None
+    has_token: bool = False
 
 
-class _Book(msgspec.Struct):
+class _Book(msgspec.Struct, omit_defaults=True):
     version: int
     calls: list[Entry]
+    finished: list[str] = []  # the names of the last calls whose results were printed
 
 
 class _Version(msgspec.Struct):
@@ -112,7 +130,12 @@ class Callbook:
     def entries(self) -> list[Entry]:
         """All calls, in the order in which they were begun."""
         with self._complaining():
-            return self._read(real_path(self._path))
+            return self._read(real_path(self._path)).calls
+
+    def finished(self) -> list[str]:
+        """The names of the last calls that are finished, the newest last."""
+        with self._complaining():
+            return self._read(real_path(self._path)).finished
 
     def find(self, ticket: Ticket) -> Entry | None:
         """The call that a ticket leads to."""
@@ -127,11 +150,15 @@ class Callbook:
         arguments: dict[str, Any],
         cwd: str | None,
         now: float,
+        server: str = "",
+        token_file: str | None = None,
+        has_token: bool = False,
     ) -> Entry:
         """Add a call that begins, under a new name."""
         ticket = _at_its_beginning(ticket)
         fits = len(msgspec.json.encode(arguments)) <= ARGUMENTS_BYTES_MAX
-        entry = Entry("", url, tool, now, ticket, arguments if fits else None, cwd)
+        kept = arguments if fits else None
+        entry = Entry("", url, tool, now, ticket, kept, cwd, server, token_file, has_token)
         if len(msgspec.json.encode(entry)) > ENTRY_BYTES_MAX:
             raise CallbookUnusable(f"Its ticket or URL has more than {ENTRY_BYTES_MAX} bytes.")
 
@@ -173,18 +200,31 @@ class Callbook:
 
         self._change(kept)
 
-    def _change(self, alter: Callable[[list[Entry]], list[Entry]]) -> None:
+    def finish(self, ticket: Ticket) -> None:
+        """Remove a call whose result was printed, and keep its name for a while."""
+        entry = self.find(ticket)
+        if entry is not None:
+            self._change(
+                lambda entries: [each for each in entries if not _is_same(each.ticket, ticket)],
+                finished=entry.name,
+            )
+
+    def _change(
+        self, alter: Callable[[list[Entry]], list[Entry]], finished: str | None = None
+    ) -> None:
         with self._complaining():
             path = real_path(self._path)  # a link stays a link
             _make_private_folders(path.parent)
             check_folder(path.parent)
             with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
                 before = self._read(path)
-                after = alter(before)
-                if after != before:
-                    write_whole(path, msgspec.json.encode(_Book(VERSION, after)), os.replace)
+                after = alter(before.calls)
+                if after != before.calls:
+                    gone = [*before.finished, *([finished] if finished else [])][-FINISHED_MAX:]
+                    book = _Book(VERSION, after, gone)
+                    write_whole(path, msgspec.json.encode(book), os.replace)
 
-    def _read(self, path: Path) -> list[Entry]:
+    def _read(self, path: Path) -> _Book:
         try:
             check_folder(path.parent)
             if not stat.S_ISREG(path.stat().st_mode):
@@ -192,15 +232,15 @@ class Callbook:
             with open(open_own(path), "rb") as file:
                 content = file.read()
         except FileNotFoundError:
-            return []
+            return _Book(VERSION, [])
         try:
             if not content:
-                return []
+                return _Book(VERSION, [])
             if msgspec.json.decode(content, type=_Version).version > VERSION:
                 raise self._unusable(
                     "is of a newer version", f"update mcp-streams, or {_ELSEWHERE}"
                 )
-            return msgspec.json.decode(content, type=_Book).calls
+            return msgspec.json.decode(content, type=_Book)
         except (msgspec.DecodeError, RecursionError) as error:
             what_to_do = f"move it away, or {_ELSEWHERE}"
             raise self._unusable(f"is no list of calls ({error})", what_to_do) from None
@@ -273,12 +313,13 @@ class Target(msgspec.Struct, frozen=True):
     url: str
     ticket: Ticket
     cwd: str | None = None
+    token_file: str | None = None
 
 
 def find(name: str) -> Target:
-    """The call with this name. Raises `ValueError`, or `CallbookUnusable`."""
+    """The call with this name. Raises `ValueError` (`Finished`), or `CallbookUnusable`."""
     entry = _named(name, f"No call is called {_shortened(name)}.")
-    return Target(entry.url, entry.ticket, entry.cwd)
+    return Target(entry.url, entry.ticket, entry.cwd, entry.token_file)
 
 
 def find_at(url: str, text: str) -> Target:
@@ -287,7 +328,8 @@ def find_at(url: str, text: str) -> Target:
         return Target(url, Ticket.parse(text))
     except ValueError as error:
         why = f"No call is called {_shortened(text)}, and it is no ticket ({error})."
-        return Target(url, _named(text, why).ticket)
+        entry = _named(text, why)
+        return Target(url, entry.ticket, None, entry.token_file)
 
 
 def ticket_or_id(text: str) -> Ticket | str:
@@ -303,8 +345,11 @@ def ticket_or_id(text: str) -> Ticket | str:
 
 
 def _named(name: str, why_not: str) -> Entry:
-    entries = {entry.name: entry for entry in Callbook.of_user().entries()}
+    book = Callbook.of_user()
+    entries = {entry.name: entry for entry in book.entries()}
     if name not in entries:
+        if name in book.finished():
+            raise Finished(name)
         raise ValueError(f"{why_not} {names_of(entries)}")
     return entries[name]
 
@@ -321,16 +366,35 @@ def _shortened(text: str) -> str:
     return text if len(text) <= WORD_LETTERS_MAX else f"{text[:WORD_LETTERS_MAX]}…"
 
 
+OTHER_SERVER: Final = "Another server listens at this URL now than the one that began the call."
+
+
+def name_of(client: Client) -> str:
+    """The identity of the server: the id of its keys, else the name that it gives itself."""
+    hello = wire.Hello(client.protocol_version, client.capabilities)
+    return hello.key_memory or str(client.server_info.get("name", ""))
+
+
 class Note:
     """The entry of one call in the file: added, moved and removed."""
 
     def __init__(self, draft: Callable[[Ticket], Entry] | None, name: str | None = None) -> None:
         self.name = name  # None until the call has an entry
+        self.server = ""  # identifies the server that is connected now; empty if it has no name
+        self._maker = ""  # the same of the server that made the call
         self._draft = draft  # None when it was tried, or must not be
         self._has_complained = False
 
     @classmethod
-    def of_new(cls, url: str, tool: str, arguments: dict[str, Any]) -> "Note":
+    def of_new(
+        cls,
+        url: str,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        token_file: Path | None = None,
+        has_token: bool = False,
+    ) -> "Note":
         """For a call that begins. Its entry is added once there is a ticket."""
         now, cwd = wall(), None
         if url.startswith("stdio:"):
@@ -339,17 +403,27 @@ class Note:
 
         def draft(ticket: Ticket) -> Entry:
             return Callbook.of_user().add(
-                ticket, url=url, tool=tool, arguments=arguments, cwd=cwd, now=now
+                ticket,
+                url=url,
+                tool=tool,
+                arguments=arguments,
+                cwd=cwd,
+                now=now,
+                server=note.server,
+                token_file=None if token_file is None else os.path.abspath(token_file),
+                has_token=has_token,
             )
 
-        return cls(draft)
+        note = cls(draft)
+        return note
 
     @classmethod
     def of_noted(cls, ticket: Ticket) -> "Note":
         """For a call that was begun before, if it has an entry."""
         note = cls(None)
         entry = note._try(lambda: Callbook.of_user().find(ticket))
-        note.name = entry.name if entry is not None else None
+        if entry is not None:
+            note.name, note._maker = entry.name, entry.server
         return note
 
     def take(self, call: RunningCall) -> None:
@@ -365,6 +439,11 @@ class Note:
         self.take(call)
         if (ticket := call.ticket) is not None:
             self._change(lambda book: book.move(ticket))
+
+    def finish(self, call: RunningCall) -> None:
+        """The result of the call was printed."""
+        if (ticket := call.ticket) is not None:
+            self._change(lambda book: book.finish(ticket))
 
     def remove(self, call: RunningCall) -> None:
         """The call is over."""
@@ -384,7 +463,12 @@ class Note:
 
     def refused(self, ticket: Ticket, error: StreamGone) -> None:
         """The server has answered a resume or poll with this error."""
-        if error.reason in NEVER_RESUMABLE or (error.reason in MISPLACED and ticket.after is None):
+        if error.reason == "stream_not_found" and self._maker not in ("", self.server):
+            error.add_note(OTHER_SERVER)
+            self._hint(error, "When the call's own server is back:")
+        elif error.reason in NEVER_RESUMABLE or (
+            error.reason in MISPLACED and ticket.after is None
+        ):
             self._change(lambda book: book.remove([ticket]))
         elif error.reason in MISPLACED:
             self._change(lambda book: book.forget_position(ticket))

@@ -1,6 +1,7 @@
 """How commands print: results to standard output, everything else to standard error."""
 
 import sys
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 from streams import messages
 from streams.logs import CONTROLS, escaped
@@ -20,6 +23,9 @@ from streams.messages import Message
 
 # How much is printed of an error, which may be a server's text.
 ERROR_CHARS_MAX: Final = 2_000
+
+# The request of a server that asks the user something.
+QUESTION: Final = "elicitation/create"
 
 # The largest number that a progress bar takes: rich computes times from it.
 BAR_MAX: Final = 1e15
@@ -63,10 +69,13 @@ class _Progress(msgspec.Struct):
 class Display:
     """Prints a call's messages to standard error: a progress bar on a terminal, else lines."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, asks: bool = False) -> None:
+        """With `asks`, questions for the user are left to `streams.cli.actions.questions`."""
         self._as_json = as_json
+        self._asks = asks
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._is_paused = False
         if sys.stderr.isatty() and not as_json:
             self._bar = bar()
 
@@ -81,6 +90,8 @@ class Display:
 
     def show(self, message: Message) -> None:
         """Print one message of the call."""
+        if self._asks and message.method == QUESTION:
+            return
         try:
             params = messages.decode(message.params, Any)
         except ValueError as error:
@@ -96,13 +107,27 @@ class Display:
         else:
             self._say(f"{message.method}: {_text(params)}")
 
+    def pause(self) -> None:
+        """Remove the bar, since the user is asked something."""
+        self._is_paused = True
+        if self._bar is not None:
+            self._bar.stop()
+
+    def go_on(self) -> None:
+        """Show the bar again."""
+        self._is_paused = False
+        if self._bar is not None:
+            self._bar.start()
+
     def _say(self, line: str) -> None:
-        if self._bar is None:
+        if self._bar is None or self._is_paused:
             say(line)
         else:
             self._bar.console.print(harmless(line), soft_wrap=True)
 
     def _show_progress(self, now: _Progress) -> None:
+        if self._is_paused:
+            return
         if self._bar is None:
             of_all = "" if now.total is None else f"/{now.total}"
             self._say(f"{now.progress}{of_all} {now.message}".rstrip())
@@ -120,6 +145,36 @@ def _progress(params: Any) -> _Progress | None:
         return msgspec.convert(params, _Progress)
     except msgspec.ValidationError:
         return None  # another server's progress, of another shape
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, wrapped: Collection[str]
+) -> None:
+    """Print a table: for a person on a terminal, else for programs that read lines."""
+    if sys.stdout.isatty():
+        print_to_terminal(columns, rows, wrapped)
+    else:
+        print_aligned(columns, rows)
+
+
+def print_to_terminal(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], wrapped: Collection[str]
+) -> None:
+    """Print a table whose columns `wrapped` are as narrow as the window needs."""
+    shown = Table(box=None, pad_edge=False)
+    for column in columns:
+        shown.add_column(column, no_wrap=column not in wrapped, overflow="fold")
+    for cells in rows:
+        shown.add_row(*map(Text, cells))
+    Console(highlight=False).print(shown)
+
+
+def print_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a line for each row, however long."""
+    lines = [columns, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for cells in lines:
+        print("  ".join(map(str.ljust, cells, widths)).rstrip())
 
 
 def as_json_text(value: Any) -> str:

@@ -205,7 +205,7 @@ class _Scenario:
         return self._viewer.seen.total()
 
     def figures(self) -> Figures:
-        """What came of the call."""
+        """The figures of the call, once it has ended."""
         seen = self._viewer.seen
         sent = self._result.get("messages", self._work.messages)
         if self._end == "interrupted":

@@ -45,6 +45,45 @@ def options(auth: dict[str, Any] | None = None, **other: Any) -> Options:
     return Options(**({"app": "app.py:server", "http": NEAR} | other), auth=Auth(**(auth or {})))
 
 
+@pytest.mark.parametrize(
+    ("origin", "why"),
+    [
+        ("*", "name each origin"),
+        ("null", "name each origin"),
+        ("app.example.com", "write it as browsers do"),
+        ("https://app.example.com/", "write it as browsers do"),
+        ("https://app.example.com/page", "write it as browsers do"),
+        ("https://app.example.com:443", "write it as browsers do"),
+        ("http://app.example.com:80", "write it as browsers do"),
+        ("https://me@app.example.com", "write it as browsers do"),
+        ("https://*.example.com", "write it as browsers do"),
+        ("https://bücher.example", "write it as browsers do"),
+        ("https://a.example https://b.example", "write it as browsers do"),
+        ("", "write it as browsers do"),
+    ],
+)
+def test_an_origin_that_no_browser_sends_is_refused(origin: str, why: str) -> None:
+    with pytest.raises(CannotServe, match=why) as refused:
+        guard_for(options(allowed_origins=(origin,)))
+    assert f"--allow-origin {origin}:" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://app.example.com",
+        "HTTPS://App.example.com",
+        "http://localhost:3000",
+        "http://[::1]:3000",
+        "https://app.example.com:8443",
+        "http://app.example.com:443",
+        "chrome-extension://abcdefghijklmnopabcdefghijklmnop",
+    ],
+)
+def test_an_origin_is_named_as_browsers_write_it(origin: str) -> None:
+    guard_for(options(allowed_origins=(origin,)))
+
+
 JWKS = {"auth_jwks": "https://issuer.example.com/keys", "auth_issuer": ISSUER}
 
 

@@ -217,3 +217,14 @@ async def test_its_failure_at_the_end_is_raised() -> None:
             raise ValueError("first")
     assert raised.group_contains(ValueError, match="first")
     assert [str(each["exc_info"][1]) for each in logs if "exc_info" in each] == ["no database"]
+
+
+def test_a_lifespan_is_a_context_manager_function() -> None:
+    async def generator(server: Server) -> AsyncIterator[None]:
+        yield
+
+    async def coroutine(server: Server) -> None: ...
+
+    for lifespan in (generator, coroutine):
+        with pytest.raises(TypeError, match="decorate it with contextlib"):
+            Server("tested", lifespan=lifespan)  # type: ignore[arg-type]

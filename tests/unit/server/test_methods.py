@@ -148,6 +148,56 @@ async def test_an_exception_is_masked_on_request() -> None:
     assert (await asked(server, "acme/fail", a=1))["message"] == "Closed today."
 
 
+class Ending(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise SystemExit(7)
+
+
+class EndingValue(Ending, ValueError):
+    def __str__(self) -> str:
+        raise SystemExit(7)
+
+
+@pytest.mark.parametrize("mask_errors", [False, True])
+@pytest.mark.parametrize("kind", [Ending, EndingValue])
+async def test_an_exception_that_cannot_be_shown_ends_nothing_else(
+    kind: type[Exception], mask_errors: bool
+) -> None:
+    server = Server("tested", mask_errors=mask_errors)
+
+    @dataclass
+    class Odd:
+        words: int
+
+        def __post_init__(self) -> None:
+            raise kind
+
+    @server.method("acme/fail")
+    async def fail() -> None:
+        raise kind
+
+    @server.notification("acme/moved")
+    async def moved() -> None:
+        raise kind
+
+    @server.method("acme/odd")
+    async def odd(params: Odd) -> None:
+        raise AssertionError(params)
+
+    @server.tool
+    async def build(odd: Odd) -> str:
+        raise AssertionError(odd)
+
+    async with open_house(server) as house:
+        talker = await house.dial(PLAIN)
+        assert (await talker.request(1, "acme/fail"))["code"] == -32603
+        assert (await talker.request(1, "acme/odd", words=1))["code"] == -32602
+        await talker.tell("acme/moved")
+        await talker.call(2, "build", odd={"words": 1})
+        assert (await talker.answer(2))["result"]["isError"]
+        assert await talker.request(3, "ping") == {}
+
+
 @pytest.mark.parametrize("value", [object(), Refusal(1, "x", {"a": object()})])
 async def test_what_is_not_json_is_an_error(server: Server, value: Any) -> None:
     @server.method("acme/odd")

@@ -421,6 +421,24 @@ async def test_a_server_of_ours_is_not_asked_for_one() -> None:
     assert foreign.got == []
 
 
+@pytest.mark.parametrize("when", ["setting", "before", "later"])
+async def test_a_server_of_ours_is_asked_for_one_where_notifications_are_heard(when: str) -> None:
+    foreign = Foreign([Call()], [stay])
+    foreign.kind = NDJSON
+    settings = {"on_notification": lambda message: None} if when == "setting" else {}
+    async with client_of(foreign, **settings) as client:
+        if when == "later":
+            await client.ping()
+            assert foreign.got == []
+        if when != "setting":
+            client.on_notification("notifications/tools/list_changed", lambda params: None)
+        while not foreign.got:
+            await client.ping()
+        client.on_notification("notifications/message", lambda params: None)
+        await client.ping()
+    assert foreign.got == [None], "one is enough"
+
+
 @pytest.mark.parametrize("status", ["405 Method Not Allowed", "404 Not Found", "200 OK"])
 async def test_a_server_without_one_is_not_asked_again(status: str) -> None:
     foreign = Foreign([streaming()], [refusing(status)])

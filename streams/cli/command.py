@@ -1,0 +1,69 @@
+"""All commands, their settings, and their errors of usage.
+
+Each command imports its action when it is run (PLC0415), because a client waits for a relay to
+start.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import cyclopts
+
+from streams.cli import base, bench, calls, journal, selftests, serve, settings, token, tools
+from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
+
+Shell = Literal["bash", "zsh", "fish"]
+
+__all__ = ["app", "bench", "calls", "journal", "run", "selftests", "serve", "token", "tools"]
+
+
+@app.command(name="--install-completion")
+def install_completion(*, shell: Shell | None = None, output: Path | None = None) -> int:
+    """Install the completion of commands and options for your shell.
+
+    Parameters
+    ----------
+    shell
+        By default the one that this command is run from.
+    output
+        The file to write; by default the one where the shell looks.
+    """
+    try:
+        path = app.install_completion(shell=shell, output=output)
+    except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return complain(f"The completion cannot be installed: {error}. Name a shell with --shell.")
+    print(f"The completion is in {path}: open a new shell to use it.")
+    return base.DONE
+
+
+def run() -> int:
+    """Run the command of `sys.argv`; returns its exit code."""
+    words = sys.argv[1:]
+    base.Errors.are_json = "--json" in words
+    try:
+        words, file = settings.without_config(words)
+        # Help and version must be there even if the file is damaged.
+        asks = not {"--help", "-h", "--version"}.isdisjoint(words)
+        app.config = settings.BUILT_IN if asks else settings.sources(app, file)
+        code: int | None = app(words, print_error=False, exit_on_error=False)
+        print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
+    except cyclopts.CycloptsError as error:
+        return _misused(error)
+    except settings.CannotConfigure as error:
+        return complain(error)
+    except BrokenPipeError:
+        # The reader of standard output has closed it. The interpreter's flush at exit goes to
+        # /dev/null.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return code or 0
+
+
+def _misused(error: cyclopts.CycloptsError) -> int:
+    if base.Errors.are_json:
+        return complain(error)
+    (error.console or app.error_console).print(cyclopts.CycloptsPanel(error))
+    return USAGE

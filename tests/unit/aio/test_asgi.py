@@ -1,0 +1,245 @@
+"""The ASGI app in an asyncio program: its lifespan, its start, its end, and its failures."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from streams import Server
+from streams.aio.asgi import App
+from streams.auth import tokens
+from streams.errors import JournalUnusable
+from streams.journal.sqlite import open_sqlite_journal
+
+WITHIN_S = 30
+HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "t"}}
+BOTH = {"accept": "application/json, text/event-stream"}
+
+server = Server("mounted")
+
+
+@server.tool
+async def add(a: int, b: int) -> int:
+    return a + b
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, WITHIN_S))
+
+
+def post(client: TestClient, path: str, method: str, params: Any, **headers: str) -> Any:
+    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+    return client.post(path, json=body, headers={**BOTH, **headers})
+
+
+def use(client: TestClient, path: str = "/tools/mcp") -> None:
+    """A whole session."""
+    hello = post(client, path, "initialize", HELLO)
+    assert hello.status_code == 200, hello.text
+    session = hello.headers["mcp-session-id"]
+    called = post(
+        client,
+        path,
+        "tools/call",
+        {"name": "add", "arguments": {"a": 1, "b": 2}},
+        **{"mcp-session-id": session},
+    )
+    assert '"3"' in called.text, called.text
+
+
+def mounted(app: Any, **settings: Any) -> FastAPI:
+    outer = FastAPI(lifespan=app.lifespan)
+    outer.mount("/tools", app)
+    return outer
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_test_client_of_starlette_uses_it_again_and_again(backend: Any, tmp_path: Path) -> None:
+    app = server.asgi(journal=tmp_path / "calls.db")
+    for _ in range(2):
+        with TestClient(mounted(app), backend=backend) as client:
+            use(client)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_alone_it_has_a_lifespan_of_its_own(backend: Any) -> None:
+    with TestClient(server.asgi("/"), backend=backend) as client:  # type: ignore[arg-type]
+        use(client, "/")
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_without_a_lifespan_it_starts_with_the_first_request(backend: Any, tmp_path: Path) -> None:
+    app = server.asgi(journal=tmp_path / "calls.db")
+    for _ in range(2):  # each in an event loop of its own
+        with TestClient(Starlette(routes=[Mount("/tools", app)]), backend=backend) as client:
+            use(client)
+
+
+class Passing(BaseHTTPMiddleware):
+    """A middleware that has tasks and streams of anyio around each request."""
+
+    async def dispatch(self, request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+
+def test_behind_a_middleware_of_anyio() -> None:
+    app = server.asgi()
+    outer = Starlette(
+        routes=[Mount("/tools", app)], middleware=[Middleware(Passing)], lifespan=app.lifespan
+    )
+    with TestClient(outer) as client:
+        use(client)
+
+
+def test_bearer_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    token, _ = tokens.add(path, "someone")
+    with TestClient(mounted(server.asgi(auth_tokens=path))) as client:
+        refused = post(client, "/tools/mcp", "initialize", HELLO)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"].startswith("Bearer")
+        granted = post(client, "/tools/mcp", "initialize", HELLO, authorization=f"Bearer {token}")
+        assert granted.status_code == 200
+
+
+def test_a_journal_that_another_process_has_fails_the_start(tmp_path: Path) -> None:
+    journal = tmp_path / "calls.db"
+
+    async def main() -> None:
+        async with server.asgi(journal=journal).lifespan():
+            with pytest.raises(JournalUnusable, match=str(journal)):
+                async with server.asgi(journal=journal).lifespan():
+                    pytest.fail("it has started")
+
+    run(main())
+
+
+def test_the_lifespan_protocol_tells_why_the_start_failed(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        app = server.asgi(journal=tmp_path / "nowhere" / "calls.db")
+        await app({"type": "lifespan"}, receive, send)
+
+    run(main())
+    assert sent[0]["type"] == "lifespan.startup.failed"
+    assert "nowhere" in sent[0]["message"]
+
+
+async def answer_to_a_ping(app: Any) -> int:
+    sent: list[Any] = []
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": HELLO})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": body.encode()}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    fields = [(b"host", b"x"), (b"content-type", b"application/json"), (b"accept", b"*/*")]
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/mcp"}
+    await app({**scope, "headers": fields}, receive, send)
+    status: int = sent[0]["status"]
+    return status
+
+
+def test_the_lifespan_is_entered_once_at_a_time() -> None:
+    async def main() -> None:
+        app = server.asgi()
+        async with app.lifespan():
+            assert await answer_to_a_ping(app) == 200
+            with pytest.raises(RuntimeError, match="entered already"):
+                await app.lifespan().__aenter__()
+        assert await answer_to_a_ping(app) == 200  # started anew, by the request
+
+    run(main())
+
+
+def test_after_a_failure_it_answers_503_and_the_program_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        app = App(
+            server,
+            "/mcp",
+            journal=tmp_path / "calls.db",
+            durability="power",
+            auth_tokens=None,
+            admit=None,
+            allowed_hosts=(),
+            allowed_origins=(),
+        )
+        async with app.lifespan():
+            assert await answer_to_a_ping(app) == 200
+            assert app._service is not None
+            assert app._service._running is not None
+            app._service._running.engine.fail(JournalUnusable("the disk is gone"))
+            while not app._service.ended.is_set():
+                await asyncio.sleep(0.01)
+            assert await answer_to_a_ping(app) == 503
+
+    run(main())
+
+
+@pytest.fixture
+def handlers() -> Iterator[list[int]]:
+    """The signals that reach the handlers of the program."""
+    caught: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        signal.signal(number, lambda number, _: caught.append(number))
+    yield caught
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_and_reaches_the_handler(
+    number: signal.Signals, handlers: list[int], tmp_path: Path
+) -> None:
+    journal = tmp_path / "calls.db"
+    mine = signal.getsignal(number)
+
+    async def main() -> None:
+        app = server.asgi(journal=journal)
+        async with app.lifespan():
+            signal.raise_signal(number)
+            assert handlers == [number]
+            while await answer_to_a_ping(app) != 503:
+                await asyncio.sleep(0.01)
+            async with server.asgi(journal=journal).lifespan():  # it was released
+                pass
+        assert signal.getsignal(number) is mine
+
+    run(main())
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="begin it with a slash"):
+        server.asgi("mcp")
+    with pytest.raises(ValueError, match="give one of them"):
+        server.asgi(auth_tokens="tokens", admit=lambda head: None)  # type: ignore[arg-type,return-value]
+
+
+async def test_the_journal_is_free_after_the_lifespan(tmp_path: Path) -> None:
+    journal = tmp_path / "calls.db"
+    async with server.asgi(journal=journal).lifespan():
+        with pytest.raises(JournalUnusable):
+            async with open_sqlite_journal(journal):
+                pytest.fail("it has two owners")
+    async with open_sqlite_journal(journal):
+        pass
