@@ -262,6 +262,8 @@ def test_the_page_names_the_versions_that_are_compared() -> None:
     pins = (Path(__file__).parent / "fastmcp.txt").read_text()
     (fastmcp,) = re.findall(r"^fastmcp==(.*)$", pins, re.MULTILINE)
     assert f"| | official SDK {version('mcp')} | FastMCP {fastmcp} |" in PAGE.read_text()
+    peers = (ROOT / "benchmarks" / "peers" / "requirements.txt").read_text()
+    assert f"\nfastmcp=={fastmcp}\n" in peers, "benchmarks compare with the same version"
 
 
 # Cuts and kills
