@@ -59,8 +59,9 @@ def fastmcp() -> Path:
     with _outdated(folder, pins) as is_outdated:
         if is_outdated:
             _install(sys.executable, "-m", "venv", "--clear", str(folder))
-            quietly = ("--disable-pip-version-check", "--no-input", "--quiet")
-            _install(str(python), "-m", "pip", "install", *quietly, "--requirement", str(pins))
+            # All packages are pinned, and few of them are imported.
+            quickly = ("--no-deps", "--no-compile", "--disable-pip-version-check", "--no-input")
+            _install(str(python), "-m", "pip", "install", *quickly, "--requirement", str(pins))
     return python
 
 

@@ -7,6 +7,7 @@ agrees on revision 2025-11-25. A cell of the table must be what the client gets.
 import asyncio
 import contextlib
 import json
+import os
 import re
 import socket
 import subprocess
@@ -54,6 +55,7 @@ class Desk:
             self._command = [str(python), file, str(self.port)]
         self._folder = folder
         self._log = folder / "log"
+        self._printer = folder / "printer.txt"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -79,8 +81,11 @@ class Desk:
 
     def printed(self) -> list[int]:
         """The numbers of the copies that the printer has printed."""
-        lines = (self._folder / "printer.txt").read_text().splitlines()
-        return [int(re.findall(r"^copy (\d+): 1 tickets$", line)[0]) for line in lines]
+        return [int(copy) for copy in re.findall(r"^copy (\d+):", self._printer.read_text(), re.M)]
+
+    def tear_off(self) -> None:
+        """Remove the copies that the printer has printed."""
+        os.truncate(self._printer, 0)  # the server appends to the file
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -287,6 +292,7 @@ def export_cut(desk: Desk, mode: Mode, *, is_killed: bool) -> Seen:
 
     If the server is killed then, another one listens before the client notices.
     """
+    desk.tear_off()
     seen = Seen()
 
     def on_cut(_: int) -> None:
@@ -321,19 +327,9 @@ def export_cut(desk: Desk, mode: Mode, *, is_killed: bool) -> Seen:
     return seen
 
 
-@pytest.fixture
-def fresh(server: tuple[str, Path], tmp_path: Path) -> Iterator[Desk]:
-    desk = Desk(*server, tmp_path)
-    try:
-        desk.start()
-        yield desk
-    finally:
-        desk.kill()
-
-
 @pytest.mark.parametrize("mode", MODES)
-def test_a_cut_is_what_the_page_says(server: tuple[str, Path], fresh: Desk, mode: Mode) -> None:
-    seen = export_cut(fresh, mode, is_killed=False)
+def test_a_cut_is_what_the_page_says(server: tuple[str, Path], desk: Desk, mode: Mode) -> None:
+    seen = export_cut(desk, mode, is_killed=False)
     assert seen.export == cell(f"cut: `export`{MODES[mode]}", server[0])
     assert seen.next == "the result"
     if server[0] == "with_streams":
@@ -345,8 +341,8 @@ def test_a_cut_is_what_the_page_says(server: tuple[str, Path], fresh: Desk, mode
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_kill_is_what_the_page_says(server: tuple[str, Path], fresh: Desk, mode: Mode) -> None:
-    seen = export_cut(fresh, mode, is_killed=True)
+def test_a_kill_is_what_the_page_says(server: tuple[str, Path], desk: Desk, mode: Mode) -> None:
+    seen = export_cut(desk, mode, is_killed=True)
     assert seen.export == cell(f"killed: `export`{MODES[mode]}", server[0])
     assert seen.next == cell(f"killed: the next call{MODES[mode]}", server[0])
     assert seen.reports == (ALL if seen.export == "the result" else BEFORE_CUT)
