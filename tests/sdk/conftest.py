@@ -52,7 +52,7 @@ def node() -> Node:
 
 @pytest.fixture(scope="session")
 def fastmcp() -> Path:
-    """An interpreter that has FastMCP, whose 50 packages are no dependencies of ours."""
+    """An interpreter that has FastMCP, whose 70 packages are no dependencies of ours."""
     folder = HERE / ".venv"
     python = folder / "bin" / "python"
     pins = HERE / "fastmcp.txt"
