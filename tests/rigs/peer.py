@@ -5,7 +5,7 @@ import sys
 import trio
 
 from tests.rigs.echo import LIMIT, echo
-from tests.rigs.transports import HELLO
+from tests.rigs.served import HELLO
 from transports import stdio
 from transports.relay.handover import relay
 

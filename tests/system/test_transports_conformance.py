@@ -16,7 +16,7 @@ from streams.exchange import Channel
 from streams.messages import Incoming
 from tests.rigs.echo import LIMIT
 from tests.rigs.proxy import Proxy
-from tests.rigs.transports import RIGS, Rig, TCPRig, WebSocketRig
+from tests.rigs.served import RIGS, Rig, TCPRig, WebSocketRig
 
 
 @pytest.fixture(params=RIGS)

@@ -24,7 +24,7 @@ from tests.rigs.bare_http import (
     to_the_end,
 )
 from tests.rigs.bare_websocket import close_code, events_to_the_end, server, shake_hands
-from tests.rigs.transports import tls_contexts
+from tests.rigs.served import tls_contexts
 from transports import websocket
 from transports.http import client
 from transports.net.listening import HANDSHAKE_S

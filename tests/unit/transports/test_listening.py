@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from streams import turns
 from tests.rigs import bare_http, bare_websocket
-from tests.rigs.transports import tls_contexts
+from tests.rigs.served import tls_contexts
 from tests.wire.process import ServerProcess, wait_until
 from tests.wire.raw import DEADLINE_S
 from tests.wire.verbs import POSITIONS, Reader, ack, opting_in, read_stream, start, up_to

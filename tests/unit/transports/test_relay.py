@@ -19,7 +19,7 @@ import trio
 from streams.exchange import Channel
 from tests.rigs import ROOT
 from tests.rigs.echo import echo
-from tests.rigs.transports import HELLO, pipes
+from tests.rigs.served import HELLO, pipes
 from transports.relay import owner as unix
 from transports.relay.handover import NoOwner, RelayRefused, relay
 
