@@ -32,7 +32,7 @@ def install_completion(*, shell: Shell | None = None, output: Path | None = None
         The file to write; by default the one where the shell looks.
     """
     try:
-        path = app.install_completion(shell=shell, output=output)
+        path = app.install_completion(shell=shell, output=output)  # nosec B604 # the name of a shell; nothing is run
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         return complain(f"The completion cannot be installed: {error}. Name a shell with --shell.")
     print(f"The completion is in {path}: open a new shell to use it.")
