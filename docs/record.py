@@ -143,7 +143,7 @@ def drawn(shown: list[Shown], length_s: float) -> Iterator[str]:
     yield f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117">'
     yield f'<animate id="all" attributeName="x" from="0" to="0" dur="{length_s:.2f}s"'
     yield ' begin="0s;all.end"/></rect>'
-    yield '<g fill="#e6edf3" xml:space="preserve">'
+    yield '<g fill="#e6edf3" style="white-space: pre">'
     for row, text, begin_s, end_s in sorted(shown, key=lambda each: each.begin_s):
         y = MARGIN + (row + 1) * LINE - 4
         yield f'<text x="{MARGIN}" y="{y}" visibility="hidden">{escape(text)}'
