@@ -23,7 +23,7 @@ from streams.server.schemas import (
     patterned_arguments,
 )
 from streams.server.signatures import Signature, innermost, is_async
-from streams.server.validator import Schema
+from streams.server.validator import Schema, shortened
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 _NUMBER: Final = re.compile(
@@ -55,10 +55,13 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     required: frozenset[str]
 
     def encoded(self, values: Values) -> bytes:
-        """The values as the JSON of an object, for `bind`."""
+        """The values as the JSON of an object, for `bind`. Raises `ValueError` for another name."""
         properties = self.input_schema["properties"]
+        unknown = next((name for name in values if name not in properties), None)
+        if unknown is not None:  # before any work on what may be a hundred thousand names
+            raise ValueError(shortened(f"{unknown}: unknown argument"))
         return msgspec.json.encode(
-            {name: self._json(value, properties.get(name, {})) for name, value in values.items()}
+            {name: self._json(value, properties[name]) for name, value in values.items()}
         )
 
     def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:

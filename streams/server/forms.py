@@ -13,6 +13,7 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from streams.errors import InvalidAnswer
+from streams.server.models import ModelReader
 
 _FORMATS: Final = frozenset(["email", "uri", "date", "date-time"])
 _REFERENCE: Final = "#/$defs/"
@@ -40,8 +41,9 @@ def form_of(kind: Any) -> Form:
     """The form of a type. Raises `TypeError`, which names the field, for one that is not flat."""
     name = getattr(kind, "__name__", str(kind))
     try:
-        if (adapter := pydantic_adapter(kind)) is not None:
-            whole, read = adapter.json_schema(), adapter.validate_json
+        if (reader := model_reader(kind, "answer")) is not None:
+            whole: Schema = reader.schema
+            read: Callable[[bytes], Any] = reader.read
         else:
             whole, read = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
     except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
@@ -63,8 +65,8 @@ def form_of(kind: Any) -> Form:
     return Form(msgspec.json.decode(msgspec.json.encode(schema)), _reading(read, name))
 
 
-def pydantic_adapter(kind: Any) -> Any:
-    """A pydantic `TypeAdapter` for a type that needs one; None for all others.
+def model_reader(kind: Any, whole: str) -> ModelReader | None:
+    """The reader of a type that needs pydantic, `whole` in its errors; None for all others.
 
     Such a type is a model, a dataclass of pydantic, or a class with a `Field` in its annotations or
     defaults, which msgspec would ignore. Pydantic is not imported here.
@@ -73,7 +75,7 @@ def pydantic_adapter(kind: Any) -> Any:
     if pydantic is None or not isinstance(kind, type):
         return None
     is_theirs = issubclass(kind, pydantic.BaseModel) or hasattr(kind, "__pydantic_validator__")
-    return pydantic.TypeAdapter(kind) if is_theirs or _has_field(kind, pydantic) else None
+    return ModelReader(kind, whole) if is_theirs or _has_field(kind, pydantic) else None
 
 
 def _has_field(kind: type, pydantic: Any) -> bool:

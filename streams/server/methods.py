@@ -16,7 +16,7 @@ from streams.errors import INVALID_PARAMS, Refusal
 from streams.faults import is_failure, log_failure, text_of
 from streams.protocol import dialects, extension
 from streams.server.call import Call, Context
-from streams.server.forms import pydantic_adapter
+from streams.server.forms import model_reader
 from streams.server.signatures import innermost, is_async
 
 NAME_LETTERS_MAX: Final = 200
@@ -160,9 +160,8 @@ def _method(name: str, function: Function, what: str, context: type[Context]) ->
 
 def _decoder(kind: Any, what: str) -> Callable[[bytes], Any]:
     try:
-        if (adapter := pydantic_adapter(kind)) is not None:
-            decode: Callable[[bytes], Any] = adapter.validate_json
-            return decode
+        if (reader := model_reader(kind, "params")) is not None:
+            return reader.read
         return msgspec.json.Decoder(kind).decode
     except (TypeError, ValueError, NameError, RuntimeError) as error:  # pydantic's is the last
         raise TypeError(f"{what}: params: {str(error).splitlines()[-1]}") from error

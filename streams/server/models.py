@@ -150,8 +150,11 @@ class ModelArguments:
         self.definitions: Schema = schema.get("$defs", {})
         self.accepted: list[str] = []  # all names that arguments may have
         self.names = dict(map(self._named, self._fields))  # of properties, by those of parameters
-        self._recursion = Recursion(schema)
-        self._validate = _failing_fast(self._model)
+        self._recursion = Recursion(schema, "arguments")
+        model = self._model
+        self._validate = _failing_fast(
+            model.__pydantic_core_schema__, model.__pydantic_validator__, "arguments"
+        )
 
     def _named(self, name: str) -> tuple[str, str]:
         field = self._model.model_fields[self._fields[name]]
@@ -172,6 +175,24 @@ class ModelArguments:
         self._recursion.check(encoded)
         made = self._validate(encoded)
         return {name: getattr(made, field) for name, field in self._fields.items()}
+
+
+class ModelReader:
+    """Reads one value of a type of pydantic's from JSON, within the bounds of arguments."""
+
+    def __init__(self, annotation: Any, whole: str) -> None:
+        """`whole` names the value in errors. Raises what pydantic raises for the annotation."""
+        from pydantic import TypeAdapter
+
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        self.schema: Schema = adapter.json_schema()
+        self._recursion = Recursion(self.schema, whole)
+        self._validate = _failing_fast(adapter.core_schema, adapter.validator, whole)
+
+    def read(self, encoded: bytes) -> Any:
+        """The value. Raises `ValueError` with the place and the reason."""
+        self._recursion.check(encoded)
+        return self._validate(encoded)
 
 
 def takes_others(parameters: Iterable[Parameter]) -> bool:
@@ -206,23 +227,25 @@ def _model(parameters: Iterable[Parameter]) -> "type[BaseModel]":
     return made
 
 
-def _failing_fast(model: "type[BaseModel]") -> Callable[[bytes], Any]:
-    """A function that validates arguments, and ends with the first wrong item of a list or dict."""
+def _failing_fast(core_schema: Any, usual: Any, whole: str) -> Callable[[bytes], Any]:
+    """A function that validates JSON, and ends with the first wrong item of a list or dict.
+
+    `usual` is pydantic's own validator of this schema.
+    """
     from pydantic import ValidationError
     from pydantic_core import SchemaValidator
 
     try:
-        schema = _with_fail_fast(model.__pydantic_core_schema__)
-        validator = SchemaValidator(schema, _use_prebuilt=False)
+        validator = SchemaValidator(_with_fail_fast(core_schema), _use_prebuilt=False)
     except Exception:
         # An older pydantic, which cannot. A long list of wrong values takes it seconds.
-        validator = model.__pydantic_validator__  # type: ignore[assignment]
+        validator = usual
 
     def validate(encoded: bytes) -> Any:
         try:
             return validator.validate_json(encoded)
         except ValidationError as error:
-            raise ValueError(explain(error, "arguments", encoded)) from None
+            raise ValueError(explain(error, whole, encoded)) from None
 
     return validate
 
@@ -377,10 +400,13 @@ class Recursion:
     # Values that may be tried. Each takes a microsecond, or ten if it does not fit.
     WORK_MAX: Final = 5_000
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, whole: str) -> None:
+        """`whole` names the value in errors."""
+        self._whole = whole
         self._definitions: Schema = schema.get("$defs", {})
         self.alternatives = max(
-            (self._alternatives(node, name) for name, node in self._definitions.items()), default=1
+            (self._alternatives(node, name, {name}) for name, node in self._definitions.items()),
+            default=1,
         )
 
     def check(self, encoded: bytes) -> None:
@@ -395,24 +421,34 @@ class Recursion:
             level = list(itertools.chain.from_iterable(map(_below, level)))
         if work > self.WORK_MAX:
             raise ValueError(
-                "arguments: too many levels for a type that refers to itself by a union without a "
-                "discriminator"
+                f"{self._whole}: too many levels for a type that refers to itself by a union "
+                "without a discriminator"
             )
 
-    def _alternatives(self, node: Any, name: str) -> int:
-        """The most alternatives of a union in `node` that lead back to the definition `name`."""
+    def _alternatives(self, node: Any, name: str, seen: set[str]) -> int:
+        """How often one value below `node` may be tried on the ways back to the definition `name`.
+
+        Unions within unions multiply: `list[P | Q] | tuple[P | Q, ...]` tries a value four times.
+        """
         if isinstance(node, list):
-            return max((self._alternatives(inner, name) for inner in node), default=1)
+            return max((self._alternatives(inner, name, seen) for inner in node), default=1)
         if not isinstance(node, dict):
             return 1
-        found = [self._alternatives(inner, name) for inner in node.values()]
+        inner = {key: value for key, value in node.items() if key not in ("anyOf", "$ref")}
+        found = [self._alternatives(value, name, seen) for value in inner.values()]
+        target = str(node.get("$ref", "")).removeprefix(REFERENCE)
+        if target in self._definitions and target not in seen:
+            followed = self._definitions[target]
+            if followed.get("type") != "object":  # an object is a level of its own
+                found.append(self._alternatives(followed, name, seen | {target}))
         # A union with a discriminator is a `oneOf`. An alternative of another type fails at once.
-        kinds = [
-            self._resolved(each).get("type")
+        ways = [
+            (self._resolved(each).get("type"), self._alternatives(each, name, seen))
             for each in node.get("anyOf", ())
             if self._leads_to(each, name, set())
         ]
-        found += [sum(kind in (each, None) for kind in kinds) for each in ("object", "array")]
+        for type_ in ("object", "array"):
+            found.append(sum(count for kind, count in ways if kind in (type_, None)))
         return max(found, default=1)
 
     def _resolved(self, node: Schema) -> Schema:

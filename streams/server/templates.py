@@ -22,7 +22,8 @@ has a NUL, begins like an absolute path, or has `..` among the parts between its
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from contextlib import suppress
+from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
@@ -214,8 +215,24 @@ def _variable(template: str, operator: str, name: str) -> _Variable:
 
 
 def _check_safe(name: str, value: str | list[str]) -> None:
-    for text in value if isinstance(value, list) else (value,):
+    for text in _texts_in(value):
         parts = text.replace("\\", "/").split("/")
         is_absolute = text.startswith(("/", "\\")) or _DRIVE.match(text)
         if "\0" in text or is_absolute or ".." in parts:
             raise UnsafeValue(f"{name}: a path that could lead out of its folder")
+
+
+def _texts_in(value: str | list[str]) -> Iterator[str]:
+    """The texts of a value, and those within one that may be read as JSON."""
+    texts: list[Any] = [value]
+    while texts:
+        each = texts.pop()
+        if isinstance(each, str):
+            yield each
+            if each[:1] in ("[", "{"):
+                with suppress(ValueError, RecursionError):
+                    texts.append(msgspec.json.decode(each))
+        elif isinstance(each, dict):
+            texts += (*each, *each.values())
+        elif isinstance(each, list):
+            texts += each

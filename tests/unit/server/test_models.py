@@ -44,6 +44,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType
 
+from streams.server.models import ModelReader
 from streams.server.tools import make_tool, to_result
 from tests.rigs.toolkit import Point, returning, taking, text_of, why
 
@@ -76,6 +77,14 @@ class And(BaseModel):
 
 class Or(BaseModel):
     left: "And | Or | None" = None
+
+
+class Nested(BaseModel):
+    below: "list[Nested | Other] | tuple[Nested | Other, ...] | None" = None
+
+
+class Other(BaseModel):
+    below: "list[Nested | Other] | tuple[Nested | Other, ...] | None" = None
 
 
 class Leaf(BaseModel):
@@ -360,6 +369,19 @@ class TestHostileArguments:
         assert "refers to itself by a union without a discriminator" in why(tool, deep.encode())
         tool.bind(('{"x":' + '{"left":' * 8 + "null" + "}" * 9).encode())
         tool.bind(b'{"x":' + b'{"left":' * 2 + b"null" + b"}" * 3)
+
+    def test_unions_within_unions_multiply(self) -> None:
+        tool = taking(Nested)
+        deep = '{"x":' + '{"below":[' * 10 + "null" + "]}" * 10 + "}"
+        assert "refers to itself by a union without a discriminator" in why(tool, deep.encode())
+        tool.bind(b'{"x":{"below":[{"below":null}]}}')
+
+    def test_one_value_has_the_same_bounds(self) -> None:
+        reader = ModelReader(And, "params")
+        with pytest.raises(ValueError, match=r"^params: too many levels"):
+            reader.read(b'{"left":' * 40 + b"null" + b"}" * 40)
+        with pytest.raises(ValueError, match=r"^items\[0\]: Input[^;]*$"):
+            ModelReader(Page[int], "params").read(json.dumps({"items": WRONG}).encode())
 
     def test_a_type_that_refers_to_itself_alone_has_no_bound(self) -> None:
         tool = taking(Tree)

@@ -190,6 +190,10 @@ async def test_arguments_are_described_checked_and_converted(server: Server) -> 
         ({"name": "review"}, "code: missing"),
         ({"name": "review", "arguments": None}, "code: missing"),
         ({"name": "review", "arguments": {"code": "a", "more": "b"}}, "more: unknown argument"),
+        (
+            {"name": "review", "arguments": dict.fromkeys(map(str, range(100_000)), "")},
+            "0: unknown argument",
+        ),
         ({"name": "review", "arguments": {"code": "a", "depth": "deep"}}, "depth: expected int"),
         ({"name": "review", "arguments": {"code": 7}}, "Bad params"),
         ({"name": "review", "arguments": ["a"]}, "Bad params"),

@@ -66,6 +66,9 @@ def test_a_uri_has_these_values(template: str, uri: str, values: dict[str, Any] 
         "c:%5Cwindows",
         "a%00",
         "%00",
+        "%5B%22..%22%2C%22etc%22%5D",  # JSON, for a parameter that is a list
+        "%5B%22%5Cu002e%5Cu002e%22%5D",
+        "%7B%22a%22%3A%5B%22%2Fetc%22%5D%7D",
     ],
 )
 @pytest.mark.parametrize("template", ["x://{v}", "x://{+v}", "x://{v*}", "x://y{?v}"])
