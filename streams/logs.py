@@ -6,6 +6,7 @@ Never standard output, structlog's default: that may be a stdio transport, or a 
 import logging
 import re
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 import structlog
@@ -89,11 +90,29 @@ def settings(level: int, *, as_json: bool = False) -> dict[str, Any]:
     }
 
 
+class _StandardError:
+    """Standard error, whose reader may go: a terminal that was closed must not end a server.
+
+    A line that cannot be written is lost: no place is left to tell it.
+    """
+
+    def write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # a ValueError: it was closed
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            sys.stderr.flush()
+
+
+_STANDARD_ERROR: Final[Any] = _StandardError()
+
+
 def log_to_stderr(level: int = logging.INFO, *, as_json: bool = False) -> None:
     """Send this process's log to standard error, in colour on a terminal, or as JSON lines."""
     structlog.configure(
         **settings(level, as_json=as_json),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_STANDARD_ERROR),
     )
 
 
@@ -134,7 +153,7 @@ class _Log:
     def __getattr__(self, level: str) -> Any:
         if structlog.is_configured():
             return getattr(structlog.get_logger(), level)
-        logger = structlog.WriteLogger(sys.stderr)
+        logger = structlog.WriteLogger(_STANDARD_ERROR)
         return getattr(structlog.wrap_logger(logger, **settings(logging.WARNING)), level)
 
 

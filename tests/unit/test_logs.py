@@ -1,13 +1,15 @@
 """The library's log, as a program has it that imports the library and configures nothing."""
 
 import logging
+import os
 import sys
+from contextlib import suppress
 
 import pytest
 import structlog
 
 from streams.keys import Keyring, new_bearer, new_id
-from streams.logs import CONTROLS, log, redacted, settings
+from streams.logs import CONTROLS, log, log_to_stderr, redacted, settings
 
 
 def test_warnings_go_to_standard_error_and_nothing_to_standard_output(
@@ -20,6 +22,27 @@ def test_warnings_go_to_standard_error_and_nothing_to_standard_output(
     assert "a tool gave up" in err
     assert "build" in err
     assert "connected" not in err
+
+
+@pytest.mark.parametrize("is_configured", [False, True])
+def test_a_terminal_that_is_gone_ends_nothing(
+    is_configured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = os.openpty()
+    terminal = os.fdopen(theirs, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    if is_configured:
+        log_to_stderr()
+    os.close(ours)
+    try:
+        with pytest.raises(OSError, match="Input/output"):
+            print("a bare line", file=terminal)
+        log.warning("a tool gave up")
+        log.error("another one, too")
+    finally:
+        structlog.reset_defaults()
+        with suppress(OSError):
+            terminal.close()
 
 
 def test_an_exception_is_told_without_the_values_of_variables(

@@ -319,15 +319,22 @@ class _Response:
         return None  # the ASGI server does not say
 
 
+_FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded", b"x-real-ip"})
+
+
 def reset(scope: Mapping[str, Any]) -> None:
     """Shut the TCP connection of a request down, which is found among those of this process.
 
     A response that ends half-way must not look complete, and must not keep the ASGI server waiting
-    for a peer that does not read. Where a proxy is the peer, or its address stands in the scope in
-    place of the peer's, nothing is found; then the ASGI server's own time limit counts.
+    for a peer that does not read. Where a proxy is the peer, nothing is found; then the time limit
+    of the ASGI server counts. So it does for an address that a header names: an ASGI server that
+    trusts the header puts it into the scope, and it may be the address of another client.
     """
     ends = [tuple(scope.get(end) or ()) for end in ("client", "server")]
     if not all(ends):
+        return
+    named = (value for name, value in scope.get("headers", ()) if name.lower() in _FORWARDED)
+    if any(str(ends[0][0]).encode() in value for value in named):
         return
     for descriptor in os.listdir(_DESCRIPTORS):
         with contextlib.suppress(OSError):  # it is closed, or no connection

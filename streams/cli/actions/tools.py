@@ -280,5 +280,7 @@ def _about_arguments(tool: Tool, given: Mapping[str, Any]) -> str | None:
         kinds = type_in_words(properties.get(name, {}), tool.input_schema).split(" | ")
         is_text = "string" in kinds or "anything" in kinds or value in kinds
         if isinstance(value, str) and not is_text:
+            if properties[name].keys() & {"enum", "const"}:
+                return f"{name} is {' or '.join(kinds)}."
             return f"{name} is not text but {' or '.join(kinds)}, so write {name}:=JSON."
     return None

@@ -304,6 +304,8 @@ async def test_a_connection_that_is_not_found_is_left_alone(
     near, far = connection
     asgi.reset({"client": ("192.0.2.1", 1), "server": far.getsockname()})
     asgi.reset({"client": None, "server": None})
+    forged = [(b"X-Forwarded-For", b"127.0.0.1:1, " + near.getsockname()[0].encode())]
+    asgi.reset({"client": near.getsockname(), "server": far.getsockname(), "headers": forged})
     far.sendall(b"x")
     near.settimeout(10)
     assert near.recv(1) == b"x"
