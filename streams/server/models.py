@@ -428,7 +428,8 @@ class Recursion:
     def _alternatives(self, node: Any, name: str, seen: set[str]) -> int:
         """How often one value below `node` may be tried on the ways back to the definition `name`.
 
-        Unions within unions multiply: `list[P | Q] | tuple[P | Q, ...]` tries a value four times.
+        Unions within unions multiply. A schema does not show those of `list[P] | tuple[P, ...]`,
+        since both alternatives are the same array in it.
         """
         if isinstance(node, list):
             return max((self._alternatives(inner, name, seen) for inner in node), default=1)
@@ -449,7 +450,7 @@ class Recursion:
         ]
         for type_ in ("object", "array"):
             found.append(sum(count for kind, count in ways if kind in (type_, None)))
-        return max(found, default=1)
+        return max(1, *found)
 
     def _resolved(self, node: Schema) -> Schema:
         target = str(node.get("$ref", "")).removeprefix(REFERENCE)
