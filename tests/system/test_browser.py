@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import queue
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -90,11 +92,12 @@ def browse(tmp_path: Path) -> Callable[[Site, dict[str, str]], dict[str, Any]]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         try:
             return site.reports.get(timeout=BROWSER_S)
         finally:
-            process.terminate()
+            os.killpg(process.pid, signal.SIGKILL)  # and the processes that it has started
             process.wait()
 
     return browse
