@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from streams.server import docstrings
+from streams.server.models import REFERENCE, as_plain, is_model
 from streams.server.schemas import (
     GivenSchema,
     annotation_binder,
@@ -33,7 +34,6 @@ _WORDS: Final[dict[str, dict[str, bytes]]] = {
     "boolean": {"true": b"true", "1": b"true", "false": b"false", "0": b"false"},
     "null": {"null": b"null", "none": b"null", "": b"null"},
 }
-_REFERENCE: Final = "#/$defs/"
 # JSON inside of a text has no part in the limit on the objects of one message.
 JSON_LETTERS_MAX: Final = 256 * 1024
 _DEPTH_MAX: Final = 8  # of references and unions that are looked into for the types of an argument
@@ -97,7 +97,7 @@ class Callee(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         if depth > _DEPTH_MAX or not isinstance(schema, dict):
             return []
         if reference := schema.get("$ref"):
-            name = str(reference).removeprefix(_REFERENCE)
+            name = str(reference).removeprefix(REFERENCE)
             return self._kinds(self.input_schema.get("$defs", {}).get(name, {}), depth + 1)
         inner = [*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())]
         if not inner:
@@ -147,8 +147,8 @@ def json_text(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(type(value), "__pydantic_serializer__"):  # a model, without importing pydantic
-        return value.model_dump(mode="json", by_alias=True)
+    if is_model(value):
+        return as_plain(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 

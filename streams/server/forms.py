@@ -13,10 +13,11 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from streams.errors import InvalidAnswer
-from streams.server.models import ModelReader
+from streams.server.annotations import is_field
+from streams.server.models import REFERENCE, ModelReader
+from streams.server.validator import Schema
 
 _FORMATS: Final = frozenset(["email", "uri", "date", "date-time"])
-_REFERENCE: Final = "#/$defs/"
 _HEADLINE: Final = ("title", "description", "default")
 _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
     "string": ("minLength", "maxLength", "format", "enum", "enumNames", "oneOf", "pattern"),
@@ -25,8 +26,6 @@ _KEPT: Final[Mapping[str, tuple[str, ...]]] = {
     "array": ("minItems", "maxItems", "items"),
 }
 _KEPT_OF: Final = {**_KEPT, "integer": _KEPT["number"]}
-
-Schema = dict[str, Any]
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -75,23 +74,23 @@ def model_reader(kind: Any, whole: str) -> ModelReader | None:
     if pydantic is None or not isinstance(kind, type):
         return None
     is_theirs = issubclass(kind, pydantic.BaseModel) or hasattr(kind, "__pydantic_validator__")
-    return ModelReader(kind, whole) if is_theirs or _has_field(kind, pydantic) else None
+    return ModelReader(kind, whole) if is_theirs or _has_field(kind) else None
 
 
-def _has_field(kind: type, pydantic: Any) -> bool:
+def _has_field(kind: type) -> bool:
     try:
         hints = get_type_hints(kind, include_extras=True)
     except (TypeError, NameError):
         return False  # msgspec says what is wrong
     marks = [mark for hint in hints.values() for mark in getattr(hint, "__metadata__", ())]
     marks += [getattr(kind, name, None) for name in hints]
-    return any(isinstance(mark, pydantic.fields.FieldInfo) for mark in marks)
+    return any(map(is_field, marks))
 
 
 def _resolved(schema: Schema, definitions: Mapping[str, Schema]) -> Schema:
     """The schema without a reference and without `null`, which MCP's forms do not have."""
     if "$ref" in schema:
-        target = definitions[schema["$ref"].removeprefix(_REFERENCE)]
+        target = definitions[schema["$ref"].removeprefix(REFERENCE)]
         schema = target | {key: value for key, value in schema.items() if key != "$ref"}
     if len(schema.get("allOf", ())) == 1:  # older versions of pydantic
         schema = schema | schema["allOf"][0]

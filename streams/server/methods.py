@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from streams import messages
+from streams.engine.lifecycle import ProgressToken
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.faults import is_failure, log_failure, text_of
 from streams.protocol import dialects, extension
@@ -177,14 +178,14 @@ def _without_meta(params: bytes) -> bytes:
 
 
 class _Meta(msgspec.Struct, rename="camel"):
-    progress_token: int | str | None = None
+    progress_token: ProgressToken | None = None
 
 
 class _WithMeta(msgspec.Struct):
     meta: _Meta = msgspec.field(name="_meta", default_factory=_Meta)
 
 
-def progress_token(params: msgspec.Raw) -> int | str | None:
+def progress_token(params: msgspec.Raw) -> ProgressToken | None:
     """The progress token of a request, if it has one."""
     if b"progressToken" not in bytes(params):
         return None
