@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from streams.server.questions import ElicitationResult as ElicitationResult
     from streams.server.questions import Root as Root
     from streams.server.questions import Sample as Sample
-    from streams.server.server import RunningServer as RunningServer
+    from streams.server.running import RunningServer as RunningServer
     from streams.server.server import Server as Server
     from streams.server.tools import ToolAnnotations as ToolAnnotations
 

@@ -142,6 +142,13 @@ def large_work() -> LargeWork:
         return _large.get()
 
 
+async def work_on(message: bytes, principal: str, work: Callable[[], _T]) -> _T:
+    """Do one piece of work on a message. Work on a large message waits for its turn."""
+    if len(message) < LARGE_BYTES:
+        return work()
+    return await large_work().do(principal, work)
+
+
 class RateLimit:
     """A token bucket: `most` units may come at once, and `per_s` per second in the long run."""
 

@@ -42,7 +42,8 @@ from streams.keys import Keyring
 from streams.limits import Durability, Limits
 from streams.logs import log
 from streams.server.http.endpoint import HttpEndpoint
-from streams.server.server import RunningServer, Server
+from streams.server.running import RunningServer
+from streams.server.server import Server
 from transports.http.asgi import AsgiRequests, refuse
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)

@@ -1,4 +1,4 @@
-"""What answers MCP behind the engine in place of a `Server`: each module has one kind of backend."""
+"""Backends other than a `Server` of tools: each module has one kind."""
 
 from streams.server.backend import Backend as Backend
 from streams.server.backend import Guest as Guest

@@ -30,12 +30,13 @@ from streams.engine.framing import NUMBERED, PLAIN, Framing
 from streams.engine.notices import Notices
 from streams.engine.receipts import Receipts, Separation
 from streams.engine.stream import Stream
-from streams.errors import Missing, Refusal, Unavailable, refusal
+from streams.errors import INTERNAL_ERROR, Missing, Refusal, Unavailable, refusal
 from streams.exchange import Channel
 from streams.journal.contract import STORED_BYTES_MAX, Journal
 from streams.journal.sessions import Grant
+from streams.keys import new_request_id
 from streams.limits import MIB
-from streams.messages import LEVELS, RequestId, Run
+from streams.messages import LEVELS, Message, RequestId, Run
 from streams.protocol import dialects, extension
 from streams.protocol.clients import ClientInfo
 from streams.protocol.extension import Settings
@@ -54,6 +55,7 @@ OUTBOX_BYTES_MAX: Final = 1024 * 1024
 OUTBOX_REPLIES_MAX: Final = 1_000
 # The reader sends what a message causes up to this size, which an empty pipe takes without waiting.
 CAUSED_BYTES_MAX: Final = 64 * 1024
+REQUESTS_MAX: Final = 100  # to one client, besides those of its calls; a user answers one at a time
 PING_EVERY_S: Final = 15.0
 YOUNG_S: Final = 1.0  # connections that end earlier need no ping, and no task for it
 SILENCE_S: Final = 60.0  # without a pong or a completed write; then the peer counts as detached
@@ -83,6 +85,8 @@ class Session:
         self.notices = Notices()
         self.subscriptions: dict[str, None] = {}  # the URIs of resources
         self.has_changed = False  # its subscriptions, since it was stored
+        self._answers: dict[RequestId, trio.MemorySendChannel[Message]] = {}  # of `ask`
+        self.on_end: Callable[[], None] = _nothing  # called when the session has ended
         # Called for each notice: by the connection that is the whole session, if there is one.
         self.on_notice: Callable[[], None] = _nothing
 
@@ -95,6 +99,35 @@ class Session:
         """
         self.notices.add(line, key)
         self.on_notice()
+
+    async def ask(self, method: str, params: Any) -> Message:
+        """Send the client a request that belongs to no call, and wait for the answer.
+
+        It is sent again over each standing stream of a client that has not received it. Raises
+        `Refusal` where too many such requests wait.
+        """
+        if len(self._answers) >= REQUESTS_MAX:
+            raise Refusal(
+                INTERNAL_ERROR, f"The client has {REQUESTS_MAX} requests to answer: ask it later."
+            )
+        request_id = new_request_id()
+        name = f"request {request_id}"
+        put, answer = trio.open_memory_channel[Message](1)
+        self._answers[request_id] = put
+        self.notices.add(messages.request(request_id, method, params), name, is_request=True)
+        self.on_notice()
+        try:
+            return await answer.receive()
+        finally:
+            self._answers.pop(request_id, None)
+            self.notices.drop(name)
+
+    def answered(self, message: Message) -> bool:
+        """Take the answer to a request of `ask`. False where it answers none of them."""
+        put = self._answers.pop(message.id, None) if isinstance(message.id, str) else None
+        if put is not None:
+            put.send_nowait(message)
+        return put is not None
 
     @property
     def confirms(self) -> bool:

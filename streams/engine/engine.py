@@ -226,6 +226,7 @@ class Engine:
         finally:
             self._young.pop(connection, None)
             await self._close(connection)
+            connection.session.on_end()
 
     async def respond(
         self,

@@ -1,10 +1,12 @@
-"""Notices: notifications to one client that belong to no request, until the client has them.
+"""Notices: messages to one client that belong to no request, until the client has them.
 
 Only the latest notice of a key is kept: a client that hears ten times that a resource has changed
 reads it once. A notice without a key is kept by itself, and dropped where the client has no stream
 for it: a broadcast each second must not fill the memory for clients that never listen. Notices are
 in memory only. After a restart each session is told that the resources it subscribed to may have
 changed.
+
+A request to the client is a notice as well. It is kept until it is answered.
 
 Each notice has a number. A standing stream of HTTP sends the numbers as event ids, so a client that
 was cut off gets the notices it has missed. One that was sent is kept for `SENT_S` longer for that.
@@ -32,11 +34,12 @@ _UPDATED: Final = "notifications/resources/updated"
 
 
 class _Notice:
-    __slots__ = ("line", "number", "sent_at")
+    __slots__ = ("is_request", "line", "number", "sent_at")
 
-    def __init__(self, number: int, line: bytes) -> None:
+    def __init__(self, number: int, line: bytes, *, is_request: bool = False) -> None:
         self.number = number
         self.line = line
+        self.is_request = is_request
         self.sent_at: float | None = None
 
 
@@ -52,22 +55,23 @@ class Notices:
         self._has_dropped = False
         self._added = trio.lowlevel.ParkingLot()
 
-    def add(self, line: bytes, key: str | None) -> None:
+    def add(self, line: bytes, key: str | None, *, is_request: bool = False) -> None:
         """Add a notice in place of the one with the same key.
 
-        The oldest are dropped for room, but not this one, which may be as long as any message.
+        The oldest notifications are dropped for room, but not this one, which may be as long as
+        any message.
         """
         if key is None and not self.has_stream:
             return
         self._last += 1
         name = self._last if key is None else key
         self.drop(name)
-        self.kept[name] = _Notice(self._last, line)
+        self.kept[name] = _Notice(self._last, line, is_request=is_request)
         self._bytes += len(line)
-        while len(self.kept) > 1 and (
-            len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX
-        ):
-            oldest = next(iter(self.kept))
+        while len(self.kept) > NOTICES_MAX or self._bytes > NOTICES_BYTES_MAX:
+            others = (each for each in self.kept if each != name and not self.kept[each].is_request)
+            if (oldest := next(others, None)) is None:
+                break
             if self.kept[oldest].sent_at is None and not self._has_dropped:
                 self._has_dropped = True
                 log.warning("a client reads no notifications: the oldest are dropped")
@@ -91,7 +95,7 @@ class Notices:
         position = min(int(number[:18]), self._last) if is_ours else 0
         for name, notice in list(self.kept.items()):
             is_over = not is_ours and isinstance(name, int) and notice.sent_at is not None
-            if is_over or notice.number <= position:
+            if (is_over or notice.number <= position) and not notice.is_request:
                 self.drop(name)
         return position
 
@@ -123,7 +127,8 @@ class Notices:
     def _after(self, position: int) -> list[tuple[int, bytes]]:
         now = trio.current_time()
         for name, notice in list(self.kept.items()):
-            if notice.sent_at is not None and now - notice.sent_at > SENT_S:
+            is_old = notice.sent_at is not None and now - notice.sent_at > SENT_S
+            if is_old and not notice.is_request:
                 self.drop(name)
         return [(each.number, each.line) for each in self.kept.values() if each.number > position]
 

@@ -360,6 +360,8 @@ class Operations:
     def answer(self, session: Session, message: Message) -> None:
         """A client answers a request of the server. The first answer counts."""
         request_id = message.id if isinstance(message.id, str) else ""
+        if session.answered(message):
+            return
         answer = self._answers.get(request_id)
         question = None if answer is None else answer.stream.state.questions.get(request_id)
         if answer is None or question is None:

@@ -276,6 +276,7 @@ class Sessions:
             self._holders[named.stream].discard(session)
         self._committer.add(DropSession(session.key))
         self._on_end(session)
+        session.on_end()
 
     def __iter__(self) -> Iterator[HttpSession]:
         return iter(list(self._by_key.values()))

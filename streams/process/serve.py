@@ -39,7 +39,8 @@ from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Option
 from streams.process.watchdog import watched
 from streams.server.handlers import tool_at
 from streams.server.http.endpoint import HttpEndpoint
-from streams.server.server import RunningServer, Server
+from streams.server.running import RunningServer
+from streams.server.server import Server
 from transports import http, stdio, websocket
 from transports.relay import owner
 
@@ -323,7 +324,7 @@ async def _serve_websocket(
     listen = partial(
         websocket.serve,
         running.serve,
-        message_bytes_max=running.server.limits.message_bytes_max,
+        message_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_ws,
     )
@@ -340,7 +341,7 @@ async def _serve_http(
         http.serve,
         guard.with_metadata(endpoint),
         screen=guard.screening(endpoint.screen),
-        body_bytes_max=running.server.limits.message_bytes_max,
+        body_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,
     )
@@ -359,8 +360,8 @@ async def _listen(
     host, port = parse_address(address)
     serve_all = partial(
         serve,
-        connections_max=running.server.limits.connections_max,
-        per_principal_max=running.server.limits.connections_per_principal_max,
+        connections_max=running.limits.connections_max,
+        per_principal_max=running.limits.connections_per_principal_max,
         allowed_hosts=options.allowed_hosts,
         allowed_origins=options.allowed_origins,
     )
@@ -415,7 +416,7 @@ async def _serve_relays(
             running.serve,
             path,
             hello_check=check,
-            message_bytes_max=running.server.limits.message_bytes_max,
+            message_bytes_max=running.limits.message_bytes_max,
         )
         try:
             await nursery.start(serve)

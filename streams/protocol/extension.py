@@ -4,6 +4,7 @@ idempotency keys.
 
 import itertools
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ ACK: Final = "notifications/stream/ack"
 KEY: Final = "mcp-streams/idempotencyKey"  # in the `_meta` of a call's params
 KEY_LETTERS_MAX: Final = 200
 _KEY: Final = KEY.encode()
+_PLACES: Final = frozenset(["extensions", "experimental"])  # of a client's capabilities
+_DIALECT_NAMES: Final = frozenset(each.capability for each in DIALECTS.values() if each.capability)
 DECLARED_BYTES_MAX: Final = 1024  # of capabilities that are kept; usual ones have 200
 EXPECTED: Final = "mcp-streams/expectedSeconds"  # in the `_meta` of a tool's listing
 
@@ -102,6 +105,32 @@ def settings_of(capabilities: Mapping[str, Any]) -> Settings:
         positions=any(each.positions for each in chosen),
         replay_response=any(each.replay_response for each in chosen),
     )
+
+
+def without_ours(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    """A client's capabilities without those of the dialects and of this extension."""
+    kept = {name: raw for name, raw in capabilities.items() if name not in _DIALECT_NAMES}
+    for place in _PLACES & kept.keys():
+        with suppress(ValueError):
+            given = messages.decode(kept[place], dict[str, msgspec.Raw])
+            if given.pop(EXTENSION, None) is not None:
+                kept[place] = msgspec.Raw(messages.encode(given))
+                if not given:
+                    del kept[place]
+    return kept
+
+
+def merged(capabilities: Any, ours: Mapping[str, Any]) -> dict[str, Any]:
+    """A backend's capabilities with our extension, under both names for extensions."""
+    if isinstance(capabilities, msgspec.Raw):
+        capabilities = messages.decode(capabilities, dict[str, msgspec.Raw])
+    added: dict[str, Any] = {}
+    for place in ("extensions", "experimental"):
+        theirs = capabilities.get(place, {})
+        if isinstance(theirs, msgspec.Raw):
+            theirs = messages.decode(theirs, dict[str, msgspec.Raw])
+        added[place] = {**theirs, **ours}
+    return {**capabilities, **added}
 
 
 def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

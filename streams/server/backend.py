@@ -1,11 +1,11 @@
-"""Backends: what answers MCP behind a peer, such as our `Server`, or a child process.
+"""Backends answer MCP behind a peer: our `Server` is one, a child process is another.
 
 A peer keeps what belongs to the connection and to streams: `initialize`, `ping`, the methods of the
-proposals, cancels and acks. Every other message goes to the session's guest, and what a guest sends
-for a request goes into the stream of that request.
+proposals, cancels and acks. Every other message goes to the session's guest. The messages that a
+guest sends for a request go into the stream of that request.
 """
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -18,8 +18,8 @@ from streams.engine.stream import Stream
 from streams.exchange import Scopes
 from streams.limits import Overflow
 from streams.messages import Message, RequestId
+from streams.protocol.extension import KEY
 from streams.server.caller import CallerInfo
-from streams.server.handlers import CallTool
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -29,7 +29,6 @@ class SessionInfo(msgspec.Struct, frozen=True):
     revision: str  # of MCP, as the client asked for it
     client_info: msgspec.Raw
     capabilities: Mapping[str, msgspec.Raw]  # without those of the proposals and our extension
-    is_resumed: bool = False  # the client has initialized before a restart, and will not do it again
 
 
 class Standing(Protocol):
@@ -87,15 +86,39 @@ class Received(msgspec.Struct, frozen=True):
     caller: CallerInfo
 
 
-class ToolTraits(Protocol):
-    """What a peer must know of a tool before it is called."""
+class Meta(msgspec.Struct, rename="camel"):
+    """The `_meta` of a call, as far as a peer reads it."""
+
+    progress_token: ProgressToken | None = None
+    key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
+
+
+class CallTool(msgspec.Struct):
+    """The params of `tools/call`."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+    meta: Meta = msgspec.field(default_factory=Meta, name="_meta")
 
     @property
-    def takes(self) -> Container[str]:
-        """The names of its arguments: a page token that has one of them is an argument."""
+    def given(self) -> bytes:
+        """The arguments as the text of a JSON object. Raises `ValueError` for any other JSON."""
+        given = bytes(self.arguments).strip()
+        if given == b"null":
+            return b"{}"
+        if not given.startswith(b"{"):
+            raise ValueError("arguments must be an object")
+        return given
+
+
+class ToolTraits(Protocol):
+    """Properties of a tool that a peer needs before it begins a call."""
+
+    def takes(self, name: str) -> bool:
+        """Whether it has an argument of this name, which then is no page token."""
 
     def check_scopes(self, granted: Scopes) -> None:
-        """Raise `InsufficientScope` unless the caller may call it."""
+        """Raise `InsufficientScope` unless a caller with these scopes may call it."""
 
     def is_costly(self, arguments: msgspec.Raw) -> bool:
         """Whether it may take seconds to check these arguments."""
@@ -105,41 +128,52 @@ class Guest(Protocol):
     """The conversation of a backend with one session. Several sessions may share one guest."""
 
     @property
-    def hello(self) -> Mapping[str, msgspec.Raw]:
-        """The members of the result of `initialize`, as received from the backend."""
+    def hello(self) -> Mapping[str, Any]:
+        """The members of the result of `initialize`, for this session."""
 
     def tool(self, name: str) -> ToolTraits | None:
-        """What must be known of this tool before it is called; None where that is nothing."""
+        """The properties of this tool that a peer needs; None where it needs none."""
+
+    def check_resume(self, request: bytes, granted: Scopes) -> None:
+        """Raise `InsufficientScope` unless a caller with these scopes may resume this request.
+
+        `request` is the line of the original request, whose principal is the caller's.
+        """
 
     async def call(self, received: Received, params: CallTool) -> Run | Any:
         """Begin a call of a tool: how it runs, or its result at once. Raises `Refusal`."""
 
     async def request(self, received: Received) -> Run | Any:
-        """Begin any other request. A `Run` only where the backend `delivers` its method.
+        """Begin any other request: how it runs, or its result at once. Raises `Refusal`.
 
-        Raises `Refusal`.
+        It runs only if the backend `delivers` its method.
         """
 
     async def notify(self, received: Received) -> None:
-        """Take a notification of the client. Raises `Refusal`, which is logged."""
+        """Take a notification. Raises `Refusal` where the client is to be told of its mistake."""
 
-    async def aclose(self) -> None:
-        """The session has ended. Streams that it began go on."""
+    def close(self) -> None:
+        """The session has ended. Streams that it began may go on."""
 
 
 class Backend(Protocol):
-    """What answers MCP for all sessions of one engine."""
+    """The server behind all sessions of one engine."""
+
+    @property
+    def running_tools(self) -> Sequence[str]:
+        """The names of the tools whose code runs in this process: it may hold up its end."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Run it for the length of a block: from before the first stream to after the last."""
+        """Run it for the length of a block, in which all of its streams begin and end."""
 
     def delivers(self, method: str) -> bool:
         """Whether a request of this method may run as a stream. `tools/call` always does."""
 
     async def open(self, session: SessionInfo, standing: Standing) -> Guest:
-        """Begin a conversation. Raises `Refusal` where that is not possible."""
+        """Begin the conversation of a client that initializes. Raises `Refusal`."""
+
+    def reopen(self, session: SessionInfo, standing: Standing) -> Guest:
+        """The conversation of a client that has initialized before a restart, or never will."""
 
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
-        """The handler of a call that was running when the server died; None to end it."""
-
-
+        """The handler of a call that was running when the server died; None to end the call."""

@@ -13,7 +13,6 @@ import trio
 
 from streams import messages
 from streams.engine.engine import StreamHandler
-from streams.engine.lifecycle import ProgressToken
 from streams.engine.stream import Stream
 from streams.errors import (
     INTERNAL_ERROR,
@@ -36,8 +35,8 @@ from streams.faults import (
 from streams.forks import Confined
 from streams.keys import new_id
 from streams.logs import log
-from streams.protocol.extension import KEY
 from streams.server.arguments import Callee
+from streams.server.backend import CallTool
 from streams.server.call import Call, Context, SyncCall
 from streams.server.caller import CallerInfo
 from streams.server.features import Work
@@ -53,29 +52,6 @@ from streams.turns import LARGE_BYTES, large_work
 THREADS_MAX: Final = 40
 # More, since a plain generator keeps its thread from the first page to the last, and mostly sleeps.
 PAGING_THREADS_MAX: Final = 1_000
-
-
-class Meta(msgspec.Struct, rename="camel"):
-    progress_token: ProgressToken | None = None
-    key: Any = msgspec.field(name=KEY, default=msgspec.UNSET)
-
-
-class CallTool(msgspec.Struct):
-    """The params of `tools/call`."""
-
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
-    meta: Meta = msgspec.field(default_factory=Meta, name="_meta")
-
-    @property
-    def given(self) -> bytes:
-        """The arguments as the text of a JSON object. Raises `ValueError` for any other JSON."""
-        given = bytes(self.arguments).strip()
-        if given == b"null":
-            return b"{}"
-        if not given.startswith(b"{"):
-            raise ValueError("arguments must be an object")
-        return given
 
 
 class Handlers:
@@ -96,11 +72,6 @@ class Handlers:
     def running_tools(self) -> list[str]:
         """The names of the tools whose calls have not ended, sorted."""
         return sorted(set(self._running.values()))
-
-    def is_costly(self, tool: Tool, given: msgspec.Raw) -> bool:
-        """Whether a worker process has to check these arguments, because that may take seconds."""
-        schema = tool.input_given
-        return schema is not None and schema.is_costly(len(given))
 
     async def arguments(self, tool: Tool | Callee, given: bytes, principal: str) -> dict[str, Any]:
         """The checked arguments of a call. Raises `ValueError` that says what does not fit."""

@@ -15,6 +15,7 @@ from streams import messages
 from streams.engine.lifecycle import ProgressToken
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.faults import is_failure, log_failure, text_of
+from streams.logs import log
 from streams.protocol import dialects, extension
 from streams.server.call import Call, Context
 from streams.server.forms import model_reader
@@ -183,6 +184,11 @@ class _Meta(msgspec.Struct, rename="camel"):
 
 class _WithMeta(msgspec.Struct):
     meta: _Meta = msgspec.field(name="_meta", default_factory=_Meta)
+
+
+def log_dropped(method: str, refused: Refusal) -> None:
+    """Log a notification that cannot be taken. It has no answer."""
+    log.info("a notification was dropped", method=method, why=refused.message[:200])
 
 
 def progress_token(params: msgspec.Raw) -> ProgressToken | None:

@@ -21,11 +21,8 @@ from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
-from streams.engine.stream import Stream
 from streams.errors import (
-    INVALID_PARAMS,
     INVALID_REQUEST,
-    METHOD_NOT_FOUND,
     InsufficientScope,
     Refusal,
     Unavailable,
@@ -33,16 +30,14 @@ from streams.errors import (
 )
 from streams.exchange import Caller, Scopes
 from streams.logs import log
-from streams.messages import LEVELS, Incoming, Kind, Message, RequestId, TooLarge
+from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
-from streams.protocol.clients import described
+from streams.protocol.clients import ClientInfo, described
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
+from streams.server.backend import Backend, CallTool, Guest, Received, Run, SessionInfo
 from streams.server.caller import CallerInfo
-from streams.server.features import RUN, Features
-from streams.server.handlers import CallTool, Handlers
-from streams.server.methods import Methods, progress_token
-from streams.server.tools import Tools, error_result
+from streams.server.methods import log_dropped
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
 # Newest first. A client that initializes with an unknown revision is offered the newest one.
@@ -71,22 +66,54 @@ _T = TypeVar("_T")
 _log_limit: Final = trio.lowlevel.RunVar[RateLimit]("the limit on log lines about refusals")
 
 
-class Profile(msgspec.Struct, frozen=True):
-    """The server as its peers see it, and its defaults for calls."""
+class Guests:
+    """The guests of all sessions of one backend, and the words that every session may use."""
 
-    name: str
-    version: str
-    instructions: str | None
-    tools: Tools
-    methods: Methods
-    features: Features
-    page_size: int  # of lists
-    resume_min_s: float
-    resume_max_s: float
-    # The words of all dialects: their requests by their methods, and the names of page tokens.
-    polls: dict[str, Polling | Listing] = msgspec.field(default_factory=dialects.questions)
-    resumes: dict[str, Resuming] = msgspec.field(default_factory=dialects.resumings)
-    page_token_names: tuple[bytes, ...] = msgspec.field(default_factory=dialects.page_token_names)
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._guests: dict[Session, Guest] = {}
+        # The words of all dialects: their requests by their methods, and the names of page tokens.
+        self.polls: dict[str, Polling | Listing] = dialects.questions()
+        self.resumes: dict[str, Resuming] = dialects.resumings()
+        self.page_token_names: tuple[bytes, ...] = dialects.page_token_names()
+
+    def delivers(self, method: str) -> bool:
+        """Whether this method answers with a delivery: messages, and the response last."""
+        if method == _CALL or method in self.resumes:
+            return True
+        return not self.answers(method) and self._backend.delivers(method)
+
+    def answers(self, method: str) -> bool:
+        """Whether the peer itself answers this method at once."""
+        return method in (_INITIALIZE, _PING) or method in self.polls
+
+    async def open(self, session: Session, info: SessionInfo) -> Guest:
+        """Begin the conversation of a client that initializes. Raises `Refusal`."""
+        return self._keep(session, await self._backend.open(info, session))
+
+    def of(self, session: Session) -> Guest:
+        """The guest of a session."""
+        guest = self._guests.get(session)
+        return guest or self._keep(session, self._backend.reopen(_known_of(session), session))
+
+    def _keep(self, session: Session, guest: Guest) -> Guest:
+        self._guests[session] = guest
+        session.on_end = partial(self._close, session)
+        return guest
+
+    def _close(self, session: Session) -> None:
+        self._guests.pop(session).close()
+
+
+def _known_of(session: Session) -> SessionInfo:
+    """The client of a session, as far as that is known after a restart, or without `initialize`."""
+    client = session.client or ClientInfo()
+    return SessionInfo(
+        principal=session.principal,
+        revision=session.revision or REVISIONS[0],
+        client_info=msgspec.Raw(messages.encode(client.info)),
+        capabilities=messages.decode(client.declared, dict[str, msgspec.Raw]),
+    )
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -103,14 +130,6 @@ class _Enveloped(msgspec.Struct):
     meta: _Envelope = msgspec.field(name="_meta", default_factory=_Envelope)
 
 
-class _List(msgspec.Struct):
-    cursor: str | None = None
-
-
-class _SetLevel(msgspec.Struct):
-    level: str
-
-
 class _Cancelled(msgspec.Struct, rename="camel"):
     request_id: RequestId
 
@@ -120,32 +139,24 @@ class Peer:
 
     def __init__(
         self,
-        profile: Profile,
+        guests: Guests,
         engine: Engine,
         session: Session,
-        handlers: Handlers,
         caller: Caller | None = None,
     ) -> None:
         """`caller` is the authenticated caller of one HTTP request."""
         self.session = session
         self._caller = caller
         self._connection: Connection | None = None  # None over HTTP
-        self._profile = profile
+        self._guests = guests
         self._engine = engine
-        self._handlers = handlers
         self._large = large_work()
         self._tasks: trio.Nursery | None = None  # of the connection; None over HTTP
         self._check_slots: trio.Semaphore  # for those tasks
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        profile = self._profile
-        return (
-            method == _CALL
-            or method in profile.resumes
-            or method in profile.methods.requests
-            or (method in RUN and method in profile.features.methods())
-        )
+        return self._guests.delivers(method)
 
     def caller(self) -> CallerInfo:
         """The caller of the message that is handled now."""
@@ -230,10 +241,7 @@ class Peer:
                 case Kind.REQUEST:
                     return await self._request(message, line, connection, event_ids)
                 case Kind.NOTIFICATION:
-                    if message.method in self._profile.methods.notifications:
-                        await self._own_notification(message, line)
-                    else:
-                        await self._work(line, partial(self._notification, message))
+                    await self._notification(message, line)
                 case Kind.RESULT | Kind.ERROR:
                     answer = partial(self._engine.operations.answer, self.session, message)
                     await self._work(line, answer)
@@ -261,122 +269,107 @@ class Peer:
             # The line as it was received, because the journal stores it.
             if method == _CALL:
                 await self._call_tool(message, line, connection)
-            elif method in self._profile.resumes:
+            elif method in self._guests.resumes:
                 await self._resume(message, line, connection)
-            elif method in RUN:
-                await self._run(message, line, connection)
             else:
-                await self._call_method(message, line, connection)
+                await self._run(message, line, connection)
             return None
         check_free(self.session, request_id)
-        if method in self._profile.polls:
-            return messages.result(request_id, await self._poll(message, line, event_ids))
-        if method in _REQUESTS:
-            answer = await self._work(line, partial(_REQUESTS[method], self, message))
-            return messages.result(request_id, answer)
-        if method in self._profile.features.methods():
-            answer = await self._work(line, partial(self._feature, message))
-            return messages.result(request_id, answer)
-        known = ", ".join(sorted(self._known_requests))
-        raise Refusal(
-            METHOD_NOT_FOUND, f"Unknown method {method[:100]!r}: this server has {known}."
-        )
-
-    def _notification(self, message: Message) -> None:
-        method = str(message.method)
-        if method in self._known_requests:
-            raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
-        if method in _NOTIFICATIONS:
-            try:
-                _NOTIFICATIONS[method](self, message)
-            except Refusal as refused:  # a notification has no answer
-                _log_dropped(method, refused)
-
-    async def _own_notification(self, message: Message, line: bytes) -> None:
-        """Run the handler of a notification that MCP does not know."""
-        method = self._profile.methods.notifications[str(message.method)]
-        try:
-            params = await self._work(line, partial(method.read, message.params))
-        except Refusal as refused:
-            _log_dropped(method.name, refused)
+        if method in self._guests.polls:
+            answer = await self._poll(message, line, event_ids)
+        elif method == _INITIALIZE:
+            answer = await self._initialize(message, line)
+        elif method == _PING:
+            answer = {}
         else:
-            await self._handlers.notify(method, params, self.caller())
+            answer = await self._guest.request(self._received(message, line))
+        return messages.result(request_id, answer)
 
     @property
-    def _known_requests(self) -> list[str]:
-        profile = self._profile
-        own = (*profile.methods.requests, *profile.features.methods())
-        return [*_REQUESTS, *profile.polls, _CALL, *profile.resumes, *own]
+    def _guest(self) -> Guest:
+        return self._guests.of(self.session)
+
+    def _received(self, message: Message, line: bytes) -> Received:
+        return Received(message, line, self.session, self.caller())
+
+    async def _notification(self, message: Message, line: bytes) -> None:
+        method = str(message.method)
+        guests = self._guests
+        if guests.answers(method) or method == _CALL or method in guests.resumes:
+            raise Refusal(INVALID_REQUEST, f"{method} is a request: send it with an id.")
+        if method not in _NOTIFICATIONS:
+            await self._guest.notify(self._received(message, line))
+            return
+        try:
+            await self._work(line, partial(_NOTIFICATIONS[method], self, message))
+        except Refusal as refused:  # a notification has no answer
+            log_dropped(method, refused)
 
     # Plain MCP
 
-    def _initialize(self, message: Message) -> dict[str, Any]:
+    async def _initialize(self, message: Message, line: bytes) -> dict[str, Any]:
         session = self.session
         if session.revision is not None:
             raise Refusal(INVALID_REQUEST, "Already initialized: open another connection.")
-        params = read_params(message.params, _Initialize)
-        session.settings, session.capabilities = extension.declared(params.capabilities)
+        params = await self._work(line, partial(read_params, message.params, _Initialize))
+        settings, capabilities = extension.declared(params.capabilities)
         is_known = params.protocol_version in REVISIONS
-        session.revision = params.protocol_version if is_known else REVISIONS[0]
+        info = SessionInfo(
+            principal=session.principal,
+            revision=params.protocol_version if is_known else REVISIONS[0],
+            client_info=params.client_info,
+            capabilities=extension.without_ours(params.capabilities),
+        )
+        guest = await self._guests.open(session, info)
+        hello = dict(guest.hello)
+        session.settings, session.capabilities = settings, capabilities
+        session.revision = _spoken(hello.get("protocolVersion", info.revision))
         session.client = described(params.client_info, params.capabilities, session.revision)
         ours = extension.advertisement(self._engine.keyed.memory)
-        profile = self._profile
-        answer = {
-            "protocolVersion": session.revision,
-            "capabilities": {
-                "tools": {"listChanged": True},
-                "logging": {},
-                **profile.features.capabilities(),
-                "extensions": ours,
-                "experimental": ours,
-            },
-            "serverInfo": {"name": profile.name, "version": profile.version},
-        }
-        if profile.instructions is not None:
-            answer["instructions"] = profile.instructions
-        return answer
-
-    def _list_tools(self, message: Message) -> dict[str, Any]:
-        try:
-            tools, cursor = self._profile.tools.page(
-                read_params(message.params, _List).cursor, self._profile.page_size
-            )
-        except ValueError as error:
-            raise Refusal(INVALID_PARAMS, f"{error}.") from None
-        return {"tools": tools} if cursor is None else {"tools": tools, "nextCursor": cursor}
-
-    def _feature(self, message: Message) -> dict[str, Any]:
-        """Answer a request about resources or prompts that runs nothing."""
-        features, method = self._profile.features, str(message.method)
-        if features.methods()[method] == "change":
-            features.change(self.session, message)
-            return {}
-        cursor = read_params(message.params, _List).cursor
-        try:
-            return features.list(method, cursor, self._profile.page_size)
-        except ValueError as error:
-            raise Refusal(INVALID_PARAMS, f"{error}.") from None
+        merged = extension.merged(hello.get("capabilities", {}), ours)
+        return (
+            {"protocolVersion": session.revision}
+            | hello
+            | {"protocolVersion": session.revision, "capabilities": merged}
+        )
 
     async def _run(self, message: Message, line: bytes, connection: Connection) -> None:
-        """Begin a read, a prompt or a completion: a call that ends with its connection."""
+        """Begin a request of the guest, other than a call."""
         assert isinstance(message.id, int | str)
         check_free(self.session, message.id)
-        work = await self._work(line, partial(self._profile.features.work, message))
-        _check_length(work.progress_token, "_meta.progressToken")
+        begun = await self._guest.request(self._received(message, line))
+        if not isinstance(begun, Run):
+            connection.reply(messages.result(message.id, begun))
+            return
+        _check_length(begun.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session.principal)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        handler = self._handlers.request_handler(work, CallerInfo.of(connection))
-        stream = self._engine.begin(connection, line, handler, min_s=0, max_s=0, origin=message)
-        stream.progress_token = work.progress_token
+        self._start(begun, line, connection, origin=message)
 
-    def _set_level(self, message: Message) -> dict[str, Any]:
-        level = read_params(message.params, _SetLevel).level
-        if level not in LEVELS:
-            raise Refusal(
-                INVALID_PARAMS, f"Unknown level {level[:40]!r}: use one of {', '.join(LEVELS)}."
-            )
-        self.session.level = level
-        return {}
+    def _start(
+        self,
+        run: Run,
+        line: bytes,
+        connection: Connection,
+        *,
+        mark: Mark | None = None,
+        origin: Message | None = None,
+    ) -> None:
+        stream = self._engine.begin(
+            connection,
+            line,
+            run.handler,
+            min_s=run.min_s,
+            max_s=run.max_s,
+            overflow=run.overflow,
+            is_paged=run.is_paged,
+            is_restartable=run.is_restartable,
+            caller=self.caller().kept,
+            is_repeatable=run.is_repeatable,
+            mark=mark,
+            origin=origin,
+        )
+        stream.progress_token = run.progress_token
 
     async def _call_tool(self, message: Message, line: bytes, connection: Connection) -> None:
         read = partial(self._read_call, message, line, connection.channel.scopes)
@@ -389,8 +382,8 @@ class Peer:
             begin = partial(self._call_once, message, params, line, key, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
-        tool = self._profile.tools.get(params.name)
-        if tool is not None and self._handlers.is_costly(tool, params.arguments):
+        tool = self._guest.tool(params.name)
+        if tool is not None and tool.is_costly(params.arguments):
             await self._begin_in_task(message, connection, begin)
         else:
             await begin()
@@ -404,10 +397,10 @@ class Peer:
         """
         params = read_params(message.params, CallTool)
         _check_length(params.meta.progress_token, "_meta.progressToken")
-        tool = self._profile.tools.get(params.name)
+        tool = self._guest.tool(params.name)
         if tool is not None:
             tool.check_scopes(scopes)
-        if not dialects.may_have_page_token(line, self._profile.page_token_names):
+        if not dialects.may_have_page_token(line, self._guests.page_token_names):
             return message, line, params, None
         token = dialects.page_token(message.params)
         if tool is not None:
@@ -482,65 +475,15 @@ class Peer:
         checking = self.session.checking
         if message.id not in checking:  # else `_begin_in_task` has reserved it for this call
             check_free(self.session, message.id)
-        tool = self._profile.tools.get(params.name)
-        if tool is None:
-            raise Refusal(INVALID_PARAMS, f"Unknown tool {params.name[:100]!r}: see tools/list.")
-        try:
-            given = params.given
-        except ValueError as error:
-            raise Refusal(INVALID_PARAMS, f"Bad params: {error}.") from None
-        try:
-            arguments = await self._handlers.arguments(tool, given, self.session.principal)
-        except ValueError as error:
-            # SEP-1303: this is a result, not a protocol error, so that the model sees what is wrong
-            # and can correct its arguments.
-            result = error_result(f"Bad arguments for {tool.name}: {error}")
-            connection.reply(messages.result(message.id, result))
+        begun = await self._guest.call(self._received(message, line), params)
+        if not isinstance(begun, Run):
+            connection.reply(messages.result(message.id, begun))
             return
-        profile = self._profile
-        min_s = profile.resume_min_s if tool.resume_min_s is None else tool.resume_min_s
-        max_s = profile.resume_max_s if tool.resume_max_s is None else tool.resume_max_s
         await self._engine.make_room(self.session.principal)
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        caller = CallerInfo.of(connection)
-        stream = self._engine.begin(
-            connection,
-            line,
-            self._handlers.handler(tool, arguments, caller),
-            min_s=min_s,
-            max_s=max_s,
-            overflow=tool.overflow,
-            is_paged=tool.paged is not None,
-            is_restartable=tool.restart,
-            caller=caller.kept,
-            is_repeatable=tool.is_repeatable,
-            mark=mark,
-            origin=message if mark is None else None,  # with a mark, `line` differs from `message`
-        )
-        stream.progress_token = params.meta.progress_token
-
-    async def _call_method(self, message: Message, line: bytes, connection: Connection) -> None:
-        """Begin the stream of a request that MCP does not know."""
-        assert isinstance(message.id, int | str)
-        method = self._profile.methods.requests[str(message.method)]
-        params = await self._work(line, partial(method.read, message.params))
-        token = await self._work(line, partial(progress_token, message.params))
-        _check_length(token, "_meta.progressToken")
-        check_free(self.session, message.id)
-        await self._engine.make_room(self.session.principal)
-        check_free(self.session, message.id)  # another request may have taken it meanwhile
-        handler = self._handlers.method_handler(method, params, CallerInfo.of(connection))
-        profile = self._profile
-        stream = self._engine.begin(
-            connection,
-            line,
-            handler,
-            min_s=profile.resume_min_s,
-            max_s=profile.resume_max_s,
-            origin=message,
-        )
-        stream.progress_token = token
+        # With a mark, `line` differs from `message`.
+        self._start(begun, line, connection, mark=mark, origin=message if mark is None else None)
 
     def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
@@ -561,11 +504,13 @@ class Peer:
     async def _resume(self, message: Message, line: bytes, connection: Connection) -> None:
         method, request_id = str(message.method), message.id
         assert isinstance(request_id, int | str)
-        word = self._profile.resumes[method]
+        word = self._guests.resumes[method]
         intent = await self._work(line, partial(word.read, message.params))
         stream = await self._engine.operations.find(self.session, intent)
         if intent.token is None:
-            self._check_scopes(stream, connection)
+            # The same principal may have bearer tokens with fewer scopes than the call needed. A
+            # resume token needs no scopes: having it is enough.
+            self._guest.check_resume(stream.record.origin, connection.channel.scopes)
         self._engine.operations.resume(
             connection,
             stream,
@@ -575,20 +520,8 @@ class Peer:
             takes_over=word.takes_over,
         )
 
-    def _check_scopes(self, stream: Stream, connection: Connection) -> None:
-        """Check the scopes of a caller that resumes its own stream without a resume token.
-
-        It needs the scopes that the call needed, since the same principal may have bearer tokens
-        with fewer scopes. A resume token needs no scopes: having it is enough.
-        """
-        if self._profile.tools.may_need_scopes:
-            origin = messages.parse(stream.record.origin)
-            if origin.method == _CALL:
-                name = read_params(origin.params, CallTool).name
-                self._profile.tools.check_scopes(name, connection.channel.scopes)
-
     async def _poll(self, message: Message, line: bytes, event_ids: EventIds | None) -> Any:
-        word = self._profile.polls[str(message.method)]
+        word = self._guests.polls[str(message.method)]
         operations = self._engine.operations
         if isinstance(word, Polling):
             intent = await self._work(line, partial(word.read, message.params))
@@ -602,20 +535,18 @@ class Peer:
 
 
 _CALL: Final = "tools/call"
-_REQUESTS: Final[dict[str, Callable[[Peer, Message], Any]]] = {
-    "initialize": Peer._initialize,
-    "ping": lambda _, __: {},
-    "tools/list": Peer._list_tools,
-    "logging/setLevel": Peer._set_level,
-}
+_INITIALIZE: Final = "initialize"
+_PING: Final = "ping"
 _NOTIFICATIONS: Final[dict[str, Callable[[Peer, Message], None]]] = {
     "notifications/cancelled": Peer._cancelled,
     extension.ACK: Peer._ack,
 }
 
 
-def _log_dropped(method: str, refused: Refusal) -> None:
-    log.info("a notification was dropped", method=method, why=refused.message[:200])
+def _spoken(theirs: Any) -> str:
+    """The revision that a client is told: the backend's, or the newest before it that we speak."""
+    named = messages.decode(theirs, str) if isinstance(theirs, msgspec.Raw) else str(theirs)
+    return next((each for each in REVISIONS if each <= named), REVISIONS[-1])
 
 
 def _units(incoming: Incoming) -> int:

@@ -1,9 +1,9 @@
-"""The server as a tool author sees it: `Server` collects tools, `RunningServer` serves them."""
+"""The server as a tool author sees it: `Server` collects tools, resources, prompts and methods."""
 
 import importlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack, overload
@@ -12,28 +12,22 @@ import trio
 
 from streams import messages
 from streams.engine.connection import Session
-from streams.engine.engine import Engine, open_engine
 from streams.engine.notices import resource_updated
 from streams.engine.streams import DEFERRAL_S
-from streams.errors import JournalUnusable
-from streams.exchange import Admit, AsgiApp, Caller, Channel
+from streams.exchange import Admit, AsgiApp
 from streams.journal.contract import Journal
 from streams.keys import Keyring
 from streams.limits import Durability, Limits
-from streams.logs import log
 from streams.server.features import Features
-from streams.server.handlers import Handlers
-from streams.server.lifespan import entered
+from streams.server.local import LocalBackend
 from streams.server.methods import Methods
-from streams.server.peer import Peer, Profile
 from streams.server.prompts import PromptSettings, make_prompt
 from streams.server.resources import ResourceSettings, make_resource
+from streams.server.running import RunningServer, open_backend
 from streams.server.tools import Tools, ToolSettings, make_tool, with_settings
 
 # Over HTTP the server notices only after this time, and up to twice that, that a client has left.
 ANNOUNCE_AFTER_S_MAX: Final = 1.0
-
-TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 
 Lifespan = Callable[["Server"], AbstractAsyncContextManager[Any]]
 
@@ -141,8 +135,7 @@ class Server:
         if tool.paged and tool.resume_max_s is None and self.resume_max_s == 0:
             raise ValueError(f"tool {tool.name}: pages need a resume_max_s above 0")
         self.tools.add(tool)
-        for running in self._running.copy():
-            running.tools_changed()
+        self._list_changed("tools")
         return function
 
     def resource(
@@ -178,8 +171,7 @@ class Server:
         no tool of this name.
         """
         self.tools.remove(name)
-        for running in self._running.copy():
-            running.tools_changed()
+        self._list_changed("tools")
 
     def method(self, name: str) -> Callable[[Function], Function]:
         """Make an async function the handler of requests that MCP does not know.
@@ -343,103 +335,17 @@ class Server:
                 "Server.open runs under trio, and this code does not: in an asyncio program mount "
                 "server.asgi(), otherwise start with trio.run(main)"
             )
-        async with entered(self.lifespan, self) as state:
-            handlers = Handlers(self.tools, masks_errors=self.mask_errors, state=state)
+        async with open_backend(
+            LocalBackend(self),
+            journal,
+            keyring,
+            self.limits,
+            enforce_min=self.enforce_min,
+            require_resume_token=self.require_resume_token,
+            announce_after_s=self.announce_after_s,
+        ) as running:
+            self._running.add(running)
             try:
-                async with open_engine(
-                    journal,
-                    keyring,
-                    self.limits,
-                    enforce_min=self.enforce_min,
-                    require_token=self.require_resume_token,
-                    restart_handler=handlers.restart_handler,
-                    deferral_s=self.announce_after_s,
-                ) as engine:
-                    running = RunningServer(self, engine, handlers)
-                    self._running.add(running)
-                    try:
-                        yield running
-                    finally:
-                        self._running.discard(running)
+                yield running
             finally:
-                await handlers.aclose()
-
-
-class RunningServer:
-    """A server that runs. Pass its `serve` to a transport."""
-
-    def __init__(self, server: Server, engine: Engine, handlers: Handlers) -> None:
-        self.server = server
-        self.engine = engine
-        self._handlers = handlers
-        self._trio = trio.lowlevel.current_trio_token()
-        self._profile = Profile(
-            name=server.name,
-            version=server.version,
-            instructions=server.instructions,
-            tools=server.tools,
-            features=server.features,
-            methods=server.methods,
-            page_size=server.page_size,
-            resume_min_s=server.resume_min_s,
-            resume_max_s=server.resume_max_s,
-        )
-
-    @property
-    def running_tools(self) -> list[str]:
-        """The names of the tools whose calls have not ended."""
-        return self._handlers.running_tools
-
-    async def serve(self, channel: Channel) -> None:
-        """Serve one connection until it ends."""
-        try:
-            async with self.engine.connect(channel) as connection:
-                await self.peer(connection.session).run(connection)
-        except* JournalUnusable:
-            raise  # without its journal, the server can serve no connection
-        except* Exception:
-            # A failure here concerns one connection. The server goes on with the others.
-            log.exception("a connection failed", principal=channel.principal[:12])
-
-    def peer(self, session: Session, caller: Caller | None = None) -> Peer:
-        """The conversation with one client; `caller` is that of one HTTP request."""
-        return Peer(self._profile, self.engine, session, self._handlers, caller)
-
-    async def notify_all(self, method: str, params: Any = None) -> None:
-        """Send a notification to every client that is connected.
-
-        Over HTTP it goes to clients with a standing stream (a GET). No client gets it later: it is
-        not kept. Raises `TypeError` for params that are not JSON, `ValueError` for a notification
-        above `message_bytes_max`.
-        """
-        await trio.lowlevel.checkpoint()
-        line = messages.notification(method, params)
-        limit = self.server.limits.message_bytes_max
-        if len(line) > limit:
-            raise ValueError(f"a notification of {len(line)} bytes, of which there may be {limit}")
-        self.engine.tell_all(line)
-
-    def tools_changed(self) -> None:
-        """Tell all clients that the list of tools has changed. May be called from any thread.
-
-        A client that is not connected is told when it is.
-        """
-        with suppress(trio.RunFinishedError):
-            self._trio.run_sync_soon(self._tell_tools_changed, idempotent=True)
-
-    def tell(self, line: bytes, key: str, is_for: Callable[[Session], bool]) -> None:
-        """Notify the clients that it is for. May be called from any thread."""
-
-        def tell() -> None:
-            for session in filter(is_for, self.engine.clients()):
-                session.notify(line, key=key)
-
-        if trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._trio:
-            tell()
-        else:
-            with suppress(trio.RunFinishedError):
-                self._trio.run_sync_soon(tell)
-
-    def _tell_tools_changed(self) -> None:
-        line = messages.notification(TOOLS_CHANGED)
-        self.engine.tell_all(line, key=TOOLS_CHANGED)
+                self._running.discard(running)

@@ -215,6 +215,10 @@ class Tool(msgspec.Struct, frozen=True, eq=False, kw_only=True):
         ):
             raise InsufficientScope(self.name, self.scopes, missing)
 
+    def is_costly(self, arguments: msgspec.Raw) -> bool:
+        """Whether a worker process has to check these arguments, because that may take seconds."""
+        return self.input_given is not None and self.input_given.is_costly(len(arguments))
+
     def bind(self, arguments_raw: bytes | msgspec.Raw) -> dict[str, Any]:
         """The keyword arguments for `function`, with defaults for those that are absent.
 

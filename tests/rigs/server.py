@@ -17,7 +17,7 @@ from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
-from streams.server.server import RunningServer
+from streams.server.running import RunningServer
 from transports.memory import Cable
 
 Json = dict[str, Any]

@@ -46,7 +46,7 @@ from streams.server.peer import (
     journal_unavailable,
     revision_in,
 )
-from streams.server.server import RunningServer
+from streams.server.running import RunningServer
 from streams.turns import LARGE_BYTES, large_work
 
 SESSION: Final = "mcp-session-id"
@@ -173,6 +173,7 @@ class HttpEndpoint:
             try:
                 await self._engine.sessions.add(session)
             except Refusal as refused:
+                session.on_end()
                 raise HttpError(503, refused) from None
             headers = (*headers, (SESSION, session_id))
         await responder.respond(200, headers, line)

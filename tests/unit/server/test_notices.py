@@ -11,9 +11,10 @@ from streams import Call, Limits, Server, SyncCall
 from streams.engine.notices import NOTICES_BYTES_MAX
 from streams.exchange import Caller
 from streams.keys import Keyring
-from streams.server.server import TOOLS_CHANGED
 from tests.rigs.server import PLAIN, STREAMS, Talker, open_house, text_of
 from tests.rigs.web import EVENTS, Answer, browsing
+
+TOOLS_CHANGED = "notifications/tools/list_changed"
 
 
 @pytest.fixture
