@@ -206,7 +206,10 @@ class Operations:
             check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
             if state.is_tombstone:
                 raise refusal(state.outcome.value)
-            _check_undelivered(stream, after)
+            if state.is_finished(after) or after < state.delivered:
+                raise refusal("messages_gone", earliestSeq=state.delivered + 1).saying(
+                    "The result of this call was delivered already, and is kept no longer."
+                )
         except Refusal:
             stream.is_left = stream.delivery is None
             raise

@@ -677,9 +677,13 @@ def _kept_of(found: Stream | Record) -> _Kept | None:
 
 
 def _code(stream_id: str) -> str:
-    """The letters of a stream's short name. They do not reveal its id, which is a secret."""
-    digest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
+    """The letters of a stream's short name. They do not reveal its id, which is a secret.
+
+    The first is no digit, since a model might write a name of digits as a number.
+    """
+    first, *rest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
+    letters = _ALPHABET[10:]
+    return letters[first % len(letters)] + "".join(_ALPHABET[byte % 32] for byte in rest)
 
 
 def _name(stream_id: str, kept: Iterable[_Kept]) -> str:
