@@ -703,7 +703,7 @@ def _progress(stream: Stream) -> str:
     try:
         told = messages.decode(messages.parse(stream.latest_progress).params, _Progress)
     except (ValueError, Refusal):
-        return ""  # of a backend whose progress is none that MCP knows
+        return ""  # a backend may send progress of another shape
     total = "" if told.total is None else f"/{told.total:g}"
     return f"{told.progress:g}{total} {told.message or ''}".rstrip()
 
