@@ -97,6 +97,8 @@ class Guests:
         return guest or self._keep(session, self._backend.reopen(_known_of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
+        if (former := self._guests.get(session)) is not None:
+            former.close()  # of requests before `initialize`
         self._guests[session] = guest
         session.on_end = partial(self._close, session)
         return guest
