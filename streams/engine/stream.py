@@ -294,9 +294,12 @@ class Stream:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def ask(self, method: str, params: Any) -> Message:
+    async def ask(
+        self, method: str, params: Any, *, sent: Callable[[], object] = lambda: None
+    ) -> Message:
         """Send a request to the client and wait for the answer, whichever connection it comes over.
 
+        `sent` is called when the request has its place among the messages of the stream.
         Raises as `send` does.
         """
         rerun = self.rerun
@@ -307,6 +310,7 @@ class Stream:
             if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
+            sent()
             return await answer.wait()
         finally:
             self._answers.pop(request_id, None)
