@@ -688,8 +688,10 @@ class _Relay:
         answer: Message | Refusal | None = None
         try:
             with question.scope:
-                sent = question.is_sent.set
-                answer = await self._stream.ask(str(message.method), message.params, sent=sent)
+                method = str(message.method)
+                answer = await self._stream.ask(
+                    method, message.params, on_sent=lambda _: question.is_sent.set()
+                )
         except Refusal as refused:
             answer = refused
         finally:
