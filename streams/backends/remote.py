@@ -231,10 +231,14 @@ class RemoteBackend:
 class _Nowhere:
     """The standing stream of no session."""
 
+    is_listening = False
+
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """There is no client."""
 
-    async def ask(self, method: str, params: Any) -> Message:
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
         raise Refusal(INTERNAL_ERROR, "The client is not there any more.")
 
 
