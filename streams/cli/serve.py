@@ -2,10 +2,18 @@
 
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from streams.cli.base import app, complain
-from streams.cli.serving import NO_AUTH, PATIENT, USUALLY, Doors, Hosts, How, run
+from streams.cli.serving import (
+    NO_AUTH,
+    NOWHERE,
+    PATIENT,
+    USUALLY,
+    Doors,
+    Hosts,
+    How,
+    Where,
+    run,
+)
 
 
 @app.command
@@ -14,9 +22,10 @@ def serve(
     /,
     *,
     stdio: bool = False,
+    where: Where = NOWHERE,
     journal: Path | None = None,
-    hosts: Hosts = PATIENT,
     how: How = USUALLY,
+    hosts: Hosts = PATIENT,
     auth: Doors = NO_AUTH,
 ) -> int:
     """Serve a server's tools over stdio, WebSocket and HTTP, or any of them.
@@ -27,7 +36,7 @@ def serve(
     Parameters
     ----------
     app
-        file.py:server or package.module:server.
+        file.py:server or package.module:server. An object of the official SDK is served unchanged.
     stdio
         Serve one client over standard input and output. The default if neither --ws nor --http is
         given.
@@ -35,8 +44,9 @@ def serve(
         The SQLite file that keeps the streams. Without it they live as long as the process.
     """
     try:
+        options = where.options()
+        options["stdio"] |= stdio
         patience = hosts.settings("timeout" if hosts.patience else "never")
-        options = how.options(auth, app=app, journal=journal, patience=patience)
+        return run(how.options(app=app, journal=journal, patience=patience, auth=auth, **options))
     except ValueError as error:
         return complain(error)
-    return run(replace(options, stdio=stdio or options.stdio))

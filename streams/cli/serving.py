@@ -74,21 +74,11 @@ def parts(given: Iterable[str], option: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
-    """How to serve.
+class Keeping:
+    """How streams are kept, and for how long.
 
     Parameters
     ----------
-    ws
-        Serve WebSocket clients at HOST:PORT; port 0 takes a free port and prints it.
-    http
-        Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
-    http_path
-        The path of the MCP endpoint for --http.
-    tls_cert
-        A file with the certificate chain, to serve --ws and --http with TLS.
-    tls_key
-        The file with the certificate's key, if that is not in the same file.
     foreground
         Do the work in this process, even with --stdio and a journal.
     linger
@@ -104,22 +94,10 @@ class Serving:
     require_resume_token
         Refuse a streamId without its resumeToken to any caller but the one that made the stream.
         Without this option the id is enough where that caller was anonymous.
-    insecure_anonymous
-        Let --ws and --http listen for other machines without authentication.
-    allow_host
-        A Host header to accept, besides those of this machine.
-    allow_origin
-        An Origin whose web pages may be clients, such as https://app.example.com: its requests are
-        accepted, and over HTTP the responses have the CORS headers that a browser needs.
     json
         Write the log as JSON lines.
     """
 
-    ws: str | None = None
-    http: str | None = None
-    http_path: str = "/mcp"
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
     foreground: bool = False
     linger: Seconds = 5.0
     watchdog: Seconds = 1.0
@@ -127,12 +105,9 @@ class Serving:
     max_message_bytes: int | None = None
     limit: tuple[str, ...] = ()
     require_resume_token: bool = False
-    insecure_anonymous: bool = False
-    allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
-    allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
     json: bool = False
 
-    def options(self, auth: Auth, **of_command: Any) -> Options:
+    def options(self, **of_command: Any) -> Options:
         """The options of the process. Raises `ValueError`, which says what is wrong."""
         limit = self.limit
         if self.max_message_bytes is not None:
@@ -140,40 +115,81 @@ class Serving:
         for name in ("linger", "watchdog"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name}: write seconds, 0 or more.")
-        if not self.http_path.startswith("/"):
-            raise ValueError("--http-path: begin it with a slash.")
-        if self.tls_key is not None and self.tls_cert is None:
-            raise ValueError("--tls-key: name the certificate too, with --tls-cert.")
         given: dict[str, Any] = {
-            "stdio": self.ws is None and self.http is None,
+            "stdio": True,
             "foreground": self.foreground,
-            "ws": self.ws,
-            "http": self.http,
-            "http_path": self.http_path,
-            "tls_cert": self.tls_cert,
-            "tls_key": self.tls_key,
             "linger_s": self.linger,
             "watchdog_s": self.watchdog,
             "durability": self.durability,
             "require_resume_token": self.require_resume_token,
-            "insecure_anonymous": self.insecure_anonymous,
-            "auth": auth,
-            "allowed_hosts": self.allow_host,
-            "allowed_origins": self.allow_origin,
             "limits": _limits(limit),
             "json_log": self.json,
         }
         return Options(**given | of_command)
 
 
-NO_AUTH: Final = Auth()
-USUALLY: Final = Serving()
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where to serve, besides stdio.
 
+    Parameters
+    ----------
+    ws
+        Serve WebSocket clients at HOST:PORT; port 0 takes a free port and prints it.
+    http
+        Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
+    http_path
+        The path of the MCP endpoint for --http.
+    tls_cert
+        A file with the certificate chain, to serve --ws and --http with TLS.
+    tls_key
+        The file with the certificate's key, if that is not in the same file.
+    insecure_anonymous
+        Let --ws and --http listen for other machines without authentication.
+    allow_host
+        A Host header to accept, besides those of this machine.
+    allow_origin
+        An Origin whose web pages may be clients, such as https://app.example.com: its requests are
+        accepted, and over HTTP the responses have the CORS headers that a browser needs.
+    """
+
+    ws: str | None = None
+    http: str | None = None
+    http_path: str = "/mcp"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_anonymous: bool = False
+    allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
+    allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
+
+    def options(self) -> dict[str, Any]:
+        """The options of the process. Raises `ValueError`, which says what is wrong."""
+        if not self.http_path.startswith("/"):
+            raise ValueError("--http-path: begin it with a slash.")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("--tls-key: name the certificate too, with --tls-cert.")
+        return {
+            "stdio": self.ws is None and self.http is None,
+            "ws": self.ws,
+            "http": self.http,
+            "http_path": self.http_path,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "insecure_anonymous": self.insecure_anonymous,
+            "allowed_hosts": self.allow_host,
+            "allowed_origins": self.allow_origin,
+        }
+
+
+NO_AUTH: Final = Auth()
+NOWHERE: Final = Listening()
+USUALLY: Final = Keeping()
 PATIENT: Final = Waiting()
 
-How = Annotated[Serving, Parameter(name="*")]
-Hosts = Annotated[Waiting, Parameter(name="*")]
 Doors = Annotated[Auth, Parameter(name="*")]
+Where = Annotated[Listening, Parameter(name="*")]
+How = Annotated[Keeping, Parameter(name="*")]
+Hosts = Annotated[Waiting, Parameter(name="*")]
 
 
 def run(options: Options) -> int:

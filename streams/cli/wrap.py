@@ -11,7 +11,19 @@ from typing import Annotated, Final
 from cyclopts import Parameter
 
 from streams.cli.base import app, complain
-from streams.cli.serving import NO_AUTH, PATIENT, USUALLY, Doors, Hosts, How, Seconds, parts, run
+from streams.cli.serving import (
+    NO_AUTH,
+    NOWHERE,
+    PATIENT,
+    USUALLY,
+    Doors,
+    Hosts,
+    How,
+    Seconds,
+    Where,
+    parts,
+    run,
+)
 from streams.process.options import CannotServe, Command, Isolation, Options, Restart, Stderr
 
 BEHIND: Final = "write the command behind --: mcp-streams wrap [OPTIONS] -- npx -y some-server"
@@ -94,11 +106,12 @@ CHECK_S: Final = 5.0  # for all of `initialize` besides the child's own part of 
 @app.command
 def wrap(
     *command: str,
+    where: Where = NOWHERE,
     journal: Path | None = None,
     name: str | None = None,
-    check: bool = False,
     child: Annotated[Child, Parameter(name="*")] = ALONE,
     hosts: Hosts = PATIENT,
+    check: bool = False,
     how: How = USUALLY,
     auth: Doors = NO_AUTH,
 ) -> int:
@@ -117,20 +130,20 @@ def wrap(
     name
         The name of that file; by default that of the command.
     check
-        Start the command, initialize, list what it has, stop it, and print what was found. The
-        exit code is 1 if that failed. With --json as JSON.
+        Start the command, initialize, list what it has, stop it, and print what was found, with
+        --json as JSON. The exit code is 1 if that failed.
     """
     if not command:
-        return complain(f"wrap: no command: {BEHIND}")
-    if "--" not in sys.argv:
-        return complain(f"wrap: {BEHIND}")
+        return complain(f"wrap: no command: {BEHIND}.")
+    if command[0] in sys.argv and "--" not in sys.argv:  # else a file of settings names it
+        return complain(f"wrap: {BEHIND}.")
     try:
-        wrapped = child.command(command)
-        if check:
-            return _check(how.options(auth, app=wrapped))
         patience = hosts.settings("timeout")
-        options = how.options(auth, app=wrapped, journal=journal, patience=patience)
-        return run(placed(options, name))
+        wrapped = child.command(command)
+        options = how.options(
+            app=wrapped, journal=journal, patience=patience, auth=auth, **where.options()
+        )
+        return _check(options) if check else run(placed(options, name))
     except (ValueError, CannotServe) as error:
         return complain(error)
 

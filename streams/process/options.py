@@ -13,6 +13,7 @@ import msgspec
 
 from streams.limits import Durability
 
+Era = Literal["auto", "legacy", "modern"]
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]
@@ -21,6 +22,8 @@ Stderr = Literal["log", "inherit", "null"]
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
 
 REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tasks about it
+
+TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
 
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
@@ -92,6 +95,21 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         return f"`{shlex.join(self.words)}` in {self.cwd}, --isolate {self.isolate}"
 
 
+class Remote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A server that has a URL; `mcp-streams attach --help` describes the settings."""
+
+    url: str
+    token_file: Path | None = None  # absolute
+    headers: tuple[tuple[str, str], ...] = ()
+    era: Era = "auto"
+    give_up_s: float = 86_400.0
+    rerun: tuple[str, ...] = ()
+    offline_start: bool = True
+
+    def __str__(self) -> str:
+        return self.url
+
+
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """What is done for hosts that give up; `mcp-streams serve --help` describes the settings."""
 
@@ -104,11 +122,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How to serve an app; `mcp-streams serve --help` says what each of them means.
 
     `app` is `file.py:server` or `package.module:server`, or what is served in place of a Python
-    object. `key` is a digest of what its owner must have in common with its relays, besides `app`:
-    the environment of a command.
+    object. `key` is a digest of what an owner must have in common with its relays, besides `app`:
+    the environment of a command, or the credentials for a URL.
     """
 
-    app: str | Command
+    app: str | Command | Remote
     key: str = ""
     journal: Path | None = None
     stdio: bool = False
@@ -151,7 +169,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def what_differs(self) -> str:
         """The end of a sentence about an owner that has another `key`."""
-        return "with another environment"
+        is_remote = isinstance(self.app, Remote)
+        return "with other credentials" if is_remote else "in another environment"
 
     def for_owner(self) -> str:
         """The options for the owner that a relay with these options starts, as text."""

@@ -4,6 +4,7 @@ The sockets are described in sd_listen_fds(3), the notices in sd_notify(3). The 
 are removed from the environment, so that no child process takes them for its own.
 """
 
+import ipaddress
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ import msgspec
 from streams.clock import steady
 from streams.logs import log
 from streams.process.options import CannotServe, Options
-from transports.net.origins import names_loopback
 
 FIRST_FD: Final = 3  # SD_LISTEN_FDS_START
 NAMES: Final = ("http", "ws")  # of sockets, as FileDescriptorName= gives them
@@ -84,7 +84,8 @@ def _listening(fd: int, name: str) -> socket.socket:
 def _address(sockets: Sequence[socket.socket]) -> str:
     """The address of these, of which the security is checked: one that others reach, if any."""
     names = [each.getsockname()[:2] for each in sockets]
-    host, port = next((name for name in names if not names_loopback(name[0])), names[0])
+    others_reach = (name for name in names if not ipaddress.ip_address(name[0]).is_loopback)
+    host, port = next(others_reach, names[0])
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
