@@ -53,8 +53,7 @@ def attach(
         NAME:VALUE, sent with each request. Other users can see a command line: give secrets in a
         --token-file.
     era
-        The kind of server: "legacy" has sessions (up to revision 2025-11-25), "modern" has none;
-        "auto" finds out.
+        The kind of server: "legacy" has sessions, up to revision 2025-11-25; "auto" finds out.
     give_up
         How long an outage may last, such as 30s, 5m or 24h, before the calls that wait for its end
         fail.

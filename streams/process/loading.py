@@ -8,21 +8,22 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from streams.journal.contract import Journal
+from streams.journal.ownership import hello_path
 from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
-from streams.process.options import CannotServe, Command, Options
+from streams.process.options import CannotServe, Command, Options, Remote
+from streams.process.tokens import token_of
 from streams.server.backend import Backend
+from streams.server.patience import PatienceSettings
 from streams.server.running import RunningServer, open_backend
 from streams.server.server import Server
-
-if TYPE_CHECKING:
-    from streams.backends.child import ChildBackend
+from transports import dial
 
 # The packages whose names a file of the user's should not have.
 _OURS: Final = ("streams", "transports")
@@ -38,7 +39,7 @@ class Servable(Protocol):
         """The scopes that its tools need."""
 
     def open(
-        self, journal: Journal, keyring: Keyring
+        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run it, for the length of a block."""
 
@@ -54,7 +55,7 @@ class Hosted:
         self._require_resume_token = require_resume_token
 
     def open(
-        self, journal: Journal, keyring: Keyring
+        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
     ) -> AbstractAsyncContextManager[RunningServer]:
         """Take over the journal's streams and run the backend, for the length of a block."""
         return open_backend(
@@ -63,6 +64,7 @@ class Hosted:
             keyring,
             self.limits,
             require_resume_token=self._require_resume_token,
+            patience=patience,
         )
 
 
@@ -71,31 +73,76 @@ def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Ser
 
     Raises `CannotServe`, which names the line if the author's code has failed.
     """
-    limits = msgspec.structs.replace(Limits(), **options.limits)
-    if isinstance(options.app, Command):
-        backend = child_backend(options.app, limits, on_down)
-    elif isinstance(found := _object(options.app), Server):
+    app = options.app
+    if isinstance(app, str) and isinstance(found := _object(app), Server):
         found.limits = msgspec.structs.replace(found.limits, **options.limits)
         found.require_resume_token |= options.require_resume_token
         return found
+    limits = msgspec.structs.replace(Limits(), **options.limits)
+    backend: Backend
+    try:
+        if isinstance(app, Command):
+            backend = _of_command(app, limits, on_down)
+        elif isinstance(app, Remote):
+            backend = _of_remote(app, options.journal)
+        else:
+            backend = _of_sdk(app, found)
+    except ValueError as error:
+        raise CannotServe(f"{error}.") from error
     return Hosted(backend, limits, require_resume_token=options.require_resume_token)
+
+
+def patience_of(options: Options) -> PatienceSettings:
+    """The settings of the layer for hosts that give up."""
+    return PatienceSettings(**msgspec.structs.asdict(options.patience))
 
 
 # Backends are imported where they are used (PLC0415): each of them takes time to load.
 
 
-def child_backend(command: Command, limits: Limits, on_down: Callable[[], None]) -> "ChildBackend":
-    """The backend that runs a command."""
+def _of_command(command: Command, limits: Limits, on_down: Callable[[], None]) -> Backend:
     from streams.backends.child import ChildBackend, ChildSettings  # noqa: PLC0415
 
     given = msgspec.structs.asdict(command)
-    settings = ChildSettings(
-        given.pop("words"), **given, message_bytes_max=limits.message_bytes_max
-    )
+    words = given.pop("words")
+    settings = ChildSettings(command=words, message_bytes_max=limits.message_bytes_max, **given)
     return ChildBackend(settings, on_down=on_down)
 
 
-def _object(app: str) -> Any:
+def _of_remote(remote: Remote, journal: Path | None) -> Backend:
+    from streams.backends.remote import RemoteBackend, RemoteSettings  # noqa: PLC0415
+
+    dialer = dial(
+        remote.url,
+        token=token_of(remote.token_file),
+        headers=remote.headers,
+        outlast_s=remote.give_up_s,
+    )
+    settings = RemoteSettings(
+        url=remote.url,
+        dial=dialer,
+        give_up_s=remote.give_up_s,
+        offline_start=remote.offline_start,
+        hello_path=None if journal is None else hello_path(journal),
+        rerun=remote.rerun,
+        era=remote.era,
+    )
+    return RemoteBackend(settings)
+
+
+def _of_sdk(app: str, found: object) -> Backend:
+    from streams.backends.sdk import SdkBackend, recognised  # noqa: PLC0415
+
+    if not recognised(found):
+        place, _, name = app.rpartition(":")
+        raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
+    try:
+        return SdkBackend(found)
+    except TypeError as error:
+        raise CannotServe(f"{app}: {error}") from error
+
+
+def _object(app: str) -> object:
     """The Python object named by `file.py:name` or `package.module:name`."""
     place, _, name = app.rpartition(":")
     if not place or not name:
@@ -108,10 +155,7 @@ def _object(app: str) -> Any:
         raise
     except Exception as error:
         raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
-    server = getattr(module, name, None)
-    if not isinstance(server, Server):
-        raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
-    return server
+    return getattr(module, name, None)
 
 
 def _warn_of_hidden(folders: Iterable[Path]) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from streams.limits import Durability
 
-Era = Literal["auto", "legacy", "modern"]
+Era = Literal["auto", "legacy"]
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]

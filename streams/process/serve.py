@@ -31,7 +31,7 @@ from streams.process.deadline import (
     let_children_end,
 )
 from streams.process.guard import Guard, guard_for, parse_address
-from streams.process.loading import Servable, load
+from streams.process.loading import Servable, load, patience_of
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
@@ -122,7 +122,7 @@ async def _serve(
     notices = Notices(is_service=options.is_listening)
     async with (
         _open_journal(options, server.limits) as (journal, keyring),
-        server.open(journal, keyring) as running,
+        server.open(journal, keyring, patience=patience_of(options)) as running,
         _ending(exit, running, notices),
         trio.open_nursery() as nursery,
     ):
