@@ -15,7 +15,7 @@ A call that may run twice is one of MCP's methods that only read, or a tool that
 This is one file because the backend, its guests and their relays share the link and its end.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -231,10 +231,12 @@ class RemoteBackend:
 class _Nowhere:
     """The standing stream of no session."""
 
-    is_listening = False
-
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """There is no client."""
+
+    @property
+    def is_listening(self) -> bool:
+        return False
 
     async def ask(
         self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
@@ -692,10 +694,11 @@ class _Relay:
         answer: Message | Refusal | None = None
         try:
             with question.scope:
-                method = str(message.method)
-                answer = await self._stream.ask(
-                    method, message.params, on_sent=lambda _: question.is_sent.set()
-                )
+
+                def sent(_: RequestId) -> None:
+                    question.is_sent.set()
+
+                answer = await self._stream.ask(str(message.method), message.params, on_sent=sent)
         except Refusal as refused:
             answer = refused
         finally:
