@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,11 @@ class Server:
         self.features = Features()
         self.methods = Methods()
         self._running: set[RunningServer] = set()
+
+    @property
+    def scopes(self) -> Sequence[str]:
+        """The scopes that its tools need, in alphabetical order."""
+        return self.tools.scopes
 
     @overload
     def tool(self, function: Function, /) -> Function: ...
