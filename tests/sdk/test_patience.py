@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.acceptance.launch import owner_pid, owners, wait_for_end
 from tests.sdk.stock import Node
 from tests.wire.process import CLI, ServerProcess
 
+CHILD: Final = Path(__file__).parent / "patient_child.py"
 APP: Final = f"{Path(__file__).parent / 'patient_server.py'}:server"
 # Much less than the two seconds that the clients wait.
 IMPATIENT: Final = ("--patience", "0.5", "--once", "build", "--keep-cancelled", "timeout")
@@ -33,15 +35,20 @@ Json = dict[str, Any]
 
 @contextmanager
 def serving(kind: str, folder: Path, options: tuple[str, ...]) -> Iterator[Json]:
-    """How a client reaches the server: it starts a relay to an owner, or uses HTTP."""
+    """How a client reaches the server: it starts a relay to an owner, or uses HTTP.
+
+    With "wrap", the owner wraps a server of the official SDK.
+    """
     if kind == "http":
         with ServerProcess(folder, app=APP, options=options) as server:
             yield {"url": f"http://127.0.0.1:{server.http_port}/mcp"}
         return
     journal = folder / "journal.db"
-    serve = [*CLI[1:], "serve", APP, "--stdio", "--journal", str(journal), *options]
+    how = ("--journal", str(journal), *options)
+    serve = [*CLI[1:], "serve", APP, "--stdio", *how]
+    wrap = [*CLI[1:], "wrap", *how, "--", sys.executable, str(CHILD)]
     try:
-        yield {"command": CLI[0], "args": serve}
+        yield {"command": CLI[0], "args": wrap if kind == "wrap" else serve}
     finally:
         for pid in owners(journal):
             os.kill(pid, signal.SIGKILL)
@@ -62,7 +69,7 @@ def runs(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("generation", ["1", "2"])
-@pytest.mark.parametrize("kind", ["relay", "http"])
+@pytest.mark.parametrize("kind", ["relay", "http", "wrap"])
 def test_a_host_that_gives_up_gets_the_result_of_one_run(
     node: Node, tmp_path: Path, kind: str, generation: str
 ) -> None:
@@ -84,7 +91,7 @@ def test_a_host_that_gives_up_gets_the_result_of_one_run(
 
 
 @pytest.mark.parametrize("generation", ["1", "2"])
-@pytest.mark.parametrize("kind", ["relay", "http"])
+@pytest.mark.parametrize("kind", ["relay", "http", "wrap"])
 def test_a_host_that_times_out_and_calls_again_gets_the_result_of_one_run(
     node: Node, tmp_path: Path, kind: str, generation: str
 ) -> None:
