@@ -490,7 +490,7 @@ class Operations:
     def cancel(self, session: Session, request_id: RequestId, *, detaches: bool = False) -> None:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
 
-        With `detaches`, a call that may be left goes on without its client.
+        With `detaches`, a call that may go on without a connection goes on without its client.
         """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
@@ -501,7 +501,7 @@ class Operations:
                 if delivery.granted is not None:
                     delivery.granted.ended = "cancelled"
                 is_stopped, stream = delivery.stands_for_call, delivery.stream
-                if is_stopped and detaches and stream.record.is_announced:
+                if is_stopped and detaches and stream.record.max_s:
                     stream.leave()
                     is_stopped = False
                 delivery.drop()
@@ -521,7 +521,7 @@ class Operations:
 
     def _stop(self, stream: Stream, *, detaches: bool) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""
-        if not (detaches and stream.record.is_announced):
+        if not (detaches and stream.record.max_s):
             self._streams.cancel(stream)
             return
         stream.leave()

@@ -518,7 +518,6 @@ class PatientGuest:
             handler=patience.watched(run.handler, began_at),
             max_s=max_s,
             is_findable=is_patient and settings.patience_s is not None,
-            may_be_left=settings.keep_cancelled != "never",
         )
 
     # Listings

@@ -290,6 +290,55 @@ async def test_a_call_outlives_its_connection(
         assert [each["state"] for each in await calls(second)] == ["done"]
 
 
+async def test_results_that_are_never_fetched_make_room_for_new_calls(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", limits=Limits(streams_per_principal_max=3))
+
+    @server.tool
+    async def work(seconds: float) -> float:
+        await trio.sleep(seconds)
+        return seconds
+
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        codes = []
+        for number in range(6):
+            await talker.call(number, "work", seconds=3 + number)
+            codes.append(code_in(await talker.answer(number)))
+            await trio.sleep(30)
+        assert [each["call"] for each in await calls(talker)] == codes[:2:-1]
+        for number in (3, 4, 5):
+            assert text_of(await wait_for(talker, 10 + number, codes[number])) == f"{number + 3}.0"
+        for number in range(3):
+            await talker.call(30 + number, "work", seconds=1e5)
+            await talker.answer(30 + number)
+        refused = await talker.request(40, "tools/call", name="work", arguments={"seconds": 1})
+        assert reason(refused) == "too_many_streams"  # these run
+
+
+async def test_a_result_that_came_in_time_is_forgotten_when_it_was_confirmed(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested")
+
+    @server.tool
+    async def work() -> str:
+        await trio.sleep(1)
+        return "done"
+
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "work")
+        await talker.answer(1)
+        (kept,) = await calls(talker)
+        await trio.sleep(300)
+        await talker.request(2, "ping")  # a sign of life
+        await trio.sleep(300)
+        assert kept["state"] == "done"
+        assert await calls(talker) == []
+
+
 async def test_a_call_ends_with_the_connection_that_alone_could_find_it(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
