@@ -32,7 +32,7 @@ from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Re
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 # How long a poll of all waits for records of new streams, which take a commit. After that it leaves
-# them out.
+# them out. A client that joins a call waits as long for what the call has just sent.
 RECORDED_S: Final = 1.0
 MISSED_BYTES: Final = 64 * 1024  # of what a client missed that is read before it is told the rest
 _PROGRESS: Final = "notifications/progress"
@@ -240,7 +240,8 @@ class Operations:
         than one read gives, the rest is delivered as it is.
         """
         state = stream.state
-        await stream.flush()
+        with trio.move_on_after(RECORDED_S):  # a full journal takes longer
+            await stream.flush()
         if state.is_paged:
             return [], stream.asked
         last = state.last - 1 if state.is_ended else state.durable

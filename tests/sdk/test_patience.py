@@ -16,7 +16,8 @@ from mcp.client.stdio import StdioServerParameters
 
 from tests.acceptance.launch import owner_pid, owners, wait_for_end
 from tests.sdk.stock import Node
-from tests.wire.process import CLI, ServerProcess
+from tests.wire.process import CLI, ServerProcess, wait_until
+from tests.wire.raw import DEADLINE_S, PipePeer
 
 CHILD: Final = Path(__file__).parent / "patient_child.py"
 APP: Final = f"{Path(__file__).parent / 'patient_server.py'}:server"
@@ -139,6 +140,21 @@ def test_after_a_kill_the_result_or_interrupted(
         (tmp_path / "gate").touch()
         assert play(node, "1", place, tmp_path, "build")["seen"][0]["structured"] == BUILT
         assert runs(tmp_path) == (1 if is_done else 2)
+
+
+@pytest.mark.parametrize("has_begun_to_wait", [True, False])
+def test_without_a_journal_the_process_ends_with_its_host(
+    tmp_path: Path, *, has_begun_to_wait: bool
+) -> None:
+    host = PipePeer([*CLI, "serve", APP, "--stdio", *IMPATIENT])
+    host.initialize()
+    build = host.call("build", folder=str(tmp_path))
+    wait_until("the tool runs", (tmp_path / "runs").exists)
+    if has_begun_to_wait:
+        assert "Still running" in str(host.response(build))
+    host.half_close()
+    host.close_output()
+    assert host.process.wait(DEADLINE_S) == 0
 
 
 # The Python SDK
