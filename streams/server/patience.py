@@ -423,7 +423,8 @@ class Patience:
             return None
         for each in map(_id_of, await self.operations.calls(principal)):
             if _code(each).startswith(wanted):
-                return await self.operations.load_call(each)
+                stream = await self.operations.load_call(each)
+                return stream if stream is not None and _is_call(stream) else None
         return None
 
     async def _name(self, stream: Stream) -> str:
@@ -646,6 +647,11 @@ def _answers_again(stream: Stream) -> bool:
         return True
     is_seen = state.handed == state.last
     return state.delivered < state.last and not (state.has_failed and is_seen)
+
+
+def _is_call(stream: Stream) -> bool:
+    """Whether a stream is that of a tool, and not of another request."""
+    return messages.parse(stream.record.origin).method == "tools/call"
 
 
 def _id_of(found: Stream | Record) -> str:
