@@ -239,6 +239,10 @@ class Conversation:
         finally:
             self._own.pop(number, None)
 
+    def post(self, method: str, params: Any) -> None:
+        """Send a request of our own, whose answer is dropped."""
+        self.process.write(messages.request(self._next(), method, params))
+
     def tell(self, line: bytes) -> None:
         """Send a notification, or drop it where the child does not read."""
         if self.process.has_room:

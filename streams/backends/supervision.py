@@ -269,7 +269,7 @@ class Supervisor:
         conversation.is_initialized = True
         conversation.tell(messages.notification("notifications/initialized"))
         for method, params in self._replay():
-            self._host.start_soon(_asked, conversation, method, params)
+            conversation.post(method, params)
         if self.lists.read:
             self._host.start_soon(self._compare, conversation)
 
