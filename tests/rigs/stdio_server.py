@@ -5,10 +5,15 @@ Its tools describe the process that answers, so that a test sees which child tha
 
 import os
 import sys
-from pathlib import Path
 
 import anyio
 from mcp.server.mcpserver import Context, MCPServer
+
+INHERITED = [
+    os.readlink(f"/proc/self/fd/{fd}")
+    for fd in range(3, 256)
+    if os.path.islink(f"/proc/self/fd/{fd}") and os.get_inheritable(fd)
+]
 
 server = MCPServer("small", version="1.5", instructions="Add numbers.")
 
@@ -26,11 +31,9 @@ def process() -> str:
 
 
 @server.tool()
-def descriptors() -> list[str]:
-    """The open file descriptors that were not opened by Python itself."""
-    kinds = ("pipe:", "socket:", "/")
-    places = [str(place.readlink()) for place in Path("/proc/self/fd").iterdir() if place.exists()]
-    return sorted(place for place in places if place.startswith(kinds))
+def descriptors() -> str:
+    """The files that the process had open when it was started, besides its standard streams."""
+    return "\n".join(INHERITED)
 
 
 @server.tool()
@@ -51,8 +54,8 @@ async def count(n: int, pause_s: float, context: Context) -> str:
 @server.tool()
 async def wait(file: str) -> str:
     """Wait until the file is there; count, in another file, how often this was called."""
-    with open(f"{file}.calls", "a", encoding="utf-8") as calls:
-        calls.write(f"{os.getpid()}\n")
+    async with await anyio.open_file(f"{file}.calls", "a") as calls:
+        await calls.write(f"{os.getpid()}\n")
     while not await anyio.Path(file).exists():
         await anyio.sleep(0.01)
     return "waited"

@@ -8,8 +8,8 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ def journals(states: Path) -> list[Path]:
 
 
 def wrapping(*options: str, command: tuple[str, ...] = SERVER) -> list[str]:
-    return [*CLI, "wrap", *SOON, *options, "--", *command]
+    given = {option.partition("=")[0] for option in options}
+    soon = [option for option in SOON if option.partition("=")[0] not in given]
+    return [*CLI, "wrap", *soon, *options, "--", *command]
 
 
 def client(*options: str, command: tuple[str, ...] = SERVER, **how: Any) -> Client:
@@ -176,15 +178,8 @@ async def test_without_isolation_two_hosts_share_a_child(states: Path) -> None:
 
 
 async def test_a_child_has_nothing_open_but_its_standard_streams() -> None:
-    async with client("--stderr=null") as one:
-        found = (
-            json.loads(await text(one, "descriptors"))
-            if False
-            else await one.call_tool("descriptors", {})
-        )
-    places = [each["text"] for each in found["content"]]
-    others = [each for each in places if not each.startswith(("/proc", "/dev/null"))]
-    assert len(others) <= 2, others
+    async with client() as one:
+        assert await text(one, "descriptors") == ""
 
 
 async def test_all_words_behind_the_dashes_are_the_commands(tmp_path: Path) -> None:
@@ -291,14 +286,10 @@ async def test_a_name_is_another_journal(states: Path) -> None:
 async def test_a_call_outlives_its_host_and_another_one_gets_its_result(tmp_path: Path) -> None:
     file = tmp_path / "go"
     with trio.fail_after(DEADLINE_S):
-        async with client("--linger=20") as one:
-            async with one.call("wait", {"file": str(file)}) as call:
-                [child] = await begun(file)
-                ticket = call.ticket
-                while ticket is None:
-                    await trio.sleep(0.01)
-                    ticket = call.ticket
-                call.detach()
+        async with client("--linger=20") as one, one.call("wait", {"file": str(file)}) as call:
+            [child] = await begun(file)
+            while (ticket := call.ticket) is None:
+                await trio.sleep(0.01)
         file.touch()
         async with client("--linger=0.5") as two, two.resume(ticket) as call:
             result = await call.result()
@@ -308,32 +299,28 @@ async def test_a_call_outlives_its_host_and_another_one_gets_its_result(tmp_path
 
 async def test_a_killed_relay_loses_nothing(tmp_path: Path) -> None:
     file = tmp_path / "go"
-    started: list[trio.Process] = []
+    relays: list[int] = []
+
+    @asynccontextmanager
+    async def start() -> AsyncIterator[Any]:
+        """A relay, whose process the test knows."""
+        async with stdio.connect(wrapping("--linger=20")) as channel:
+            number = int(channel.principal.removeprefix("child(").removesuffix(")"))
+            relays.append(number)
+            yield channel
 
     with trio.fail_after(DEADLINE_S):
-        relay = subprocess.Popen(
-            wrapping("--linger=20"), stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        assert relay.stdin is not None
-        assert relay.stdout is not None
-        hello = {
-            "protocolVersion": "2025-11-25",
-            "clientInfo": {"name": "host", "version": "1"},
-            "capabilities": {"experimental": {"io.github.mcp-streams/streams": {}}},
-        }
-        call = {"name": "wait", "arguments": {"file": str(file)}}
-        for number, method, params in ((1, "initialize", hello), (2, "tools/call", call)):
-            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-            relay.stdin.write(json.dumps(request).encode() + b"\n")
-            relay.stdin.flush()
-            if method == "initialize":
-                assert b"small" in relay.stdout.readline()
-        [child] = await begun(file)
-        relay.kill()
-        relay.communicate()
-        assert is_running(child), "its owner has it"
-        file.touch()
-        assert not started
+        async with Client(start) as one, one.call("wait", {"file": str(file)}) as call:
+            [child] = await begun(file)
+            while call.ticket is None:
+                await trio.sleep(0.01)
+            os.kill(relays[0], signal.SIGKILL)
+            while len(relays) < 2:  # the client has started another one
+                await trio.sleep(0.01)
+            file.touch()
+            result = await call.result()
+    assert result["content"][0]["text"] == "waited"
+    assert await begun(file) == [child], "it has run once"
 
 
 async def test_a_killed_child_ends_its_call_and_the_next_call_has_another_one(
@@ -410,22 +397,13 @@ async def test_a_child_that_ignores_everything_is_killed_with_its_own_children(
             assert not any(map(is_running, pids))
 
 
-def test_a_command_that_fails_for_good_ends_the_process(tmp_path: Path) -> None:
-    broken = (sys.executable, "-c", "import sys; sys.exit('no licence')")
-
-    async def knock(url: str) -> None:
-        with trio.fail_after(DEADLINE_S):
-            for _ in range(10):
-                with pytest.raises(CannotConnect, match=r"no licence|not started|closed"):
-                    async with Client(dial(url)):
-                        pass
-                if server.process.poll() is not None:
-                    return
-
-    with wrapped("--isolate=none", command=broken) as server:
-        trio.run(knock, server.ws)
-        assert server.wait() == 2
-    assert "has failed too often" in server.log
+async def test_a_command_that_is_down_for_good_ends_the_process() -> None:
+    with trio.fail_after(DEADLINE_S), wrapped("--isolate=none", "--restart=never") as server:
+        async with Client(dial(server.ws)) as one:
+            os.kill(await pid(one), signal.SIGKILL)
+            assert await trio.to_thread.run_sync(server.wait) == 2
+    assert "it is not started again" in server.log
+    assert "Traceback" not in server.log
 
 
 # The owner is one process
@@ -524,11 +502,7 @@ def test_wrong_usage_says_what_to_do(words: list[str], why: str) -> None:
     assert why in shown
 
 
-def test_without_a_home_a_journal_must_be_named(tmp_path: Path) -> None:
-    done = run("wrap", "--", *SERVER, env={"XDG_STATE_HOME": str(tmp_path / "file" / "x")})
-    (tmp_path / "file").write_text("") if not (tmp_path / "file").exists() else None
-    done = run("wrap", "--", *SERVER, env={"XDG_STATE_HOME": str(tmp_path / "made")})
-    assert done.returncode == 0
+def test_where_no_journal_can_be_made_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     done = run("wrap", "--", *SERVER, env={"XDG_STATE_HOME": str(tmp_path / "taken")})
     assert done.returncode == 2
@@ -574,7 +548,7 @@ def test_systemds_socket_is_served_and_no_child_has_it(tmp_path: Path) -> None:
                     await text(one, "variable", name=name)
                     for name in ("LISTEN_FDS", "LISTEN_PID", "NOTIFY_SOCKET")
                 ],
-                "open": await one.call_tool("descriptors", {}),
+                "open": await text(one, "descriptors"),
             }
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -585,7 +559,7 @@ def test_systemds_socket_is_served_and_no_child_has_it(tmp_path: Path) -> None:
             started.end()
             assert started.notice() == "STOPPING=1"
     assert found["variables"] == ["", "", ""]
-    assert not [each for each in found["open"]["content"] if "socket:" in each["text"]]
+    assert found["open"] == ""
 
 
 def test_a_relay_of_a_command_loads_nothing_that_takes_time() -> None:
@@ -597,4 +571,4 @@ def test_a_relay_of_a_command_loads_nothing_that_takes_time() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert "streams.cli.wrap" in loaded
-    assert not {"trio", "structlog", "sqlite3", "jsonschema_rs", "mcp", "tempfile"} & set(loaded)
+    assert not {"trio", "structlog", "sqlite3", "jsonschema_rs", "mcp"} & set(loaded)
