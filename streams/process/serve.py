@@ -224,7 +224,7 @@ async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Not
     await down.wait()
     notices.stopping()
     await running.engine.shut_down()
-    raise CannotServe("The command has failed too often; the log says how: run it by itself.")
+    raise CannotServe("The command has ended, and it is not started again: the log says why.")
 
 
 async def _reload(guard: Guard, notices: Notices) -> None:
