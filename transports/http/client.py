@@ -470,7 +470,7 @@ class HttpChannel:
     ) -> None:
         """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
-        if self._is_gone(head, has_session=exchange.has_session):
+        if self._is_gone(head, has_session=exchange.has_session, exchange=exchange):
             return
         if head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
@@ -482,12 +482,22 @@ class HttpChannel:
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
-        """Whether a response means that the session has ended; if so, end the channel."""
+    def _is_gone(
+        self, head: ResponseHead, *, has_session: bool, exchange: "_Exchange | None" = None
+    ) -> bool:
+        """Whether a response means that the session has ended; if so, end the channel.
+
+        With `outlast_s`, the request of `exchange`, which was not taken, is answered before.
+        """
+        last: list[Block | TooLarge] = []
+        if exchange is not None and exchange.request_id is not None and self._outlasts:
+            why = f"The server has refused the session: {head}."
+            refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
+            last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
         if head.status == 404 and has_session:
-            self._end("the server no longer knows the session")
+            self._end("the server no longer knows the session", last)
         elif head.status == 401 and has_session:
-            self._end("the server no longer accepts the bearer token")
+            self._end("the server no longer accepts the bearer token", last)
         return self._received.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
