@@ -628,12 +628,11 @@ class HttpChannel:
             if not (is_silent and self._is_initialized):
                 continue
             probed_at = trio.current_time()
-            with trio.move_on_after(PROBE_S):
-                await self._wait_for_life()
+            probes = await self._probe()
+            if probes == 1 and trio.current_time() < probed_at + PROBE_S:
                 self._doubt([each for each in waiting if each.heard_at < probed_at - SILENT_S])
                 continue
-            log.info("the server is not reachable", server=self.principal)
-            await self._wait_for_life()
+            log.info("the server was not reachable", server=self.principal, probes=probes)
             await self._connections.drop_idle()
             standing = [] if self._standing is None else [self._standing]
             reading = [*self._exchanges.values(), *standing]
@@ -651,21 +650,28 @@ class HttpChannel:
                 each.is_doubted = True
                 each.attempt.cancel()
 
-    async def _wait_for_life(self) -> None:
-        """Wait until the server answers a ping over a connection of its own."""
-        ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
+    async def _probe(self) -> int:
+        """Wait until the server answers a ping over a connection of its own.
+
+        Pings are sent until then. Returns the number of the one that was answered, from 1 on.
+        """
+        answered = 0
         async with trio.open_nursery() as nursery:
 
-            async def probe() -> None:
+            async def probe(number: int) -> None:
+                nonlocal answered
+                ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
                 with trio.move_on_after(PROBE_ANSWER_S):
                     if await self._is_answered(self._request("POST", ping)):
+                        answered = answered or number
                         nursery.cancel_scope.cancel()
 
-            while True:
-                nursery.start_soon(probe)
+            for number in itertools.count(1):
+                nursery.start_soon(probe, number)
                 # Random, so that clients of one server do not all come at the same moment.
                 share = random.uniform(0.5, 1.0)  # nosec B311 # jitter, not a secret
                 await trio.sleep(share * PROBE_EVERY_S)
+        return answered
 
     async def _is_answered(self, request: bytes) -> bool:
         try:
