@@ -89,6 +89,7 @@ class Session:
         self.on_end: Callable[[], None] = _nothing  # called when the session has ended
         # Called for each notice: by the connection that is the whole session, if there is one.
         self.on_notice: Callable[[], None] = _nothing
+        self.on_change: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # see `save`
 
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """Send a notification that belongs to no request, over the session's standing stream.
@@ -100,11 +101,13 @@ class Session:
         self.notices.add(line, key)
         self.on_notice()
 
-    async def ask(self, method: str, params: Any) -> Message:
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
         """Send the client a request that belongs to no call, and wait for the answer.
 
-        It is sent again over each standing stream of a client that has not received it. Raises
-        `Refusal` where too many such requests wait.
+        It is sent again over each standing stream of a client that has not received it. `on_sent`
+        is called with its id. Raises `Refusal` where too many such requests wait.
         """
         if len(self._answers) >= REQUESTS_MAX:
             raise Refusal(
@@ -116,6 +119,8 @@ class Session:
         self._answers[request_id] = put
         self.notices.add(messages.request(request_id, method, params), name, is_request=True)
         self.on_notice()
+        if on_sent is not None:
+            on_sent(request_id)
         try:
             return await answer.receive()
         finally:
@@ -128,6 +133,15 @@ class Session:
         if put is not None:
             put.send_nowait(message)
         return put is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the client has a connection, or over HTTP a standing stream, for notices."""
+        return self.notices.has_stream
+
+    async def save(self) -> None:
+        """Store its log level and its subscriptions, where the session outlives its connection."""
+        await self.on_change()
 
     @property
     def confirms(self) -> bool:
@@ -199,10 +213,13 @@ class EventIds(Protocol):
 class Granted:
     """The right of a client to resume one response by the ids of its events."""
 
-    __slots__ = ("ended", "grant", "is_call", "stop")
+    __slots__ = ("ended", "grant", "is_call", "is_wait", "stop")
 
-    def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
+    def __init__(
+        self, grant: Grant | None, *, is_call: bool = False, is_wait: bool = False
+    ) -> None:
         self.grant = grant  # None for the response to the original request
+        self.is_wait = is_wait  # see `Delivery`
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
         # Why the response has ended before the stream: `superseded` by another session, or
@@ -243,6 +260,7 @@ class Delivery:
         "is_held",
         "is_open",
         "is_over",
+        "is_wait",
         "number",
         "position",
         "preamble",
@@ -264,6 +282,7 @@ class Delivery:
         reply_id: RequestId | None = None,
         takes_over: bool = False,
         is_call: bool = False,
+        is_wait: bool = False,
         granted: Granted | None = None,
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
@@ -282,6 +301,7 @@ class Delivery:
         self.reply_id = reply_id
         self.takes_over = takes_over  # the stream's response is the answer to the resume
         self.is_call = is_call  # it answers a call, and not a resume
+        self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
         self.granted = granted  # where the client may resume it by event ids
         self.is_granted = True  # whether `granted` is durable, where there is one
         self.has_progress = False  # see `Separated`
@@ -310,7 +330,8 @@ class Delivery:
     @property
     def stands_for_call(self) -> bool:
         """Whether a client that cancels the request for this delivery cancels the call."""
-        return self.is_call or (self.takes_over and self.waiting_id == self.stream.request_id)
+        is_resumed = self.takes_over and self.waiting_id == self.stream.request_id
+        return not self.is_wait and (self.is_call or is_resumed)
 
     @property
     def replays(self) -> bool:
@@ -804,7 +825,7 @@ class Connection:
         write.runs.append((delivery, delivery.position))
         if delivery.reply_id is None:
             is_told = bool(delivery.dialects) or self.has_event_ids
-            is_reachable = is_told or stream.is_open_to_key
+            is_reachable = is_told or stream.is_findable or stream.is_open_to_key
             stream.is_reachable = stream.record.is_announced and is_reachable
 
     def _hand_over(

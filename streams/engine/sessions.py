@@ -12,6 +12,7 @@ the grant of that delivery:
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -234,6 +235,7 @@ class Sessions:
         await self._committer.settled(self._save(session))
 
     def _hold(self, session: HttpSession) -> None:
+        session.on_change = partial(self.save_settings, session)
         self._by_key[session.key] = session
         self._of_principal.setdefault(session.principal, {})[session.key] = session
 
@@ -329,7 +331,9 @@ class Sessions:
         name = new_request_id()
         takes_over, start = delivery.takes_over, delivery.start
         grant = Grant(session.key, name, named.stream, reply_id, takes_over, start)
-        granted = named.granted[name] = Granted(grant, is_call=delivery.is_call)
+        granted = named.granted[name] = Granted(
+            grant, is_call=delivery.is_call, is_wait=delivery.is_wait
+        )
         delivery.is_granted = False
         self._committer.add(SaveGrant(grant))
         resumes = list(filter(None, named.granted))
