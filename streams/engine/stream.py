@@ -159,6 +159,7 @@ class Stream:
         "rerun",
         "scope",
         "state",
+        "stays",
         "was_evicted",
         "witness",
     )
@@ -212,9 +213,10 @@ class Stream:
         # the first message. Then one write has the announcement and a result that comes soon.
         self.is_deferred = self.is_held = self.is_left = False
         # A *findable* call can be found by its caller again, by a short name or by making the same
-        # call (`streams.server.patience`). Its response stays when it was delivered. While it is
-        # *left*, its last client has stopped waiting for it: then progress is not numbered.
-        self.is_findable = self.mark is not None and self.mark.is_once
+        # call (`streams.server.patience`). While it is *left*, its last client has stopped waiting
+        # for it: then progress is not numbered. The response of a call that may be asked for again
+        # `stays` when it was delivered.
+        self.is_findable = self.stays = self.mark is not None and self.mark.is_once
         self.latest_progress = b""
         self.on_attach: Callable[[Stream], None] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
@@ -580,10 +582,10 @@ class Stream:
     def acknowledge(self, seq: int) -> None:
         """The client is known to have everything up to `seq`.
 
-        In a stream with pages this deletes nothing, because a client may ask for a page again. The
-        response of a findable call is kept for the same reason.
+        In a stream with pages this deletes nothing, because a client may ask for a page again. A
+        response that stays is kept for the same reason.
         """
-        if self.is_findable and self.state.is_ended:
+        if self.stays and self.state.is_ended:
             seq = min(seq, self.state.last - 1)
         if not self.state.is_paged:
             self.mark_delivered(seq)
@@ -652,7 +654,7 @@ class Stream:
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""
-        self.is_reachable = self.is_left = True
+        self.is_reachable = self.is_left = self.stays = True
 
     def detach(self, delivery: Follower) -> None:
         """Detach a delivery; nothing changes where another one has taken its place."""

@@ -150,7 +150,9 @@ async def _serve(
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.wait_idle(_linger_s(options))
+            # With patience, calls outlive their client. Without a journal it cannot come back.
+            if options.journal is not None or options.patience.patience_s is None:
+                await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 
