@@ -1,0 +1,27 @@
+"""A server object of the official SDK, for tests that need it in a process of its own."""
+
+import time
+
+import anyio
+from mcp.server.mcpserver import Context, MCPServer
+
+server = MCPServer("objects")
+
+
+@server.tool()
+def blocks(ctx: Context) -> str:
+    """Block a thread for an hour: nothing can stop it."""
+    anyio.from_thread.run(ctx.report_progress, 1.0)
+    time.sleep(3600)
+    return "never"
+
+
+@server.tool()
+async def counts(rows: int, ctx: Context) -> str:
+    """Report the numbers up to `rows`, without end if it is 0."""
+    row = 0
+    while row < rows or not rows:
+        row += 1
+        await ctx.report_progress(row)
+        await anyio.sleep(0.002)
+    return f"{rows} rows"
