@@ -25,3 +25,10 @@ async def counts(rows: int, ctx: Context) -> str:
         await ctx.report_progress(row)
         await anyio.sleep(0.002)
     return f"{rows} rows"
+
+
+@server.tool()
+async def holds(seconds: float) -> str:
+    """Hold up the event loop."""
+    time.sleep(seconds)  # noqa: ASYNC251 (that is what it is for)
+    return "held"

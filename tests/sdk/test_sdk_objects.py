@@ -1,6 +1,8 @@
 """Server objects of the official SDK, behind our transports, with the SDK's own client."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -200,6 +202,29 @@ def test_a_server_of_fastmcp_is_told_of_wrap() -> None:
     assert recognised(kind())
     with pytest.raises(TypeError, match=r"mcp-streams wrap -- fastmcp run FILE\.py"):
         SdkBackend(kind())
+
+
+def test_without_the_sdk_the_extra_is_named() -> None:
+    program = """
+import sys
+sys.modules["mcp"] = sys.modules["mcp_types"] = None
+from streams.backends.sdk import SdkBackend, recognised
+kind = type("MCPServer", (), {"__module__": "mcp.server.mcpserver.server"})
+assert recognised(kind()) and not recognised(object())
+try:
+    SdkBackend(kind())
+except TypeError as error:
+    print(error)
+from transports.sdk import over
+try:
+    over("ws://127.0.0.1:9")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.count("pip install 'mcp-streams[sdk]'") == 2, done.stdout + done.stderr
 
 
 async def test_the_hello_is_the_sdks() -> None:
@@ -724,3 +749,13 @@ async def test_a_thread_that_nothing_can_stop_does_not_delay_the_end(tmp_path: P
             with pytest.raises(MCPError, match="server stopped before the call was done"):
                 await client.call_tool("blocks", progress_callback=on_progress)
     assert codes == [0]
+
+
+async def test_the_watchdog_names_a_tool_that_holds_up_the_event_loop(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, app=APP, options=("--watchdog", "0.2")) as server:
+        async with Client(over(server.url, connect_s=20)) as client:
+            await client.call_tool("holds", {"seconds": 1})
+        await trio.to_thread.run_sync(server.hear, "a handler blocks all connections")
+        said = next(line for line in server.log if "blocks all connections" in line)
+    assert "tool=holds" in said
+    assert "objects_server.py" in said
