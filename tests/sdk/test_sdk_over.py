@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from pydantic import BaseModel
 
 from streams.aio.guest import Guest
@@ -373,6 +374,18 @@ async def test_a_client_session_takes_it_too() -> None:
         assert refused.value.error == types.ErrorData(
             code=-32042, message="not now", data={"why": "late"}
         )
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_after_its_end_the_streams_are_closed(loop: str) -> None:
+    async def main() -> None:
+        async with over("ws://127.0.0.1:9") as (read, write):
+            pass
+        with pytest.raises(anyio.ClosedResourceError):
+            await write.send(SessionMessage(types.JSONRPCNotification(jsonrpc="2.0", method="x")))
+        assert [each async for each in read] == []
+
+    anyio.run(main, backend=loop)
 
 
 # Servers that are not ours, and servers that are not there
