@@ -1,6 +1,5 @@
 """Other people's servers behind `mcp-streams wrap`: clients cannot tell them from bare ones."""
 
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,7 @@ pytestmark = pytest.mark.timeout(300, func_only=True)
 
 
 @pytest.fixture(scope="module")
-def conversations(
-    node: Node, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Conversation]:
+def conversations(node: Node, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversation]:
     folder = tmp_path_factory.mktemp("servers")
     made = (
         transcripts.everything(node),
@@ -48,6 +45,10 @@ def hold(client: str, node: Node, conversation: Conversation) -> Json:
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_bare_conversation_repeats(
-    client: str, server: str, node: Node, bare: dict[tuple[str, str], Json], conversations: dict[str, Conversation]
+    client: str,
+    server: str,
+    node: Node,
+    bare: dict[tuple[str, str], Json],
+    conversations: dict[str, Conversation],
 ) -> None:
     assert hold(client, node, conversations[server]) == bare[client, server]

@@ -70,7 +70,7 @@ def until(**methods: int) -> Json:
 
 def bad(names: Sequence[str]) -> list[Json]:
     """Calls of each tool with arguments that it cannot take."""
-    return [call(name, **{"path": 7, "message": [], "entities": "none"}) for name in names]
+    return [call(name, path=7, query=[], entities="none", names={}) for name in names]
 
 
 LISTS: Final = [
