@@ -1,6 +1,5 @@
 """Other people's servers behind `mcp-streams wrap`: clients cannot tell them from bare ones."""
 
-
 import pytest
 
 from tests.sdk import transcripts
