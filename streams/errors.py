@@ -134,6 +134,18 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         "The journal has no room for new calls: resume or cancel some, or try again later.",
     ),
     "unavailable": (INTERNAL_ERROR, "The journal cannot be read now: try again later."),
+    "too_many_children": (
+        INTERNAL_ERROR,
+        "All children are at work: end other sessions, or try again later.",
+    ),
+    "start_failed": (
+        INTERNAL_ERROR,
+        "The wrapped server did not start: see the log, and try its command by hand.",
+    ),
+    "backend_down": (
+        INTERNAL_ERROR,
+        "The wrapped server ended and is not started again: see the log, and open a new session.",
+    ),
     "interrupted": (
         INTERNAL_ERROR,
         "The server stopped before the call was done: make it again if that is safe.",

@@ -89,6 +89,7 @@ class Session:
         self.on_end: Callable[[], None] = _nothing  # called when the session has ended
         # Called for each notice: by the connection that is the whole session, if there is one.
         self.on_notice: Callable[[], None] = _nothing
+        self.on_change: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint  # see `save`
 
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """Send a notification that belongs to no request, over the session's standing stream.
@@ -100,11 +101,13 @@ class Session:
         self.notices.add(line, key)
         self.on_notice()
 
-    async def ask(self, method: str, params: Any) -> Message:
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
         """Send the client a request that belongs to no call, and wait for the answer.
 
-        It is sent again over each standing stream of a client that has not received it. Raises
-        `Refusal` where too many such requests wait.
+        It is sent again over each standing stream of a client that has not received it. `on_sent`
+        is called with its id. Raises `Refusal` where too many such requests wait.
         """
         if len(self._answers) >= REQUESTS_MAX:
             raise Refusal(
@@ -116,6 +119,8 @@ class Session:
         self._answers[request_id] = put
         self.notices.add(messages.request(request_id, method, params), name, is_request=True)
         self.on_notice()
+        if on_sent is not None:
+            on_sent(request_id)
         try:
             return await answer.receive()
         finally:
@@ -128,6 +133,15 @@ class Session:
         if put is not None:
             put.send_nowait(message)
         return put is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the client has a connection, or over HTTP a standing stream, for notices."""
+        return self.notices.has_stream
+
+    async def save(self) -> None:
+        """Store its log level and its subscriptions, where the session outlives its connection."""
+        await self.on_change()
 
     @property
     def confirms(self) -> bool:

@@ -12,6 +12,7 @@ the grant of that delivery:
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakSet
@@ -234,6 +235,7 @@ class Sessions:
         await self._committer.settled(self._save(session))
 
     def _hold(self, session: HttpSession) -> None:
+        session.on_change = partial(self.save_settings, session)
         self._by_key[session.key] = session
         self._of_principal.setdefault(session.principal, {})[session.key] = session
 

@@ -294,10 +294,12 @@ class Stream:
         else:
             await trio.lowlevel.checkpoint()
 
-    async def ask(self, method: str, params: Any) -> Message:
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
         """Send a request to the client and wait for the answer, whichever connection it comes over.
 
-        Raises as `send` does.
+        `on_sent` is called with its id when it has its place. Raises as `send` does.
         """
         rerun = self.rerun
         first_id = None if rerun is None else await self._compared(rerun.asked(method, params))
@@ -307,10 +309,13 @@ class Stream:
             if first_id is None:
                 self._answers[request_id] = answer
                 await self._send_request(request_id, messages.request(request_id, method, params))
+            if on_sent is not None:
+                on_sent(request_id)
             return await answer.wait()
         finally:
-            self._answers.pop(request_id, None)
-            self.state.questions.pop(request_id, None)
+            if self._answers.get(request_id, answer) is answer:  # else it is asked once more
+                self._answers.pop(request_id, None)
+                self.state.questions.pop(request_id, None)
 
     async def _send_request(self, request_id: RequestId, line: bytes) -> None:
         await self._let_out_ahead_of(line)

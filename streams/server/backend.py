@@ -5,7 +5,7 @@ proposals, cancels and acks. Every other message goes to the session's guest. Th
 guest sends for a request go into the stream of that request.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -37,8 +37,17 @@ class Standing(Protocol):
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """Send a notification. Of several with one key, the client may get only the latest."""
 
-    async def ask(self, method: str, params: Any) -> Message:
-        """Send a request, over whichever connection comes, and wait for the answer."""
+    @property
+    def is_listening(self) -> bool:
+        """Whether a notification would be sent now. Else only those with a key are kept."""
+
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
+        """Send a request, over whichever connection comes, and wait for the answer.
+
+        `on_sent` is called with the id that the client sees.
+        """
 
 
 class Outlet(Protocol):
@@ -56,8 +65,13 @@ class Outlet(Protocol):
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress. Where there is no room, only the latest of each token is kept."""
 
-    async def ask(self, method: str, params: Any) -> Message:
-        """Send a request and wait for the answer, whichever connection it comes over."""
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
+        """Send a request and wait for the answer, whichever connection it comes over.
+
+        `on_sent` is called with the id that the client sees.
+        """
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

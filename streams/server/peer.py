@@ -10,7 +10,7 @@ id, and errors that become replies.
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -79,9 +79,9 @@ class Guests:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        if method == _CALL or method in self.resumes:
-            return True
-        return not self.answers(method) and self._backend.delivers(method)
+        return method in self.resumes or (
+            not self.answers(method) and self._backend.delivers(method)
+        )
 
     def answers(self, method: str) -> bool:
         """Whether the peer itself answers this method at once."""
@@ -97,6 +97,8 @@ class Guests:
         return guest or self._keep(session, self._backend.reopen(_known_of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
+        if (former := self._guests.get(session)) is not None:
+            former.close()  # of a client that has sent a call ahead of `initialize`
         self._guests[session] = guest
         session.on_end = partial(self._close, session)
         return guest
@@ -156,7 +158,7 @@ class Peer:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        return self._guests.delivers(method)
+        return method == _CALL or self._guests.delivers(method)
 
     def caller(self) -> CallerInfo:
         """The caller of the message that is handled now."""
@@ -285,7 +287,7 @@ class Peer:
             answer = await self._guest.request(self._received(message, line))
         return messages.result(request_id, answer)
 
-    @property
+    @cached_property
     def _guest(self) -> Guest:
         return self._guests.of(self.session)
 
@@ -320,8 +322,8 @@ class Peer:
             client_info=params.client_info,
             capabilities=extension.without_ours(params.capabilities),
         )
-        guest = await self._guests.open(session, info)
-        hello = dict(guest.hello)
+        self._guest = await self._guests.open(session, info)
+        hello = dict(self._guest.hello)
         session.settings, session.capabilities = settings, capabilities
         session.revision = _spoken(hello.get("protocolVersion", info.revision))
         session.client = described(params.client_info, params.capabilities, session.revision)
@@ -337,18 +339,20 @@ class Peer:
         """Begin a request of the guest, other than a call."""
         assert isinstance(message.id, int | str)
         check_free(self.session, message.id)
-        begun = await self._guest.request(self._received(message, line))
+        received = self._received(message, line)
+        begun = await self._guest.request(received)
         if not isinstance(begun, Run):
             connection.reply(messages.result(message.id, begun))
             return
         _check_length(begun.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session.principal)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        self._start(begun, line, connection, origin=message)
+        self._start(begun, received, line, connection, origin=message)
 
     def _start(
         self,
         run: Run,
+        received: Received,
         line: bytes,
         connection: Connection,
         *,
@@ -364,7 +368,7 @@ class Peer:
             overflow=run.overflow,
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
-            caller=self.caller().kept,
+            caller=received.caller.kept,
             is_repeatable=run.is_repeatable,
             mark=mark,
             origin=origin,
@@ -475,7 +479,8 @@ class Peer:
         checking = self.session.checking
         if message.id not in checking:  # else `_begin_in_task` has reserved it for this call
             check_free(self.session, message.id)
-        begun = await self._guest.call(self._received(message, line), params)
+        received = self._received(message, line)
+        begun = await self._guest.call(received, params)
         if not isinstance(begun, Run):
             connection.reply(messages.result(message.id, begun))
             return
@@ -483,7 +488,8 @@ class Peer:
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
-        self._start(begun, line, connection, mark=mark, origin=message if mark is None else None)
+        origin = message if mark is None else None
+        self._start(begun, received, line, connection, mark=mark, origin=origin)
 
     def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection

@@ -1,0 +1,622 @@
+"""The conversation with one child: its requests in flight, its questions, and what it says else.
+
+The reader parses each line once and puts it into the inbox of the request that it belongs to. The
+handler of that request, a task of the engine, sends it on. So a stream without room delays its own
+handler. The reader waits only when an inbox is full, which in turn stops the child.
+
+This is one file because a request in flight and the reader are two ends of one queue.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Protocol
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.backends import attribution
+from streams.backends.attribution import CANCELLED, LOG, PROGRESS, SUBSCRIPTION, Attribution
+from streams.backends.lines import Lines, Long
+from streams.backends.process import ChildSettings, Ending, Process
+from streams.engine.connection import Session
+from streams.engine.stream import Stream
+from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, refusal
+from streams.logs import Warnings, log
+from streams.messages import Kind, Message, RequestId
+from streams.protocol.extension import KEY
+
+# What the reader may put aside for one request before the handler has taken it.
+INBOX_BYTES_MAX: Final = 256 * 1024
+INBOX_LINES_MAX: Final = 2_000
+GARBAGE_MAX: Final = 100  # lines in a row that are no JSON-RPC
+QUESTIONS_MAX: Final = 100  # of one child, without an answer
+CANCELLED_MAX: Final = 1_000  # requests that were cancelled and may still be answered
+SHUT_S: Final = 1.0  # between the end of the output of a child and its exit
+
+_TOOL_CALL: Final = "tools/call"
+_PING: Final = "ping"
+
+
+class Died(Exception):  # an event, and no error of this project
+    """The child has ended before it has answered a request."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__(ending.words)
+        self.ending = ending
+        self.exchange: Exchange | None = None  # the request, whose questions are still open
+
+    def close_questions(self) -> None:
+        """Answers to the questions of the request are awaited no longer."""
+        if self.exchange is not None:
+            self.exchange.close_questions()
+
+
+class Audience(Protocol):
+    """The clients behind a child, for messages that belong to no request."""
+
+    def stray(self, message: Message, line: bytes) -> None:
+        """Take a notification. The line has no newline."""
+
+    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+        """Ask a question and wait for the answer. Raises `Refusal`."""
+
+    def check_question(self, question: Message, session: Session) -> None:
+        """Raise `Refusal` where the client of a request in flight cannot take this question."""
+
+    def wants_log(self, message: Message, session: Session) -> bool:
+        """Whether the client of a request in flight wants this log message."""
+
+
+class Exchange:
+    """A request of a client, from its begin at the child to its answer."""
+
+    __slots__ = (
+        "_arrived",
+        "_conversation",
+        "cancelled_at",
+        "inbox",
+        "method",
+        "number",
+        "questions",
+        "session",
+        "size",
+        "stream",
+        "task",
+    )
+
+    def __init__(
+        self, conversation: "Conversation", number: int, stream: Stream, session: Session
+    ) -> None:
+        self._conversation = conversation
+        self.number = number
+        self.stream = stream
+        self.session = session
+        self.method = ""
+        self.task: str | None = None
+        self.inbox: list[tuple[Message, bytes] | BaseException] = []
+        self.size = 0
+        self.cancelled_at: float | None = None
+        self.questions: dict[RequestId, trio.CancelScope] = {}  # of the child, by its ids
+        self._arrived = trio.lowlevel.ParkingLot()
+
+    def counts(self) -> bool:
+        """See `InFlight`. A cancelled request may still say something, for a while."""
+        at = self.cancelled_at
+        return at is None or self._conversation.may_follow(at)
+
+    def put(self, item: tuple[Message, bytes] | BaseException, size: int = 0) -> None:
+        """Put a message into the inbox, or the error that ends the request."""
+        if self.cancelled_at is None:
+            self.inbox.append(item)
+            self.size += size
+            self._arrived.unpark_all()
+
+    async def take(self) -> list[tuple[Message, bytes] | BaseException]:
+        """Wait for messages, and take all that have come."""
+        while not self.inbox:
+            await self._arrived.park()
+        taken, self.inbox = self.inbox, []
+        return taken
+
+    def close_questions(self) -> None:
+        """Answers to its questions are awaited no longer."""
+        for scope in list(self.questions.values()):
+            scope.cancel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its handler is far behind."""
+        return self.size > INBOX_BYTES_MAX or len(self.inbox) > INBOX_LINES_MAX
+
+
+class Conversation:
+    """One child, from its `initialize` to its end. `run` reads what it says."""
+
+    def __init__(
+        self,
+        process: Process,
+        settings: ChildSettings,
+        audience: Audience,
+        host: trio.Nursery,
+        *,
+        is_shared: bool,
+    ) -> None:
+        """Questions are asked in tasks of `host`, which outlives the child."""
+        self.process = process
+        self.is_greeted = False  # it has answered `initialize`
+        self.is_initialized = False  # the client's `notifications/initialized` was passed on
+        self.is_ending = False  # it is told to end
+        self._settings = settings
+        self._audience = audience
+        self._host = host
+        self._is_shared = is_shared  # by sessions of several principals
+        self._attribution: Attribution[Exchange] = Attribution()
+        self._cancelled: dict[int, Exchange] = {}
+        self._own: dict[int, trio.MemorySendChannel[Message]] = {}  # requests of this process
+        self._strays: dict[RequestId, trio.CancelScope] = {}  # questions of no request
+        self._sent: dict[RequestId, RequestId] = {}  # our ids of the child's questions
+        self._last = 0
+        self._lines = Lines(settings.message_bytes_max)
+        self._garbage = 0  # lines in a row
+        self._warnings = Warnings()
+        self._has_garbage = False
+        self._room = trio.lowlevel.ParkingLot()
+        self._full: set[Exchange] = set()
+        self.dropped = 0  # messages that came too late
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take another request."""
+        return self.process.ending is None and not self.is_ending
+
+    @property
+    def has_questions(self) -> bool:
+        """Whether a question of no request waits for its answer."""
+        return bool(self._strays)
+
+    def may_follow(self, cancelled_at: float) -> bool:
+        """Whether messages of a request that was cancelled then may still come."""
+        is_recent = trio.current_time() - cancelled_at < self._settings.cancel_timeout_s
+        return is_recent or self._is_shared
+
+    # Its life
+
+    async def run(self) -> None:
+        """Read until the child has ended; then end all that was in flight."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._read)
+                await self.process.run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._hear(self.process.read_rest())
+            for exchange in list(self._attribution.requests.values()):
+                exchange.put(Died(self.ending))
+            for waiting in self._own.values():
+                waiting.close()
+            self.close_strays()
+
+    async def _read(self) -> None:
+        while data := await self.process.read():
+            self._hear(data)
+            while self._full:
+                self._full = {each for each in self._full if each.is_full}
+                if self._full:
+                    await self._room.park()
+        await trio.sleep(SHUT_S)  # until it has ended, usually
+        self.process.kill("it has closed its output")
+
+    async def killed(self, why: str) -> None:
+        """End the child now, for this reason, and wait until it has ended."""
+        self.process.kill(why)
+        await self.process.has_ended.wait()
+
+    @property
+    def ending(self) -> Ending:
+        """How the child has ended."""
+        assert self.process.ending is not None
+        return self.process.ending
+
+    def close_strays(self) -> None:
+        """Answers to questions of no request are awaited no longer."""
+        for scope in list(self._strays.values()):
+            scope.cancel()
+
+    # Requests of this process
+
+    async def ask(self, method: str, params: Any) -> Message:
+        """Send a request of our own and wait for the answer. Raises `Died`."""
+        put, answer = trio.open_memory_channel[Message](1)
+        number = self._next()
+        self._own[number] = put
+        try:
+            self.process.write(messages.request(number, method, params))
+            return await answer.receive()
+        except trio.EndOfChannel:
+            raise Died(self.ending) from None
+        finally:
+            self._own.pop(number, None)
+
+    def tell(self, line: bytes) -> None:
+        """Send a notification, or drop it where the child does not read."""
+        if self.process.has_room:
+            self.process.write(line)
+        else:
+            self._warnings.warn("a notification was dropped: a child reads nothing", child=self.pid)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self.process.pid
+
+    def _next(self) -> int:
+        self._last += 1
+        return self._last
+
+    # Requests of clients
+
+    async def exchange(self, stream: Stream, session: Session) -> tuple[bytes, bool]:
+        """Send the request of a stream; returns the response. Raises `Died` and `Refusal`."""
+        await self.process.wait_for_room()
+        if self.process.ending is not None:
+            raise Died(self.process.ending)
+        exchange = Exchange(self, self._next(), stream, session)
+        line = request_line(exchange)
+        self._attribution.requests[exchange.number] = exchange
+        try:
+            self.process.write(line)
+            answer = await self._answer_to(exchange)
+        except Died as died:
+            died.exchange = exchange  # its questions stay open: it may be sent again
+            self._end(exchange)
+            raise
+        except Refusal:
+            self._end(exchange)
+            exchange.close_questions()
+            raise
+        except BaseException:  # the handler was cancelled
+            self._cancel(exchange)
+            exchange.close_questions()
+            raise
+        self._end(exchange)
+        exchange.close_questions()
+        return answer
+
+    async def _answer_to(self, exchange: Exchange) -> tuple[bytes, bool]:
+        """Send on all messages of a request up to its answer."""
+        while True:
+            for item in await exchange.take():
+                if isinstance(item, BaseException):
+                    raise item
+                message, line = item
+                if message.method is msgspec.UNSET:
+                    return answer_line(exchange, message, line)
+                if message.id is msgspec.UNSET:
+                    await self._forward(exchange, message, line)
+                else:
+                    await self._host.start(self._ask_client, exchange, message)
+            exchange.size = 0
+            self._room.unpark_all()
+
+    async def _forward(self, exchange: Exchange, message: Message, line: bytes) -> None:
+        """Send a notification of the child to the client, in the request's stream."""
+        stream, method = exchange.stream, message.method
+        if method == PROGRESS:
+            token = stream.progress_token
+            if token is not None:  # else the progress was for this process alone
+                await stream.send_progress(token, attribution.with_token(line, token))
+        elif method == LOG:
+            if self._audience.wants_log(message, exchange.session):
+                await stream.send(line + b"\n", is_droppable=True)
+        elif method == CANCELLED:
+            await self._withdraw(exchange, message, line)
+        else:
+            if SUBSCRIPTION.encode() in line:
+                line = attribution.with_subscription(line, stream.request_id).rstrip(b"\n")
+            await stream.send(line + b"\n")
+
+    def _end(self, exchange: Exchange) -> None:
+        """The request is answered, or will never be."""
+        self._attribution.requests.pop(exchange.number, None)
+        self._cancelled.pop(exchange.number, None)
+        self._clear(exchange)
+
+    def _clear(self, exchange: Exchange) -> None:
+        """Its handler takes nothing more."""
+        self._full.discard(exchange)
+        self._room.unpark_all()
+        for item in exchange.inbox:
+            if isinstance(item, tuple) and item[0].id is not msgspec.UNSET:
+                self._attribution.questions.pop(item[0].id, None)  # type: ignore[arg-type]
+        exchange.inbox.clear()
+
+    def _cancel(self, exchange: Exchange) -> None:
+        """Tell the child that no answer is awaited. It may say something all the same."""
+        self._clear(exchange)
+        if self.process.ending is not None:
+            return
+        exchange.cancelled_at = trio.current_time()
+        self._cancelled[exchange.number] = exchange
+        if len(self._cancelled) > CANCELLED_MAX:
+            self._end(next(iter(self._cancelled.values())))
+        self.tell(messages.notification(CANCELLED, {"requestId": exchange.number}))
+
+    # Questions of the child
+
+    async def _ask_client(
+        self, exchange: Exchange, question: Message, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        """Ask a question of a request in flight, in the request's stream."""
+        their_id = question.id
+        assert isinstance(their_id, int | str)
+        has_started = False
+
+        def on_sent(our_id: RequestId) -> None:
+            nonlocal has_started
+            has_started = True
+            self._sent[their_id] = our_id
+            task_status.started()
+
+        with trio.CancelScope() as scope:
+            exchange.questions[their_id] = scope
+            try:
+                self._audience.check_question(question, exchange.session)
+                ask = exchange.stream.ask
+                answer = await ask(str(question.method), question.params, on_sent=on_sent)
+                await self._give(their_id, answer)
+            except StreamsError as error:
+                self._refuse(their_id, error)
+            finally:
+                self._forget(their_id)
+                exchange.questions.pop(their_id, None)
+        if not has_started:
+            task_status.started()
+
+    async def _ask_stray(self, question: Message, scope: trio.CancelScope) -> None:
+        """Ask a question that belongs to no request."""
+        their_id = question.id
+        assert isinstance(their_id, int | str)
+        with scope:
+
+            def on_sent(our_id: RequestId) -> None:
+                self._sent[their_id] = our_id
+
+            try:
+                answer = await self._audience.ask(question, on_sent)
+                await self._give(their_id, answer)
+            except StreamsError as error:
+                self._refuse(their_id, error)
+            finally:
+                self._forget(their_id)
+                self._strays.pop(their_id, None)
+
+    async def _give(self, their_id: RequestId, answer: Message) -> None:
+        line = one_line(messages.answer(msgspec.structs.replace(answer, id=their_id)))
+        await self.process.wait_for_room()
+        self.process.write(line)
+
+    def _refuse(self, their_id: RequestId, error: StreamsError) -> None:
+        refused = error if isinstance(error, Refusal) else Refusal(INTERNAL_ERROR, str(error))
+        log.info("a question of a child was refused", child=self.pid, why=refused.message[:200])
+        self.tell(messages.error(their_id, refused))
+
+    def _forget(self, their_id: RequestId) -> None:
+        self._sent.pop(their_id, None)
+        self._attribution.questions.pop(their_id, None)
+
+    async def _withdraw(self, exchange: Exchange, message: Message, line: bytes) -> None:
+        """The child cancels a question: the client hears it under the id that it knows."""
+        their_id = attribution.cancelled_id(message.params)
+        our_id = self._sent.get(their_id) if their_id is not None else None
+        if their_id is None or our_id is None:
+            return
+        scope = exchange.questions.get(their_id)
+        if scope is not None:
+            scope.cancel()
+        await exchange.stream.send(attribution.with_member(line, ("params", "requestId"), our_id))
+
+    # What the child says
+
+    def _hear(self, data: bytes) -> None:
+        lines = self._lines.feed(data)
+        for line, message in self._parsed(lines):
+            self._take(line, message)
+
+    def _parsed(self, lines: Sequence[bytes | Long]) -> Sequence[tuple[bytes, Message]]:
+        """The messages in lines. All others are dealt with here."""
+        plain = [line for line in lines if isinstance(line, bytes)]
+        if len(plain) == len(lines) > 1:
+            block = b"\n".join(plain)
+            if block.isascii():
+                with suppress(ValueError, RecursionError):
+                    found = messages.look_at_lines(block)
+                    if len(found) == len(plain):
+                        self._garbage = 0
+                        return list(zip(plain, found, strict=True))
+        parsed: list[tuple[bytes, Message]] = []
+        for line in lines:
+            if isinstance(line, Long):
+                self._take_long(line)
+            elif (message := self._looked_at(line)) is not None:
+                self._garbage = 0
+                parsed.append((line, message))
+            else:
+                parsed += self._batch(line)
+        return parsed
+
+    def _looked_at(self, line: bytes) -> Message | None:
+        try:
+            if not line.isascii():
+                line.decode()  # msgspec does not check UTF-8 in values that it skips
+            return messages.look(line)
+        except RecursionError:
+            self._take_long(Long(line[:1024], line[-1024:]))
+            return None
+        except ValueError:
+            return None
+
+    def _batch(self, line: bytes) -> list[tuple[bytes, Message]]:
+        """The messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
+        if line.lstrip().startswith(b"["):
+            with suppress(ValueError, RecursionError):
+                parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
+                found = [(each, messages.look(each)) for each in parts]
+                if found:
+                    self._garbage = 0
+                    return found
+        self._take_garbage(line)
+        return []
+
+    def _take_garbage(self, line: bytes) -> None:
+        self._garbage += 1
+        if not self._has_garbage:
+            self._has_garbage = True
+            log.warning(
+                "a child writes to standard output what is no JSON-RPC: it is dropped",
+                child=self.pid,
+                line=line[:200].decode(errors="replace"),
+            )
+        if self._garbage > GARBAGE_MAX:
+            self.process.kill(
+                f"it is no MCP server: {self._garbage} lines in a row are no JSON-RPC"
+            )
+
+    def _take_long(self, line: Long) -> None:
+        too_large = refusal("too_large", limit=self._settings.message_bytes_max)
+        if attribution.has_method(line.head):
+            if (number := attribution.id_in(line.head, line.tail)) is not None:
+                self._refuse(number, too_large)
+        elif (exchange := self._attribution.of_long(line.head, line.tail)) is not None:
+            exchange.put(too_large)
+        self._warnings.warn("a line of a child is too long: it was dropped", child=self.pid)
+
+    def _take(self, line: bytes, message: Message) -> None:
+        if message.method is msgspec.UNSET:
+            self._take_answer(line, message)
+        elif message.id is msgspec.UNSET:
+            exchange = self._attribution.of(message)
+            if exchange is not None:
+                self._put(exchange, message, line)
+            elif message.method == PROGRESS:
+                self._drop()
+            elif message.method != CANCELLED:
+                self._audience.stray(message, line)
+            else:
+                self._withdraw_stray(message, line)
+        else:
+            self._take_question(line, message)
+
+    def _take_answer(self, line: bytes, message: Message) -> None:
+        exchange: Exchange | None
+        if message.id is None:
+            exchange = self._attribution.only  # it could not read the request
+        else:
+            exchange = self._attribution.named(message.id)
+        if exchange is not None and exchange.cancelled_at is None:
+            if message.result is msgspec.UNSET and message.error is msgspec.UNSET:
+                exchange.put(Refusal(INTERNAL_ERROR, "The wrapped server has sent no result."))
+            else:
+                self._put(exchange, message, line)
+            self._attribution.requests.pop(exchange.number)  # a second answer belongs to none
+        elif exchange is not None:
+            self._end(exchange)
+        elif isinstance(message.id, int) and message.id in self._own:
+            self._own.pop(message.id).send_nowait(message)
+        else:
+            self._drop()
+
+    def _take_question(self, line: bytes, message: Message) -> None:
+        if not isinstance(message.id, int | str):
+            self._drop()
+            return
+        if message.method == _PING:
+            self.tell(messages.result(message.id, {}))
+            return
+        if len(self._attribution.questions) >= QUESTIONS_MAX or (
+            message.id in self._attribution.questions
+        ):
+            self._refuse(message.id, Refusal(INTERNAL_ERROR, "Too many questions are open."))
+            return
+        exchange = self._attribution.of(message)
+        if exchange is not None and exchange.cancelled_at is not None:
+            self._refuse(message.id, Refusal(INTERNAL_ERROR, "The request was cancelled."))
+            return
+        self._attribution.questions[message.id] = exchange
+        if exchange is not None:
+            self._put(exchange, message, line)
+        else:
+            scope = self._strays[message.id] = trio.CancelScope()
+            self._host.start_soon(self._ask_stray, message, scope)
+
+    def _withdraw_stray(self, message: Message, line: bytes) -> None:
+        their_id = attribution.cancelled_id(message.params)
+        if their_id is None or their_id not in self._strays:
+            self._drop()
+            return
+        our_id = self._sent.get(their_id)
+        self._strays[their_id].cancel()
+        if our_id is not None:
+            told = attribution.with_member(line, ("params", "requestId"), our_id)
+            self._audience.stray(message, told.rstrip(b"\n"))
+
+    def _put(self, exchange: Exchange, message: Message, line: bytes) -> None:
+        if exchange.cancelled_at is not None:
+            self._drop()
+            return
+        exchange.put((message, line), len(line))
+        if exchange.is_full:
+            self._full.add(exchange)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        log.debug("a message of a child came too late: it was dropped", child=self.pid)
+
+
+# Lines
+
+
+def request_line(exchange: Exchange) -> bytes:
+    """The request of a stream as the child gets it: with an id and a progress token of ours."""
+    stream, number = exchange.stream, exchange.number
+    members = messages.decode(one_line(stream.record.origin), dict[str, msgspec.Raw])
+    members["id"] = ours = msgspec.Raw(b"%d" % number)
+    exchange.method = method = messages.decode(members["method"], str)
+    raw = members.get("params")
+    if method.startswith("tasks/") and raw is not None:
+        exchange.task = attribution.task_of(raw)
+    if method == _TOOL_CALL or (raw is not None and b'"progressToken"' in bytes(raw)):
+        members["params"] = _with_our_token(raw or msgspec.Raw(b"{}"), ours, method)
+    return messages.encode(members) + b"\n"
+
+
+def _with_our_token(raw: msgspec.Raw, ours: msgspec.Raw, method: str) -> msgspec.Raw:
+    """Params with our progress token: calls are always asked for progress, to attribute it."""
+    try:
+        params = messages.decode(raw, dict[str, msgspec.Raw])
+        meta = messages.decode(params.get("_meta", b"{}"), dict[str, msgspec.Raw])
+    except ValueError:
+        return raw  # the child refuses them
+    if method != _TOOL_CALL and "progressToken" not in meta:
+        return raw
+    meta.pop(KEY, None)  # it is for this process
+    meta["progressToken"] = ours
+    params["_meta"] = msgspec.Raw(messages.encode(meta))
+    return msgspec.Raw(messages.encode(params))
+
+
+def answer_line(exchange: Exchange, message: Message, line: bytes) -> tuple[bytes, bool]:
+    """The response of the child under the client's id, and whether it is an error."""
+    is_error = message.kind is Kind.ERROR or (
+        b'"isError"' in line and messages.is_tool_error(message.result)  # type: ignore[arg-type]
+    )
+    return attribution.with_id(line, exchange.stream.request_id), is_error
+
+
+def one_line(line: bytes) -> bytes:
+    """A message of a client without newlines between its members."""
+    ended = line.endswith(b"\n")
+    body = line[:-1] if ended else line
+    if b"\n" in body or b"\r" in body:
+        body = msgspec.json.format(body, indent=-1)
+    return body + b"\n" if ended else body
