@@ -177,5 +177,5 @@ def is_probably_read(stream: Stream) -> bool:
     """Whether a stream was written completely to a client that does not confirm the end of it."""
     state = stream.state
     is_written = state.is_ended and state.handed == state.last
-    may_confirm = state.client_confirms and not state.is_paged
+    may_confirm = state.client_confirms and not (state.is_paged or stream.is_findable)
     return is_written and not may_confirm and stream.delivery is None

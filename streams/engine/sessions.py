@@ -331,7 +331,9 @@ class Sessions:
         name = new_request_id()
         takes_over, start = delivery.takes_over, delivery.start
         grant = Grant(session.key, name, named.stream, reply_id, takes_over, start)
-        granted = named.granted[name] = Granted(grant, is_call=delivery.is_call)
+        granted = named.granted[name] = Granted(
+            grant, is_call=delivery.is_call, is_wait=delivery.is_wait
+        )
         delivery.is_granted = False
         self._committer.add(SaveGrant(grant))
         resumes = list(filter(None, named.granted))

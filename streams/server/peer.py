@@ -19,6 +19,7 @@ import trio
 from streams import messages
 from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
+from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
 from streams.errors import (
@@ -38,6 +39,7 @@ from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
 from streams.server.backend import Backend, CallTool, Guest, Received, Run, SessionInfo
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
+from streams.server.patience import Patience
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
 # Newest first. A client that initializes with an unknown revision is offered the newest one.
@@ -71,6 +73,7 @@ class Guests:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.patience = backend if isinstance(backend, Patience) else None
         self._guests: dict[Session, Guest] = {}
         # The words of all dialects: their requests by their methods, and the names of page tokens.
         self.polls: dict[str, Polling | Listing] = dialects.questions()
@@ -134,6 +137,7 @@ class _Enveloped(msgspec.Struct):
 
 class _Cancelled(msgspec.Struct, rename="camel"):
     request_id: RequestId
+    reason: Any = None
 
 
 class Peer:
@@ -370,6 +374,8 @@ class Peer:
             is_restartable=run.is_restartable,
             caller=received.caller.kept,
             is_repeatable=run.is_repeatable,
+            is_findable=run.is_findable,
+            may_be_left=run.may_be_left,
             mark=mark,
             origin=origin,
         )
@@ -382,8 +388,12 @@ class Peer:
         if token is not None:
             self._deliver_page(message, token, params.meta.progress_token, connection)
             return
+        if await self._is_answered_by_patience(message, line, params, connection):
+            return
         if key is not None:
             begin = partial(self._call_once, message, params, line, key, connection)
+        elif await self._is_once(message, line, params):
+            begin = partial(self._call_again, message, params, line, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
         tool = self._guest.tool(params.name)
@@ -466,6 +476,38 @@ class Peer:
             operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
+    async def _is_answered_by_patience(
+        self, message: Message, line: bytes, params: CallTool, connection: Connection
+    ) -> bool:
+        patience = self._guests.patience
+        if patience is None:
+            return False
+        received = self._received(message, line)
+        return await patience.answers(self._guest, received, params, connection)
+
+    async def _is_once(self, message: Message, line: bytes, params: CallTool) -> bool:
+        patience = self._guests.patience
+        if patience is None or not patience.settings.once:
+            return False
+        return await patience.is_once(self._guest, self._received(message, line), params.name)
+
+    async def _call_again(
+        self, message: Message, params: CallTool, line: bytes, connection: Connection
+    ) -> None:
+        """Begin a call, or join the same call of this principal that was begun before."""
+        assert isinstance(message.id, int | str)
+        principal, patience = self.session.principal, self._guests.patience
+        assert patience is not None
+        digest = await self._work(line, partial(call_digest, message.params, ""))
+        async with self._engine.keyed.looked_up(digest.hex(), principal, is_once=True) as called:
+            if called.stream is not None:
+                self.session.checking.pop(message.id, None)
+                token = params.meta.progress_token
+                if await patience.joins(called.stream, connection, message.id, token):
+                    return
+            marked = await self._work(line, partial(extension.marked, message, called.mark))
+            await self._begin(message, params, marked, connection, called.mark)
+
     async def _begin(
         self,
         message: Message,
@@ -501,9 +543,9 @@ class Peer:
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.operations.cancel(
-            self.session, read_params(message.params, _Cancelled).request_id
-        )
+        cancelled, patience = read_params(message.params, _Cancelled), self._guests.patience
+        detaches = patience is not None and patience.settings.keeps(cancelled.reason)
+        self._engine.operations.cancel(self.session, cancelled.request_id, detaches=detaches)
 
     # Resume, poll and ack
 
