@@ -19,7 +19,7 @@ from tests.sdk.stock import HERE, Node
 
 Json = dict[str, Any]
 
-RUN_S: Final = 110.0
+RUN_S: Final = 40.0
 
 _CLOCK: Final = re.compile(r"\b\d{1,2}:\d\d:\d\d(\s[AP]M)?")
 _FILE_TIMES: Final = re.compile(r"(created|modified|accessed): [^\n]*")
