@@ -52,7 +52,7 @@ _Item = SessionMessage | Exception
 
 
 class Over:
-    """What the SDK's `Client` and `ClientSession` take as a transport; it is entered once."""
+    """A transport for the SDK's `Client` and `ClientSession`; it is entered once."""
 
     def __init__(self, dialer: Dialer, *, connect_s: float, patience_s: float) -> None:
         self._session = _session(dialer, connect_s, patience_s)
@@ -204,7 +204,9 @@ class _Relay:
             raise CannotConnect(f"No connection: {failure}.") from failure
 
     async def _run(self, link: Link, message: JSONRPCRequest, request: _Request) -> _Reply:
-        """Send a request, and give the SDK its messages. What only reads is sent again if lost."""
+        """Send a request, and give the SDK its messages. A request that only reads is sent again
+        if its response is lost.
+        """
         method, params = message.method, _raw(message.params or {})
         token = (message.params or {}).get("_meta", {}).get("progressToken")
         while True:

@@ -15,7 +15,7 @@ A call that may run twice is one of MCP's methods that only read, or a tool that
 This is one file because the backend, its guests and their relays share the link and its end.
 """
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -234,7 +234,13 @@ class _Nowhere:
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """There is no client."""
 
-    async def ask(self, method: str, params: Any) -> Message:
+    @property
+    def is_listening(self) -> bool:
+        return False
+
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
         raise Refusal(INTERNAL_ERROR, "The client is not there any more.")
 
 
@@ -688,6 +694,7 @@ class _Relay:
         answer: Message | Refusal | None = None
         try:
             with question.scope:
+
                 def sent(_: RequestId) -> None:
                     question.is_sent.set()
 

@@ -6,11 +6,12 @@ it. Here that is an `_Exchange`, over the stream of the request. So a message ne
 the exchange that it leaves through knows its stream. The SDK's own loop over a connection does not
 run, and no session owns the handlers: a call goes on after the session in which it began.
 
-What a handler sends without naming its request leaves through the SDK's connection. A question, a
-log message or progress belongs to the call in whose task it was made. All else (a changed list, an
-updated resource) belongs to the session.
+A handler may send a message without naming its request: it leaves through the SDK's connection. A
+question, a log message or progress belongs to the call in whose task it was made. All else (a
+changed list, an updated resource) belongs to the session.
 """
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -32,7 +33,7 @@ from streams.errors import INVALID_PARAMS, PARSE_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.faults import let_pass, log_failure, text_of
 from streams.forks import Confined
-from streams.logs import log
+from streams.logs import Warnings, log
 from streams.messages import Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.call import Call
@@ -65,6 +66,7 @@ else:
 # never end; more notifications than these are dropped, so that a flood of them fills no memory.
 NOTIFIED_MAX: Final = 100
 
+_SDK_LOG: Final = "mcp.server"
 _INITIALIZE: Final = "initialize"
 _INITIALIZED: Final = "notifications/initialized"
 _PROGRESS: Final = "notifications/progress"
@@ -104,6 +106,7 @@ class SdkBackend:
         self.resume_max_s = resume_max_s
         self.confined = Confined()
         self.running_requests: dict[Stream, str] = {}
+        self.adviser = _Adviser()
         self.state: Any = None  # what the lifespan has yielded
         self.nursery: trio.Nursery
         self.guests: set[_SdkGuest] = set()
@@ -120,22 +123,30 @@ class SdkBackend:
                 "--auth-jwks",
                 server=self.server.name,
             )
-        async with (
-            entered(self.server.lifespan, self.server) as self.state,
-            trio.open_nursery() as self.nursery,
-        ):
-            try:
-                yield
-            finally:
-                for guest in list(self.guests):
-                    guest.close()
+        logging.getLogger(_SDK_LOG).addHandler(self.adviser)
+        try:
+            async with (
+                entered(self.server.lifespan, self.server) as self.state,
+                trio.open_nursery() as self.nursery,
+            ):
+                try:
+                    yield
+                finally:
+                    for guest in list(self.guests):
+                        guest.close()
+        finally:
+            logging.getLogger(_SDK_LOG).removeHandler(self.adviser)
 
     def delivers(self, method: str) -> bool:
         return True  # any method may have a handler, which may report and ask
 
     async def open(self, session: SessionInfo, standing: Standing) -> "_SdkGuest":
         guest = _SdkGuest(self, session, standing)
-        await guest.initialize()
+        try:
+            await guest.initialize()
+        except BaseException:
+            guest.close()
+            raise
         return guest
 
     def reopen(self, session: SessionInfo, standing: Standing) -> "_SdkGuest":
@@ -143,6 +154,30 @@ class SdkBackend:
 
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
         return None  # the SDK's tools do not say which calls may run twice
+
+
+class _Adviser(logging.Handler):
+    """Advises what to do with a tool that needs asyncio.
+
+    It reads the SDK's log, since the SDK tells the exception of a tool nowhere else.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._warnings = Warnings()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is not None and trio.lowlevel.in_trio_run():
+            self.look_at(record.exc_info[1])
+
+    def look_at(self, error: BaseException | None) -> None:
+        while error is not None:
+            if isinstance(error, RuntimeError) and str(error) == "no running event loop":
+                self._warnings.warn(
+                    "a tool uses asyncio, and this server runs on trio: use anyio in its place, "
+                    "or serve the program by `mcp-streams wrap -- python FILE.py`"
+                )
+            error = error.__cause__ or error.__context__
 
 
 class _SdkGuest:
@@ -183,7 +218,8 @@ class _SdkGuest:
             exchange = _Exchange(self, None, None)
             try:
                 self.hello = await self._runner.on_request(exchange, _INITIALIZE, params)
-            except Exception as error:
+            except BaseException as error:
+                await let_pass(error)
                 raise refused_for(error, _INITIALIZE) from None
             finally:
                 exchange.close()
@@ -240,6 +276,7 @@ class _SdkGuest:
             except BaseException as error:
                 exchange.cancel_requested.set()
                 await let_pass(error)
+                self.backend.adviser.look_at(error)
                 raise refused_for(error, name) from None
             finally:
                 exchange.close()
@@ -261,9 +298,10 @@ class _SdkGuest:
     async def notify(self, received: Received) -> None:
         method, params = str(received.message.method), await _params(received)
         if method == _PROGRESS and params is not None:
-            on_progress = self._on_progress.get(params.get("progressToken", ""))
-            if on_progress is not None:
-                self._run(partial(_tell_progress, on_progress, params), method)
+            token = params.get("progressToken")
+            if isinstance(token, str) and token in self._on_progress:
+                tell = partial(_tell_progress, self._on_progress[token], params)
+                self._run(tell, method)
         if method == _INITIALIZED and self._is_initialized:
             self._connection.initialized.set()  # before the next message, as its order promises
         self._run(partial(self._notify, received, method, params), method)
@@ -470,8 +508,9 @@ class _Outbound:
         self, method: str, params: Mapping[str, Any] | None, opts: "CallOptions | None" = None
     ) -> None:
         exchange = self._current() if method in (_LOG, _PROGRESS) else None
-        if method == _PROGRESS and params is not None:
-            exchange = self._guest.exchanges.get(params.get("progressToken", ""), exchange)
+        token = None if method != _PROGRESS or params is None else params.get("progressToken")
+        if isinstance(token, str | int):
+            exchange = self._guest.exchanges.get(token, exchange)
         if exchange is not None:
             await exchange.notify(method, params)
         else:

@@ -13,6 +13,7 @@ from typing import Literal
 import cyclopts
 
 from streams.cli import (
+    attach,
     base,
     bench,
     calls,
@@ -30,6 +31,7 @@ Shell = Literal["bash", "zsh", "fish"]
 
 __all__ = [
     "app",
+    "attach",
     "bench",
     "calls",
     "journal",

@@ -1,4 +1,4 @@
-"""What a process serves: a Python object that its options name, or a backend made from them."""
+"""Makes the thing that a process serves: a Python object or a backend, as its options say."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ _OURS: Final = ("streams", "transports")
 
 
 class Servable(Protocol):
-    """What a process can serve. A `Server` is one; `Hosted` makes one of a backend."""
+    """A process can serve it. A `Server` is one; `Hosted` makes one of a backend."""
 
     limits: Limits
 

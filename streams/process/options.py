@@ -111,7 +111,7 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """What is done for hosts that give up; `mcp-streams serve --help` describes the settings."""
+    """For hosts that give up on a call; `mcp-streams serve --help` describes the settings."""
 
     patience_s: float | None = None
     once: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What systemd passes to a service: listening sockets, and a socket for notices.
+"""The sockets that systemd passes to a service: some to listen at, and one for notices.
 
 The sockets are described in sd_listen_fds(3), the notices in sd_notify(3). The variables of both
 are removed from the environment, so that no child process takes them for its own.
@@ -44,7 +44,7 @@ def take_sockets(options: Options) -> tuple[Options, Sockets]:
 
 
 def _purpose(name: str, options: Options) -> str:
-    """What to serve at a socket of this name: "http" or "ws"."""
+    """The server for a socket of this name: "http" or "ws"."""
     asked = [each for each in NAMES if getattr(options, each) is not None]
     if not asked:
         raise CannotServe(

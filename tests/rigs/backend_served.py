@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from streams.exchange import Admit
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
@@ -37,7 +38,12 @@ class Served:
 
 @asynccontextmanager
 async def backend_served(
-    backend: Backend, journal: Journal | None = None, keyring: Keyring | None = None, **how: Any
+    backend: Backend,
+    journal: Journal | None = None,
+    keyring: Keyring | None = None,
+    *,
+    admit: Admit | None = None,
+    **how: Any,
 ) -> AsyncIterator[Served]:
     """Serve it for the length of a block, by default over a journal in memory."""
     limits = Limits()
@@ -49,8 +55,10 @@ async def backend_served(
         trio.open_nursery() as nursery,
     ):
         serve_ws = partial(websocket.serve, running.serve, message_bytes_max=bytes_max)
-        serve_http = partial(http.serve, HttpEndpoint(running), body_bytes_max=bytes_max)
-        ws_port = await nursery.start(serve_ws, "127.0.0.1", 0)
-        http_port = await nursery.start(serve_http, "127.0.0.1", 0)
+        serve_http = partial(
+            http.serve, HttpEndpoint(running), body_bytes_max=bytes_max, admit=admit
+        )
+        ws_port = await nursery.start(partial(serve_ws, "127.0.0.1", 0, admit=admit))
+        http_port = await nursery.start(partial(serve_http, "127.0.0.1", 0, admit=admit))
         yield Served(running, ws_port, http_port)
         nursery.cancel_scope.cancel()

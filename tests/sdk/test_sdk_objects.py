@@ -1,5 +1,6 @@
 """Server objects of the official SDK, behind our transports, with the SDK's own client."""
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,19 +8,23 @@ from typing import Any, Self
 
 import anyio
 import mcp_types as types
+import pydantic_core
 import pytest
 import trio
 from mcp import ClientSession
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server as LowLevelServer
+from mcp.server.auth.middleware.auth_context import get_access_token
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
+from streams import messages
 from streams.backends.sdk import SdkBackend, recognised
 from streams.client.client import Client as OurClient
 from streams.errors import CallFailed, LifespanFailed
+from streams.exchange import Caller
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from tests.rigs.backend_served import Served, backend_served
@@ -161,7 +166,7 @@ def text_of(result: Any) -> str:
     return str(result.content[0].text)
 
 
-# What is served
+# Objects that are served
 
 
 @pytest.mark.parametrize(
@@ -286,6 +291,56 @@ async def test_a_tool_sees_its_client_and_its_request() -> None:
     assert seen["roots"] is True
     assert seen["lifespan"] == "of the process"
     assert seen["meta"]["trace"] == "t"
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+async def test_a_tool_sees_the_caller_that_our_listener_has_authenticated(scheme: str) -> None:
+    server = MCPServer("x")
+
+    @server.tool()
+    async def caller() -> Json | None:
+        token = get_access_token()
+        return None if token is None else token.model_dump()
+
+    async def admit(head: Any) -> Caller:
+        name = dict(head.headers)["authorization"].removeprefix("Bearer ")
+        principal = f"bearer(https://issuer, {name})"
+        return Caller(principal, lambda: 60, frozenset({"b", "a"}), {"client_id": "app"})
+
+    async with backend_served(SdkBackend(server), admit=admit) as served:
+        url = served.ws_url if scheme == "ws" else served.http_url
+        async with OurClient(dial(url, token="ada")) as client:
+            seen = (await client.call_tool("caller")).structured_content
+    assert seen is not None
+    seen = seen["result"]
+    assert (seen["client_id"], seen["subject"], seen["scopes"]) == ("app", "ada", ["a", "b"])
+    assert seen["claims"] == {"iss": "https://issuer", "client_id": "app"}
+    assert seen["token"] == ""
+
+
+@pytest.mark.parametrize("token", [[], {}, None, "x", 7, 2**70])
+async def test_a_client_may_send_progress_of_nothing(token: Any) -> None:
+    async with (
+        backend_served(SdkBackend(make_server())) as served,
+        dial(served.ws_url)() as channel,
+    ):
+        hello = {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "n", "version": "1"},
+        }
+        await channel.send(messages.request(1, "initialize", hello))
+        report = {"progressToken": token, "progress": 1}
+        line = pydantic_core.to_json(
+            {"jsonrpc": "2.0", "method": "notifications/progress", "params": report}
+        )
+        await channel.send(line + b"\n")
+        await channel.send(messages.request(2, "tools/list", {}))
+        found: list[Any] = []
+        with trio.fail_after(5):
+            while len(found) < 2:
+                found += await channel.receive()
+        assert b'"tools"' in found[1]
 
 
 async def test_the_lifespan_is_entered_once_for_all_sessions() -> None:
@@ -524,6 +579,19 @@ async def test_a_handler_that_breaks_ends_its_call_alone() -> None:
             with pytest.raises(MCPError):
                 await client.call_tool(name)
         assert text_of(await client.call_tool("fine")) == "fine"
+
+
+async def test_a_tool_that_needs_asyncio_gets_advice(capsys: Any) -> None:
+    server = MCPServer("x")
+
+    @server.tool()
+    async def sleepy() -> str:
+        await asyncio.sleep(1)
+        return ""
+
+    async with session_of(server) as client:
+        assert (await client.call_tool("sleepy")).is_error
+    assert "mcp-streams wrap -- python FILE.py" in capsys.readouterr().err
 
 
 # Messages of the session

@@ -49,7 +49,7 @@ def test_the_examples_run_as_they_stand(page: Path, stage: Stage) -> None:
 def test_messages_on_a_page_are_json(page: Path) -> None:
     for block in blocks(page, "json"):
         message = msgspec.json.decode(block.text)
-        assert message.get("jsonrpc") == "2.0" or list(message) == ["mcpServers"]
+        assert message.get("jsonrpc") == "2.0" or list(message) in (["mcpServers"], ["servers"])
 
 
 def test_the_first_block_of_the_readme_can_be_pasted(stage: Stage) -> None:

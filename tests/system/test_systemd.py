@@ -1,4 +1,4 @@
-"""What systemd passes to a service: sockets to listen at, and a socket for notices."""
+"""The sockets that systemd passes to a service: some to listen at, and one for notices."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from tests.rigs.command import run
 from tests.wire.process import APP, CLI
 from tests.wire.raw import DEADLINE_S
 
-# What systemd does between fork and exec: the sockets become 3, 4, …, and LISTEN_PID is the child.
+# The steps of systemd between fork and exec: the sockets become 3, 4, …; LISTEN_PID is the child.
 ACTIVATE = """
 import os, sys
 fds = [int(fd) for fd in sys.argv[1].split(",") if fd]

@@ -19,7 +19,7 @@ LISTS_S: Final = 30.0  # for all lists together
 
 
 class Found(msgspec.Struct, frozen=True, rename="camel"):
-    """What a server has. None of what it has not declared."""
+    """A server as it describes itself: lists that it has not declared are None."""
 
     name: str
     version: str
