@@ -514,6 +514,9 @@ class Operations:
                 if is_stopped:
                     self._streams.cancel(stream)
                 return
+        # A newer resume of this client may have displaced the delivery before the cancel came. The
+        # client may continue the older response all the same, which would displace the newer one.
+        session.cancel_response(request_id)
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:

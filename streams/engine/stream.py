@@ -19,7 +19,7 @@ from streams import messages
 from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
-from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
+from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
@@ -448,14 +448,45 @@ class Stream:
         once more.
         """
         assert self.rerun is not None
-        for request_id, question in (await self.rerun.questions()).items():
+        self._reopen(self.rerun, await self.rerun.questions())
+
+    def _reopen(self, rerun: Rerun, questions: dict[RequestId, Question]) -> None:
+        self._rerun_answers = {}
+        for request_id, question in questions.items():
             answer = self._rerun_answers[request_id] = Answer(self)
-            line = self.rerun.answer_to(question.seq)
+            line = rerun.answer_to(question.seq)
             if line is not None:
                 answer.give(messages.parse(line))
             else:
+                if (asked := self._answers.get(request_id)) is not None:
+                    answer.readers = asked.readers
                 self._answers[request_id] = answer
                 self.state.questions[request_id] = question
+
+    async def run_again(self) -> None:
+        """Begin the next run of a call whose child process has died, in a live server.
+
+        Its requests must stay open meanwhile: a client gives each answer once. Raises `Refusal`
+        where the call has died too often.
+        """
+        assert self.rerun is not None
+        self.state.held_back.clear()  # without a number, it was not sent
+        await self.flush()
+        missed = set[RequestId]()
+        while True:
+            rerun = await self.rerun.again()
+            questions = await rerun.questions()
+            missing = {
+                request_id
+                for request_id, question in questions.items()
+                if request_id not in self._answers and rerun.answer_to(question.seq) is None
+            }
+            if missing <= missed:
+                break
+            missed |= missing  # perhaps answered meanwhile: then the answer is stored by now
+        self.rerun = rerun
+        self._reopen(rerun, questions)
+        await rerun.begin()
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
         """The answer of the rerun. A difference from the first run, a `Refusal`, ends the call."""

@@ -97,7 +97,7 @@ class Guests:
     def of(self, session: Session) -> Guest:
         """The guest of a session."""
         guest = self._guests.get(session)
-        return guest or self._keep(session, self._backend.reopen(_known_of(session), session))
+        return guest or self._keep(session, self._backend.reopen(known_of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
         if (former := self._guests.get(session)) is not None:
@@ -110,7 +110,7 @@ class Guests:
         self._guests.pop(session).close()
 
 
-def _known_of(session: Session) -> SessionInfo:
+def known_of(session: Session) -> SessionInfo:
     """The client of a session, as far as that is known after a restart, or without `initialize`."""
     client = session.client or ClientInfo()
     return SessionInfo(
@@ -372,6 +372,7 @@ class Peer:
             overflow=run.overflow,
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
+            is_rerunnable=run.is_rerunnable,
             caller=received.caller.kept,
             is_repeatable=run.is_repeatable,
             is_findable=run.is_findable,
