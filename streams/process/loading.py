@@ -7,7 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -29,6 +31,10 @@ from transports import dial
 _OURS: Final = ("streams", "transports")
 
 
+ToolAt = Callable[[FrameType], str | None]
+"""Returns the name of the tool that runs in a frame; None for any other frame."""
+
+
 class Servable(Protocol):
     """A process can serve it. A `Server` is one; `Hosted` makes one of a backend."""
 
@@ -44,13 +50,24 @@ class Servable(Protocol):
         """Take over the journal's streams and run it, for the length of a block."""
 
 
+SDK_ADVICE: Final = " Install the official SDK: pip install 'mcp-streams[sdk]'."
+
+
 class Hosted:
     """A backend with the settings to serve it."""
 
     scopes: Sequence[str] = ()  # a backend does not say which of its tools need any
 
-    def __init__(self, backend: Backend, limits: Limits, *, require_resume_token: bool) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        *,
+        require_resume_token: bool,
+        tool_at: ToolAt = lambda _: None,
+    ) -> None:
         self._backend = backend
+        self.tool_at = tool_at
         self.limits = limits
         self._require_resume_token = require_resume_token
 
@@ -79,17 +96,16 @@ def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Ser
         found.require_resume_token |= options.require_resume_token
         return found
     limits = msgspec.structs.replace(Limits(), **options.limits)
-    backend: Backend
+    hosted = partial(Hosted, limits=limits, require_resume_token=options.require_resume_token)
     try:
         if isinstance(app, Command):
-            backend = _of_command(app, limits, on_down)
-        elif isinstance(app, Remote):
-            backend = _of_remote(app, options.journal)
-        else:
-            backend = _of_sdk(app, found)
+            return hosted(_of_command(app, limits, on_down))
+        if isinstance(app, Remote):
+            return hosted(_of_remote(app, options.journal))
     except ValueError as error:
         raise CannotServe(f"{error}.") from error
-    return Hosted(backend, limits, require_resume_token=options.require_resume_token)
+    backend, tool_at = _of_sdk(app, found)
+    return hosted(backend, tool_at=tool_at)
 
 
 def patience_of(options: Options) -> PatienceSettings:
@@ -130,14 +146,15 @@ def _of_remote(remote: Remote, journal: Path | None) -> Backend:
     return RemoteBackend(settings)
 
 
-def _of_sdk(app: str, found: object) -> Backend:
-    from streams.backends.sdk import SdkBackend, recognised  # noqa: PLC0415
+def _of_sdk(app: str, found: object) -> tuple[Backend, ToolAt]:
+    """A backend of the official SDK's object, with the function that names its tool in a frame."""
+    from streams.backends import sdk  # noqa: PLC0415
 
-    if not recognised(found):
+    if not sdk.recognised(found):
         place, _, name = app.rpartition(":")
         raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
     try:
-        return SdkBackend(found)
+        return sdk.SdkBackend(found), sdk.tool_at
     except TypeError as error:
         raise CannotServe(f"{app}: {error}") from error
 
@@ -154,7 +171,8 @@ def _object(app: str) -> object:
     except CannotServe:
         raise
     except Exception as error:
-        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
+        advice = SDK_ADVICE if getattr(error, "name", None) == "mcp" else ""
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.{advice}") from error
     return getattr(module, name, None)
 
 

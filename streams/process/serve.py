@@ -31,7 +31,7 @@ from streams.process.deadline import (
     let_children_end,
 )
 from streams.process.guard import Guard, guard_for, parse_address
-from streams.process.loading import Servable, load, patience_of
+from streams.process.loading import Hosted, Servable, load, patience_of
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
@@ -106,7 +106,7 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    with watched(options.watchdog_s, tool_at):
+    with watched(options.watchdog_s, server.tool_at if isinstance(server, Hosted) else tool_at):
         await _serve(server, options, *how)
 
 
