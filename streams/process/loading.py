@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol
@@ -22,6 +21,7 @@ from streams.logs import log
 from streams.process.options import CannotServe, Command, Options, Remote
 from streams.process.tokens import token_of
 from streams.server.backend import Backend
+from streams.server.handlers import tool_at
 from streams.server.patience import PatienceSettings
 from streams.server.running import RunningServer, open_backend
 from streams.server.server import Server
@@ -32,7 +32,6 @@ _OURS: Final = ("streams", "transports")
 
 
 ToolAt = Callable[[FrameType], str | None]
-"""Returns the name of the tool that runs in a frame; None for any other frame."""
 
 
 class Servable(Protocol):
@@ -50,24 +49,15 @@ class Servable(Protocol):
         """Take over the journal's streams and run it, for the length of a block."""
 
 
-SDK_ADVICE: Final = " Install the official SDK: pip install 'mcp-streams[sdk]'."
-
-
 class Hosted:
     """A backend with the settings to serve it."""
 
     scopes: Sequence[str] = ()  # a backend does not say which of its tools need any
 
-    def __init__(
-        self,
-        backend: Backend,
-        limits: Limits,
-        *,
-        require_resume_token: bool,
-        tool_at: ToolAt = lambda _: None,
-    ) -> None:
+    def __init__(self, backend: Backend, limits: Limits, *, require_resume_token: bool) -> None:
         self._backend = backend
-        self.tool_at = tool_at
+        # The name of the tool that runs in a frame, for a backend whose tools run in this process.
+        self.tool_at: ToolAt = getattr(backend, "tool_at", _no_tool)
         self.limits = limits
         self._require_resume_token = require_resume_token
 
@@ -85,6 +75,10 @@ class Hosted:
         )
 
 
+def _no_tool(frame: FrameType) -> str | None:
+    return None
+
+
 def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Servable:
     """Make what the options name. `on_down` is called once it has failed for good.
 
@@ -96,16 +90,22 @@ def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Ser
         found.require_resume_token |= options.require_resume_token
         return found
     limits = msgspec.structs.replace(Limits(), **options.limits)
-    hosted = partial(Hosted, limits=limits, require_resume_token=options.require_resume_token)
+    backend: Backend
     try:
         if isinstance(app, Command):
-            return hosted(_of_command(app, limits, on_down))
-        if isinstance(app, Remote):
-            return hosted(_of_remote(app, options.journal))
+            backend = _of_command(app, limits, on_down)
+        elif isinstance(app, Remote):
+            backend = _of_remote(app, options.journal)
+        else:
+            backend = _of_sdk(app, found)
     except ValueError as error:
         raise CannotServe(f"{error}.") from error
-    backend, tool_at = _of_sdk(app, found)
-    return hosted(backend, tool_at=tool_at)
+    return Hosted(backend, limits, require_resume_token=options.require_resume_token)
+
+
+def tool_namer(server: Servable) -> ToolAt:
+    """Finds the name of the tool that runs in a frame."""
+    return server.tool_at if isinstance(server, Hosted) else tool_at
 
 
 def patience_of(options: Options) -> PatienceSettings:
@@ -146,15 +146,14 @@ def _of_remote(remote: Remote, journal: Path | None) -> Backend:
     return RemoteBackend(settings)
 
 
-def _of_sdk(app: str, found: object) -> tuple[Backend, ToolAt]:
-    """A backend of the official SDK's object, with the function that names its tool in a frame."""
-    from streams.backends import sdk  # noqa: PLC0415
+def _of_sdk(app: str, found: object) -> Backend:
+    from streams.backends.sdk import SdkBackend, recognised  # noqa: PLC0415
 
-    if not sdk.recognised(found):
+    if not recognised(found):
         place, _, name = app.rpartition(":")
         raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
     try:
-        return sdk.SdkBackend(found), sdk.tool_at
+        return SdkBackend(found)
     except TypeError as error:
         raise CannotServe(f"{app}: {error}") from error
 
@@ -171,8 +170,7 @@ def _object(app: str) -> object:
     except CannotServe:
         raise
     except Exception as error:
-        advice = SDK_ADVICE if getattr(error, "name", None) == "mcp" else ""
-        raise CannotServe(f"{place} cannot be imported: {_described(error)}.{advice}") from error
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
     return getattr(module, name, None)
 
 
