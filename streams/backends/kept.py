@@ -85,8 +85,8 @@ def stale(result: bytes | Members) -> dict[str, Any]:
     members = messages.decode(result, dict[str, Any]) if isinstance(result, bytes) else dict(result)
     meta: Any = members.get("_meta", {})
     if isinstance(meta, msgspec.Raw):
-        meta = messages.decode(meta, dict[str, msgspec.Raw])
-    return {**members, "_meta": {**meta, STALE: True}}
+        meta = messages.decode(meta, Any)
+    return {**members, "_meta": {**(meta if isinstance(meta, dict) else {}), STALE: True}}
 
 
 def _read(path: Path) -> _File:

@@ -20,13 +20,15 @@ from contextlib import asynccontextmanager, suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 import trio
 
 from streams import messages
-from streams.backends.kept import Kept, Members, Pages, stale
+from streams.backends import attribution
+from streams.backends.attribution import CANCELLED, cancelled_id, is_news, key_of
+from streams.backends.kept import FILE_BYTES_MAX, Kept, Members, Pages, stale
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.client import wire
 from streams.client.call import RunningCall
@@ -69,6 +71,11 @@ CHECKPOINT_S: Final = 0.25
 # Pages of one list that are read to be kept.
 PAGES_MAX: Final = 100
 
+LISTS_BYTES_MAX: Final = FILE_BYTES_MAX // 4  # of one list
+
+# The lists are read again at most so often, however often the server says that they changed.
+LISTS_EVERY_S: Final = 1.0
+
 # How long the end of this backend waits for cancels that the remote server has not got.
 FAREWELL_S: Final = 1.0
 
@@ -82,7 +89,6 @@ _LISTS: Final = {  # and the notification that a list has changed
 }
 _CALL: Final = "tools/call"
 _INITIALIZED: Final = "notifications/initialized"
-_PROGRESS: Final = wire.PROGRESS.encode()
 _ALL_CAPABILITIES: Final = {
     name: msgspec.Raw(b"{}") for name in ("elicitation", "sampling", "roots")
 }
@@ -261,6 +267,7 @@ class _RemoteGuest:
         )
         self._standing = standing
         self._told: dict[str, Pages] = {}  # the lists, as the host knows them
+        self._asked: dict[RequestId | None, _Question] = {}  # outside of calls
         self._is_offline = False  # the host was answered with what the server said before
         self._users = 0
         self._stale_lists = trio.Event()
@@ -390,22 +397,36 @@ class _RemoteGuest:
 
     def notified(self, message: Message) -> None:
         method = str(message.method)
-        if method in (wire.PROGRESS, wire.CANCELLED):
+        if method == wire.PROGRESS:
             return  # of a request that is over
-        key = method if method in _LISTS.values() else None
-        if key is not None:
+        if method == CANCELLED:
+            self._withdraw(message)
+            return
+        if method in _LISTS.values():
             self._stale_lists.set()
-        elif method == wire.UPDATED:
-            key = f"{method} {messages.decode(message.params, dict[str, Any]).get('uri')}"
+        key = key_of(method, message.params) if is_news(method) else None
         self._standing.notify(messages.notification(method, message.params), key=key)
 
+    def _withdraw(self, message: Message) -> None:
+        """The remote server does not want an answer any more."""
+        question = self._asked.get(cancelled_id(message.params))
+        if question is not None:
+            if (line := question.withdrawn(message)) is not None:
+                self._standing.notify(line)
+            question.scope.cancel()
+
     async def respond(self, message: Message, call: RunningCall | None) -> bytes:
+        assert isinstance(message.id, int | str)
         relay = None if call is None else self.relays.get(call)
         if relay is not None and isinstance(call, RemoteCall):
             answer = await relay.answer(message, call)
         else:
-            answer = await self._standing.ask(str(message.method), message.params)
-        assert isinstance(message.id, int | str)
+            question = self._asked[message.id] = _Question()
+            try:
+                await question.put(self._standing, message)
+                answer = await question.wait()
+            finally:
+                del self._asked[message.id]
         return messages.answer(msgspec.structs.replace(answer, id=message.id))
 
     # The lists of the server
@@ -443,6 +464,7 @@ class _RemoteGuest:
                     await kept.keep_pages(method, pages)
                     self._compare(method, pages)
             await self._stale_lists.wait()
+            await trio.sleep(LISTS_EVERY_S)
 
     def _compare(self, method: str, pages: Pages) -> None:
         """Tell the host of a list that is not what it knows."""
@@ -470,27 +492,60 @@ class _Untaken(CallLost):
     """The remote server has not taken the request."""
 
 
+class _Asking(Protocol):
+    """A stream, or the place of what belongs to no request."""
+
+    async def ask(
+        self, method: str, params: Any, *, on_sent: Callable[[RequestId], object] | None = None
+    ) -> Message:
+        """Ask the host, and wait for the answer."""
+
+
 class _Question:
-    """A request of the remote server within a call, and the host's answer to it."""
+    """A request of the remote server, and the host's answer to it."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
-        self._is_here = trio.Event()
         self.is_sent = trio.Event()
-        self._answer: Message | Refusal = Refusal(INTERNAL_ERROR, "The call has ended.")
+        self._id: RequestId | None = None  # ours
+        self._is_here = trio.Event()
+        self._answer: Message | Refusal = Refusal(INTERNAL_ERROR, "The request has ended.")
 
     @property
     def is_answered(self) -> bool:
+        """Whether there is an answer, or will be none."""
         return self._is_here.is_set()
 
-    def give(self, answer: Message | Refusal | None) -> None:
-        """None: there will be no answer."""
-        if answer is not None:
-            self._answer = answer
+    async def put(self, asking: _Asking, message: Message) -> None:
+        """Ask the host, and wait for the answer."""
+        try:
+            with self.scope:
+                self._answer = await asking.ask(
+                    str(message.method), message.params, on_sent=self._sent
+                )
+        except Refusal as refused:
+            self._answer = refused
+        finally:
+            self.drop()
+
+    def _sent(self, request_id: RequestId) -> None:
+        self._id = request_id
+        self.is_sent.set()
+
+    def withdrawn(self, cancelled: Message) -> bytes | None:
+        """The host's notification that nobody waits for its answer; None before it was asked."""
+        if self._id is None:
+            return None
+        params = messages.decode(cancelled.params, dict[str, Any]) | {"requestId": self._id}
+        return messages.notification(CANCELLED, params)
+
+    def drop(self) -> None:
+        """Nothing more comes."""
         self.is_sent.set()
         self._is_here.set()
 
     async def wait(self) -> Message:
+        """The answer. Raises `Refusal`."""
         await self._is_here.wait()
         if isinstance(self._answer, Refusal):
             raise self._answer
@@ -506,7 +561,7 @@ class _Relay:
         self._request = request
         self._method = str(request.method)
         self._tool = tool
-        self._questions: dict[RequestId, _Question] = {}
+        self._questions: dict[RequestId | None, _Question] = {}
         self._open: list[_Question] = []  # that the remote server may not have the answers of
         self._stream: Stream
         self._tasks: trio.Nursery
@@ -585,7 +640,7 @@ class _Relay:
         finally:
             del guest.relays[call]
             for question in self._questions.values():
-                question.give(None)
+                question.drop()
             if not is_over:
                 self._leave_unfinished(call)
         if failure is not None:
@@ -633,87 +688,55 @@ class _Relay:
 
     async def _take(self, run: Run) -> None:
         self._open = [each for each in self._open if not each.is_answered]
-        *lines, last = run.lines
-        for line in lines:
-            await self._send(line)
-        message = messages.look(last)
-        if message.kind is Kind.REQUEST:
-            await self._ask(message)
-        else:
-            await self._send(last)
+        for line, message in zip(run.lines, _read(run), strict=True):
+            match message.method:
+                case wire.PROGRESS:
+                    await self._report(message)
+                case attribution.CANCELLED if message.kind is Kind.NOTIFICATION:
+                    await self._withdraw(message)
+                case _ if message.kind is Kind.REQUEST:
+                    await self._ask(message)
+                case _:
+                    await self._stream.send(line)
         self._lines += run.count
 
-    async def _send(self, line: bytes) -> None:
-        if _PROGRESS in line and await self._report(line):
-            return
-        if b"notifications/cancelled" in line and self._withdraw(line):
-            return
-        await self._stream.send(line)
-
-    async def _report(self, line: bytes) -> bool:
-        """Send this line if it is progress, under the host's token."""
-        message = messages.look(line)
-        if message.method != wire.PROGRESS:
-            return False
+    async def _report(self, message: Message) -> None:
+        """Send progress under the host's token, if it wants any."""
         token = self._stream.progress_token
         try:
             params = messages.decode(message.params, dict[str, msgspec.Raw])
-            progress = messages.decode(params.get("progress", b"null"), float | int | None)  # type: ignore[arg-type]
+            progress = float(messages.decode(params.get("progress", b"null"), float))
         except ValueError:
-            return True  # nothing that a host could read
+            return  # nothing that a host could read
         if token is None or self._is_known(progress):
-            return True
+            return
         params["progressToken"] = msgspec.Raw(messages.encode(token))
         await self._stream.send_progress(token, messages.notification(wire.PROGRESS, params))
-        return True
 
-    def _is_known(self, progress: float | None) -> bool:
+    def _is_known(self, progress: float) -> bool:
         """Whether a second attempt has come no further than the first. MCP: "The progress value
         MUST increase with each notification".
         """
-        is_known = (
-            self._is_second
-            and None not in (progress, self._progress)
-            and progress <= self._progress  # type: ignore[operator]
-        )
-        if not is_known:
-            self._progress = progress
-        return is_known
-
-    def _withdraw(self, line: bytes) -> bool:
-        """The remote server does not want an answer any more. Our id of the question is another."""
-        message = messages.look(line)
-        if message.method != wire.CANCELLED:
-            return False
-        try:
-            cancelled = messages.decode(message.params, dict[str, Any]).get("requestId")
-        except ValueError:
+        if self._is_second and self._progress is not None and progress <= self._progress:
             return True
-        if isinstance(cancelled, int | str) and cancelled in self._questions:
-            self._questions[cancelled].scope.cancel()
-        return True
+        self._progress = progress
+        return False
+
+    async def _withdraw(self, message: Message) -> None:
+        """The remote server does not want an answer any more."""
+        question = self._questions.get(cancelled_id(message.params))
+        if question is not None:
+            if (line := question.withdrawn(message)) is not None:
+                await self._stream.send(line)
+            question.scope.cancel()
 
     async def _ask(self, message: Message) -> None:
         """Ask the host; returns when the question has its place in the stream."""
         assert isinstance(message.id, int | str)
         question = self._questions.setdefault(message.id, _Question())
         self._open.append(question)
-        self._tasks.start_soon(self._put, message, question)
+        self._tasks.start_soon(question.put, self._stream, message)
         await question.is_sent.wait()
-
-    async def _put(self, message: Message, question: _Question) -> None:
-        answer: Message | Refusal | None = None
-        try:
-            with question.scope:
-
-                def sent(_: RequestId) -> None:
-                    question.is_sent.set()
-
-                answer = await self._stream.ask(str(message.method), message.params, on_sent=sent)
-        except Refusal as refused:
-            answer = refused
-        finally:
-            question.give(answer)
 
     async def answer(self, message: Message, call: RemoteCall) -> Message:
         """The host's answer to a request of the remote server. Raises `Refusal`."""
@@ -724,7 +747,7 @@ class _Relay:
         try:
             return await question.wait()
         finally:
-            del self._questions[message.id]
+            self._questions.pop(message.id, None)
 
     async def _put_behind(self, call: RemoteCall, message: Message, question: _Question) -> None:
         """Ask the host behind the messages that came before."""
@@ -732,7 +755,7 @@ class _Relay:
             await trio.sleep(0.01)
         async with self._turn:
             pass  # they are passed on
-        await self._put(message, question)
+        await question.put(self._stream, message)
 
     # For the next process
 
@@ -759,6 +782,18 @@ class _Relay:
         self._lines, self._checkpointed_at = 0, trio.current_time()
         if call.is_numbered:
             call.keep(ticket.after or 0)
+
+
+def _read(run: Run) -> Sequence[Message]:
+    """The messages of a run. Raises `StreamGone` where a line is no message."""
+    try:
+        run.body.decode()  # else msgspec accepts bytes that are no text
+        found = messages.look_at_lines(run.body)
+    except (ValueError, RecursionError):
+        found = []
+    if len(found) != run.count:
+        raise StreamGone("The server sent a line that is no JSON-RPC message.", "unreadable")
+    return found
 
 
 class _Hints(msgspec.Struct, rename="camel"):
@@ -797,6 +832,8 @@ async def _read_pages(connection: ClientConnection, method: str) -> Pages | None
         if reply is None or not isinstance(reply.result, msgspec.Raw):
             return None
         pages[cursor] = reply.result
+        if sum(map(len, pages.values())) > LISTS_BYTES_MAX:
+            return None
         try:
             cursor = messages.decode(reply.result, _Page).next_cursor
         except ValueError:
