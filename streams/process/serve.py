@@ -149,7 +149,9 @@ async def _serve(
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.wait_idle(_linger_s(options))
+            # With patience, calls outlive their client. Without a journal it cannot come back.
+            if options.journal is not None or options.patience.patience_s is None:
+                await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 
@@ -223,7 +225,7 @@ async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Not
     await down.wait()
     notices.stopping()
     await running.engine.shut_down()
-    raise CannotServe("The command has failed too often; the log says how: run it by itself.")
+    raise CannotServe("The command has ended, and it is not started again: the log says why.")
 
 
 async def _reload(guard: Guard, notices: Notices) -> None:
