@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 Json = dict[str, Any]
 
+STEP_S: Final = 20
 ANSWERS: Final = json.loads(sys.argv[2])
 
 
@@ -151,7 +152,10 @@ async def main() -> None:
     )
     async with client:
         for step in given["steps"]:
-            await take(client, recorder, step)
+            with anyio.move_on_after(STEP_S) as waiting:
+                await take(client, recorder, step)
+            if waiting.cancelled_caught:
+                raise SystemExit(f"no end of {step}; heard {recorder.heard}")
     print(json.dumps({"sent": recorder.sent, "received": recorder.received}))
 
 
