@@ -28,7 +28,7 @@ TASKS_MAX: Final = 10_000
 
 # How a response that is too long to be parsed begins or ends. The SDKs in TypeScript write the id
 # last, the one in Python first.
-_ID: Final = rb'"id"\s*:\s*"?([0-9]{1,18})"?\s*'
+_ID: Final = rb'"id"\s*:\s*("[^"\\]{1,200}"|-?[0-9]{1,18})\s*'
 _HEAD: Final = re.compile(rb'\s*{\s*(?:"jsonrpc"\s*:\s*"2.0"\s*,\s*)?' + _ID + rb",")
 _TAIL: Final = re.compile(_ID + rb'(?:,\s*"jsonrpc"\s*:\s*"2.0"\s*)?}\s*\Z')
 _METHOD: Final = re.compile(rb'\s*{[^][{}]*"method"\s*:')
@@ -116,10 +116,13 @@ def has_method(head: bytes) -> bool:
     return _METHOD.match(head) is not None
 
 
-def id_in(head: bytes, tail: bytes) -> int | None:
+def id_in(head: bytes, tail: bytes) -> RequestId | None:
     """The id of a message of which only the ends are known."""
     found = _HEAD.match(head) or _TAIL.search(tail)
-    return int(found[1]) if found else None
+    try:
+        return messages.decode(found[1], RequestId) if found else None  # type: ignore[arg-type]
+    except ValueError:
+        return None  # no UTF-8, or a number with leading zeros
 
 
 def task_in(params: _Params) -> str | None:

@@ -14,9 +14,9 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.conversation import Died, one_line
+from streams.backends.conversation import Conversation, Died, one_line
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import Supervisor
+from streams.backends.supervision import HINTED, Lists, Supervisor, matches
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
@@ -25,6 +25,8 @@ from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
+from streams.server.caller import CallerInfo
+from streams.server.peer import known_of
 
 __all__ = ["ChildBackend", "ChildSettings"]
 
@@ -156,26 +158,45 @@ class ChildBackend:
         return made
 
     async def run(
-        self, find: Callable[[], Supervisor], received: Received, stream: Stream
+        self, find: Callable[[], Supervisor], session: Session, tool: str, stream: Stream
     ) -> tuple[bytes, bool]:
-        """Run a request on the child of the supervisor that `find` returns."""
+        """Run a request on the child of the supervisor that `find` returns.
+
+        `tool` is the name of the tool that it calls, if it calls one.
+        """
         supervisor = find()
         supervisor.enter()
         try:
-            return await self._run(supervisor, received.session, stream)
+            conversation = await supervisor.ready()
+            while True:
+                try:
+                    return await conversation.exchange(stream, session)
+                except Died as died:
+                    try:
+                        conversation = await self._next(supervisor, tool, stream, died)
+                    finally:
+                        died.close_questions()
         finally:
             supervisor.leave()
 
-    async def _run(
-        self, supervisor: Supervisor, session: Session, stream: Stream
-    ) -> tuple[bytes, bool]:
-        while True:
+    async def _next(
+        self, supervisor: Supervisor, tool: str, stream: Stream, died: Died
+    ) -> Conversation:
+        """The next child, for a call that is sent again. Raises `Refusal` for any other."""
+        if died.exchange is None:
+            return await supervisor.ready()  # it was not sent yet
+        if stream.rerun is None:
+            raise died.ending.interrupted()
+        try:
             conversation = await supervisor.ready()
-            try:
-                return await conversation.exchange(stream, session)
-            except Died as died:
-                died.close_questions()
-                raise died.ending.interrupted() from None
+            may_rerun = await supervisor.may_rerun(tool)
+        except Refusal:
+            raise died.ending.interrupted() from None
+        if not may_rerun:
+            raise died.ending.interrupted()
+        await stream.run_again()
+        log.info("a call is sent again", tool=tool, stream=stream.id[:8])
+        return conversation
 
     def delivers(self, method: str) -> bool:
         return True
@@ -196,7 +217,43 @@ class ChildBackend:
         return guest
 
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
-        return None
+        restart = stream.record.restart
+        try:
+            origin = messages.parse(stream.record.origin)
+            params = messages.decode(origin.params, CallTool)
+        except (Refusal, ValueError) as error:
+            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
+            return None
+        if restart is None or not self.may_rerun(params.name, None):
+            return None
+        stream.progress_token = params.meta.progress_token
+        caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
+        session = Session(caller.name)
+        session.client = caller.client
+        guest = _Guest(self, known_of(session), session)
+        guest.session = session
+        return partial(self._restart, guest, params.name)
+
+    async def _restart(self, guest: "_Guest", tool: str, stream: Stream) -> tuple[bytes, bool]:
+        """Run a call that was running when this process died, on a child of its own."""
+        assert guest.session is not None
+        supervisor = guest.supervisor
+        supervisor.enter()
+        try:
+            if not await supervisor.may_rerun(tool):
+                raise refusal("interrupted")
+            return await self.run(lambda: supervisor, guest.session, tool, stream)
+        finally:
+            guest.close()
+            supervisor.leave()
+
+    def may_rerun(self, tool: str, lists: Lists | None) -> bool:
+        """Whether a call of this tool might be sent again, as far as that is known."""
+        if matches(self.settings, tool):
+            return True
+        return HINTED in self.settings.rerun and (
+            lists is None or lists.is_hinted(tool) is not False
+        )
 
 
 class _Guest:
@@ -248,10 +305,11 @@ class _Guest:
         self.session = received.session
         settings = self._settings
         return Run(
-            handler=partial(self._backend.run, self._for_call(), received),
+            handler=partial(self._backend.run, self._for_call(), received.session, params.name),
             progress_token=params.meta.progress_token,
             min_s=settings.resume_min_s,
             max_s=settings.resume_max_s,
+            is_rerunnable=self._backend.may_rerun(params.name, self.supervisor.lists),
         )
 
     def _for_call(self) -> Callable[[], Supervisor]:
@@ -278,7 +336,9 @@ class _Guest:
         )
 
     async def _run_request(self, received: Received, stream: Stream) -> tuple[bytes, bool]:
-        line, is_error = await self._backend.run(lambda: self.supervisor, received, stream)
+        line, is_error = await self._backend.run(
+            lambda: self.supervisor, received.session, "", stream
+        )
         if not is_error and (note := _NOTES.get(str(received.message.method))) is not None:
             await note(self, received, line)
         return line, is_error

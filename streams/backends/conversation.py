@@ -7,9 +7,9 @@ handler. The reader waits only when an inbox is full, which in turn stops the ch
 This is one file because a request in flight and the reader are two ends of one queue.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 import trio
@@ -17,7 +17,7 @@ import trio
 from streams import messages
 from streams.backends import attribution
 from streams.backends.attribution import CANCELLED, LOG, PROGRESS, SUBSCRIPTION, Attribution
-from streams.backends.lines import Lines, Long
+from streams.backends.lines import ENDS_BYTES, Lines, Long
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
 from streams.engine.stream import Stream
@@ -161,6 +161,7 @@ class Conversation:
         self._garbage = 0  # lines in a row
         self._warnings = Warnings()
         self._has_garbage = False
+        self._is_deaf = False  # what it says means nothing
         self._room = trio.lowlevel.ParkingLot()
         self._full: set[Exchange] = set()
         self.dropped = 0  # messages that came too late
@@ -237,6 +238,10 @@ class Conversation:
             raise Died(self.ending) from None
         finally:
             self._own.pop(number, None)
+
+    def post(self, method: str, params: Any) -> None:
+        """Send a request of our own, whose answer is dropped."""
+        self.process.write(messages.request(self._next(), method, params))
 
     def tell(self, line: bytes) -> None:
         """Send a notification, or drop it where the child does not read."""
@@ -420,53 +425,44 @@ class Conversation:
 
     def _hear(self, data: bytes) -> None:
         lines = self._lines.feed(data)
-        for line, message in self._parsed(lines):
-            self._take(line, message)
-
-    def _parsed(self, lines: Sequence[bytes | Long]) -> Sequence[tuple[bytes, Message]]:
-        """The messages in lines. All others are dealt with here."""
-        plain = [line for line in lines if isinstance(line, bytes)]
-        if len(plain) == len(lines) > 1:
-            block = b"\n".join(plain)
-            if block.isascii():
-                with suppress(ValueError, RecursionError):
-                    found = messages.look_at_lines(block)
-                    if len(found) == len(plain):
-                        self._garbage = 0
-                        return list(zip(plain, found, strict=True))
-        parsed: list[tuple[bytes, Message]] = []
-        for line in lines:
-            if isinstance(line, Long):
-                self._take_long(line)
-            elif (message := self._looked_at(line)) is not None:
-                self._garbage = 0
-                parsed.append((line, message))
+        if (found := _looked_at_all(lines)) is not None:
+            self._garbage = 0
+            for line, message in found:
+                self._take(line, message)
+            return
+        for each in lines:
+            if self._is_deaf:
+                return
+            if isinstance(each, Long):
+                self._take_long(each)
             else:
-                parsed += self._batch(line)
-        return parsed
+                self._take_one(each)
 
-    def _looked_at(self, line: bytes) -> Message | None:
+    def _take_one(self, line: bytes) -> None:
         try:
             if not line.isascii():
                 line.decode()  # msgspec does not check UTF-8 in values that it skips
-            return messages.look(line)
+            message = messages.look(line)
         except RecursionError:
-            self._take_long(Long(line[:1024], line[-1024:]))
-            return None
+            self._take_long(Long(line[:ENDS_BYTES], line[-ENDS_BYTES:]))
         except ValueError:
-            return None
+            self._take_batch(line)
+        else:
+            self._garbage = 0
+            self._take(line, message)
 
-    def _batch(self, line: bytes) -> list[tuple[bytes, Message]]:
-        """The messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
+    def _take_batch(self, line: bytes) -> None:
+        """Take the messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
+        found: list[tuple[bytes, Message]] = []
         if line.lstrip().startswith(b"["):
             with suppress(ValueError, RecursionError):
                 parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
                 found = [(each, messages.look(each)) for each in parts]
-                if found:
-                    self._garbage = 0
-                    return found
-        self._take_garbage(line)
-        return []
+        if not found:
+            self._take_garbage(line)
+        for part, message in found:
+            self._garbage = 0
+            self._take(part, message)
 
     def _take_garbage(self, line: bytes) -> None:
         self._garbage += 1
@@ -478,6 +474,7 @@ class Conversation:
                 line=line[:200].decode(errors="replace"),
             )
         if self._garbage > GARBAGE_MAX:
+            self._is_deaf = True
             self.process.kill(
                 f"it is no MCP server: {self._garbage} lines in a row are no JSON-RPC"
             )
@@ -574,6 +571,18 @@ class Conversation:
 
 
 # Lines
+
+
+def _looked_at_all(lines: Sequence[bytes | Long]) -> Iterable[tuple[bytes, Message]] | None:
+    """The messages in several lines, parsed at once; None where one of them is no message."""
+    if len(lines) > 1 and not any(isinstance(line, Long) for line in lines):
+        block = b"\n".join(cast(Sequence[bytes], lines))
+        if block.isascii():
+            with suppress(ValueError, RecursionError):
+                found = messages.look_at_lines(block)
+                if len(found) == len(lines):
+                    return zip(cast(Sequence[bytes], lines), found, strict=True)
+    return None
 
 
 def request_line(exchange: Exchange) -> bytes:

@@ -46,6 +46,11 @@ class RemoteCall(RunningCall):
     def confirmed(self) -> int:
         return super().confirmed if self.kept is None else self.kept
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether messages have come that were not handed out."""
+        return bool(self._inbox) or not self._outlet.is_empty
+
     def announce(self, ticket: Ticket) -> None:
         super().announce(ticket)
         if self.announced is not None:

@@ -127,16 +127,16 @@ class Ending(msgspec.Struct, frozen=True):
         return code | ({"stderrTail": self.stderr} if self.stderr else {})
 
     @property
-    def last_line(self) -> str:
-        """The last line of its standard error, in quotes and behind a colon, if there is one."""
+    def story(self) -> str:
+        """How it has ended, and the last line of its standard error."""
         lines = self.stderr.strip().splitlines()
-        return f": {lines[-1][-200:]!r}" if lines else ""
+        return f"{self.words}: {lines[-1][-200:]!r}" if lines else self.words
 
     def interrupted(self) -> Refusal:
         """The end of a call that the child took along."""
         return refusal("interrupted", **self.details).saying(
-            f"The wrapped server ended ({self.words}) before the call was done{self.last_line}: "
-            "make it again if that is safe."
+            f"The wrapped server ended ({self.story}) before the call was done: make it again if "
+            "that is safe."
         )
 
 

@@ -42,6 +42,7 @@ from streams.errors import (
     ClientError,
     Ended,
     Refusal,
+    ServerRefused,
     StreamGone,
     refusal,
 )
@@ -306,9 +307,12 @@ class _RemoteGuest:
     def unreachable(self, error: BaseException | None) -> Refusal:
         """The refusal of a request that the server never got."""
         why = str(error or "no answer in time").removesuffix(".")
-        is_refused = isinstance(error, PermissionError)
-        advice = "give a valid token or header" if is_refused else "start the server, or try later"
-        reason = "unauthorized" if is_refused else "unavailable"
+        advice, reason = "start the server, or try later", "unavailable"
+        if isinstance(error, PermissionError):
+            advice, reason = "give a valid token or header", "unauthorized"
+        elif isinstance(error, ServerRefused):
+            spoken = ", ".join(sorted(wire.PROTOCOL_VERSIONS))
+            advice = f"it must take `initialize` for {spoken}, over Streamable HTTP or a WebSocket"
         return Refusal(INTERNAL_ERROR, f"{self.settings.url}: {why}: {advice}.", {"reason": reason})
 
     # As a guest
@@ -397,8 +401,8 @@ class _RemoteGuest:
 
     async def respond(self, message: Message, call: RunningCall | None) -> bytes:
         relay = None if call is None else self.relays.get(call)
-        if relay is not None:
-            answer = await relay.answer(message)
+        if relay is not None and isinstance(call, RemoteCall):
+            answer = await relay.answer(message, call)
         else:
             answer = await self._standing.ask(str(message.method), message.params)
         assert isinstance(message.id, int | str)
@@ -462,6 +466,10 @@ class _Use:
         self._guest.add_user(-1)
 
 
+class _Untaken(CallLost):
+    """The remote server has not taken the request."""
+
+
 class _Question:
     """A request of the remote server within a call, and the host's answer to it."""
 
@@ -519,8 +527,11 @@ class _Relay:
                 return await self._passed_on(call)
             except (CallLost, StreamGone, CannotConnect) as error:
                 await self._guest.link.leave(call)
+                may_run_again = isinstance(error, _Untaken) or self._home.may_run_again(
+                    self._method, self._tool
+                )
                 is_over = isinstance(error, CannotConnect) or attempts >= ATTEMPTS_MAX
-                if is_over or not self._home.may_run_again(self._method, self._tool):
+                if is_over or not may_run_again:
                     raise self._interrupted(error) from None
                 log.info("a request is sent again", method=self._method, why=str(error))
                 ticket, self._is_second = None, True
@@ -547,10 +558,9 @@ class _Relay:
             raise self._interrupted(error) from None
 
     def _interrupted(self, error: ClientError) -> Refusal:
-        why = str(error).removesuffix(".")
         return refusal("interrupted").saying(
-            f"The connection to {self._guest.settings.url} was lost during the request, which it "
-            f"cannot resume ({why}): make the request again if that is safe."
+            f"The connection to {self._guest.settings.url} was lost, and the server cannot resume "
+            f"this request: make it again if that is safe. ({error})"
         )
 
     async def _passed_on(self, call: RemoteCall) -> tuple[bytes, bool]:
@@ -592,8 +602,9 @@ class _Relay:
     def _response(self, call: RemoteCall) -> tuple[bytes, bool]:
         response = call.response
         is_error = response.kind is Kind.ERROR
-        if is_error and wire.error_of(response).reason == wire.LOST:
-            raise CallLost(wire.error_of(response).message)
+        if is_error and (lost := wire.error_of(response)).reason in (wire.LOST, wire.UNTAKEN):
+            kind = _Untaken if lost.reason == wire.UNTAKEN else CallLost
+            raise kind(lost.message)
         self._home.nursery.start_soon(self._release, call)
         self._guest.add_user(+1)  # until then
         if not is_error:
@@ -704,13 +715,24 @@ class _Relay:
         finally:
             question.give(answer)
 
-    async def answer(self, message: Message) -> Message:
+    async def answer(self, message: Message, call: RemoteCall) -> Message:
         """The host's answer to a request of the remote server. Raises `Refusal`."""
         assert isinstance(message.id, int | str)
+        question = self._questions.setdefault(message.id, _Question())
+        if not call.is_numbered:  # else it is among the messages of the call
+            self._tasks.start_soon(self._put_behind, call, message, question)
         try:
-            return await self._questions.setdefault(message.id, _Question()).wait()
+            return await question.wait()
         finally:
             del self._questions[message.id]
+
+    async def _put_behind(self, call: RemoteCall, message: Message, question: _Question) -> None:
+        """Ask the host behind the messages that came before."""
+        while call.has_unread:
+            await trio.sleep(0.01)
+        async with self._turn:
+            pass  # they are passed on
+        await self._put(message, question)
 
     # For the next process
 

@@ -115,6 +115,14 @@ class SdkBackend:
     def running_tools(self) -> Sequence[str]:
         return sorted(set(self.running_requests.values()))
 
+    @staticmethod
+    def tool_at(frame: FrameType) -> str | None:
+        """The name of the tool or method that runs in this frame; None for any other frame."""
+        if frame.f_code is not _SdkGuest._answer.__code__:
+            return None
+        exchange = frame.f_locals["exchange"]
+        return exchange.name if isinstance(exchange, _Exchange) else None
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         if self._has_own_auth:
@@ -543,14 +551,6 @@ def _low_level(server: Any) -> "Server[Any]":
         f"{type(server).__qualname__} is no server: give a streams.Server, or an MCPServer or "
         "low-level Server of the official SDK."
     )
-
-
-def tool_at(frame: FrameType) -> str | None:
-    """The name of the tool or method that runs in this frame; None for any other frame."""
-    if frame.f_code is not _SdkGuest._answer.__code__:
-        return None
-    exchange = frame.f_locals["exchange"]
-    return exchange.name if isinstance(exchange, _Exchange) else None
 
 
 def refused_for(error: BaseException, name: str) -> Refusal:

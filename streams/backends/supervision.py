@@ -269,7 +269,7 @@ class Supervisor:
         conversation.is_initialized = True
         conversation.tell(messages.notification("notifications/initialized"))
         for method, params in self._replay():
-            self._host.start_soon(_asked, conversation, method, params)
+            conversation.post(method, params)
         if self.lists.read:
             self._host.start_soon(self._compare, conversation)
 
@@ -421,14 +421,14 @@ def _error_of(answer: Message) -> Refusal:
 
 def _not_started(ending: Ending) -> Refusal:
     return refusal("start_failed", **ending.details).saying(
-        f"The wrapped server did not start ({ending.words}){ending.last_line}: see the log, and "
-        "try its command by hand."
+        f"The wrapped server did not start ({ending.story}): see the log, and try its command by "
+        "hand."
     )
 
 
 def _not_running(ending: Ending) -> Refusal:
     return refusal("interrupted", **ending.details).saying(
-        f"The wrapped server ended ({ending.words}){ending.last_line}."
+        f"The wrapped server ended ({ending.story})."
     )
 
 

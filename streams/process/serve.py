@@ -31,11 +31,10 @@ from streams.process.deadline import (
     let_children_end,
 )
 from streams.process.guard import Guard, guard_for, parse_address
-from streams.process.loading import Servable, load, patience_of
+from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
-from streams.server.handlers import tool_at
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from transports import http, stdio, websocket
@@ -106,7 +105,7 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    with watched(options.watchdog_s, tool_at):
+    with watched(options.watchdog_s, tool_namer(server)):
         await _serve(server, options, *how)
 
 
@@ -150,7 +149,9 @@ async def _serve(
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.wait_idle(_linger_s(options))
+            # With patience, calls outlive their client. Without a journal it cannot come back.
+            if options.journal is not None or options.patience.patience_s is None:
+                await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 
@@ -224,7 +225,7 @@ async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Not
     await down.wait()
     notices.stopping()
     await running.engine.shut_down()
-    raise CannotServe("The command has failed too often; the log says how: run it by itself.")
+    raise CannotServe("The command has ended, and it is not started again: the log says why.")
 
 
 async def _reload(guard: Guard, notices: Notices) -> None:

@@ -26,6 +26,11 @@ class Network:
         self._state: State = "up"
         self._open: set[trio.CancelScope] = set()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a connection is open."""
+        return bool(self._open)
+
     def go(self, state: State) -> None:
         """From now on, the network is in this state."""
         self._state = state
@@ -34,9 +39,8 @@ class Network:
 
     def cut(self) -> None:
         """Cut all connections that are open now."""
-        before, self._state = self._state, "refusing"
-        self.go("refusing")
-        self._state = before
+        for scope in self._open:
+            scope.cancel()
 
     async def serve(self, *, task_status: trio.TaskStatus[None]) -> None:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=100)
@@ -64,8 +68,10 @@ class Network:
             await trio.aclose_forcefully(client)
 
     async def _connect(self, client: trio.SocketStream) -> None:
-        async with trio.open_nursery() as nursery:
-            server = await trio.open_tcp_stream("127.0.0.1", self.upstream_port)
+        async with (
+            await trio.open_tcp_stream("127.0.0.1", self.upstream_port) as server,
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(self._pass_on, client, server)
             nursery.start_soon(self._pass_on, server, client)
 

@@ -470,7 +470,7 @@ class HttpChannel:
     ) -> None:
         """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
-        if self._is_gone(head, has_session=exchange.has_session):
+        if self._is_gone(head, has_session=exchange.has_session, exchange=exchange):
             return
         if head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
@@ -482,12 +482,22 @@ class HttpChannel:
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
-        """Whether a response means that the session has ended; if so, end the channel."""
+    def _is_gone(
+        self, head: ResponseHead, *, has_session: bool, exchange: "_Exchange | None" = None
+    ) -> bool:
+        """Whether a response means that the session has ended; if so, end the channel.
+
+        With `outlast_s`, the request of `exchange`, which was not taken, is answered before.
+        """
+        last: list[Block | TooLarge] = []
+        if exchange is not None and exchange.request_id is not None and self._outlasts:
+            why = f"The server has refused the session: {head}."
+            refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
+            last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
         if head.status == 404 and has_session:
-            self._end("the server no longer knows the session")
+            self._end("the server no longer knows the session", last)
         elif head.status == 401 and has_session:
-            self._end("the server no longer accepts the bearer token")
+            self._end("the server no longer accepts the bearer token", last)
         return self._received.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
@@ -618,12 +628,11 @@ class HttpChannel:
             if not (is_silent and self._is_initialized):
                 continue
             probed_at = trio.current_time()
-            with trio.move_on_after(PROBE_S):
-                await self._wait_for_life()
+            probes = await self._probe()
+            if probes == 1 and trio.current_time() < probed_at + PROBE_S:
                 self._doubt([each for each in waiting if each.heard_at < probed_at - SILENT_S])
                 continue
-            log.info("the server is not reachable", server=self.principal)
-            await self._wait_for_life()
+            log.info("the server was not reachable", server=self.principal, probes=probes)
             await self._connections.drop_idle()
             standing = [] if self._standing is None else [self._standing]
             reading = [*self._exchanges.values(), *standing]
@@ -641,21 +650,28 @@ class HttpChannel:
                 each.is_doubted = True
                 each.attempt.cancel()
 
-    async def _wait_for_life(self) -> None:
-        """Wait until the server answers a ping over a connection of its own."""
-        ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
+    async def _probe(self) -> int:
+        """Wait until the server answers a ping over a connection of its own.
+
+        Pings are sent until then. Returns the number of the one that was answered, from 1 on.
+        """
+        answered = 0
         async with trio.open_nursery() as nursery:
 
-            async def probe() -> None:
+            async def probe(number: int) -> None:
+                nonlocal answered
+                ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
                 with trio.move_on_after(PROBE_ANSWER_S):
                     if await self._is_answered(self._request("POST", ping)):
+                        answered = answered or number
                         nursery.cancel_scope.cancel()
 
-            while True:
-                nursery.start_soon(probe)
+            for number in itertools.count(1):
+                nursery.start_soon(probe, number)
                 # Random, so that clients of one server do not all come at the same moment.
                 share = random.uniform(0.5, 1.0)  # nosec B311 # jitter, not a secret
                 await trio.sleep(share * PROBE_EVERY_S)
+        return answered
 
     async def _is_answered(self, request: bytes) -> bool:
         try:
