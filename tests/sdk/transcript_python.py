@@ -15,6 +15,8 @@ from mcp import Client, MCPError, types
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from transports.sdk import over
+
 Json = dict[str, Any]
 
 STEP_S: Final = 20
@@ -69,8 +71,6 @@ def opened(where: Json) -> AbstractAsyncContextManager[Any]:
             StdioServerParameters(command=command, args=arguments, env=where["environment"])
         )
     if where["url"].startswith("ws"):
-        from transports.sdk import over
-
         return over(where["url"])
     return streamable_http_client(where["url"])
 
