@@ -64,19 +64,19 @@ if TYPE_CHECKING:
     from streams.protocol.clients import ClientInfo as ClientInfo
     from streams.protocol.ticket import Ticket as Ticket
     from streams.protocol.vocabulary import Standing as Standing
+    from streams.schemas.content import Annotations as Annotations
+    from streams.schemas.content import Audio as Audio
+    from streams.schemas.content import EmbeddedResource as EmbeddedResource
+    from streams.schemas.content import Icon as Icon
+    from streams.schemas.content import Image as Image
+    from streams.schemas.content import ResourceContents as ResourceContents
+    from streams.schemas.content import ResourceLink as ResourceLink
+    from streams.schemas.content import Text as Text
+    from streams.schemas.content import ToolResult as ToolResult
     from streams.server.call import Call as Call
     from streams.server.call import Context as Context
     from streams.server.call import SyncCall as SyncCall
     from streams.server.caller import Principal as Principal
-    from streams.server.content import Annotations as Annotations
-    from streams.server.content import Audio as Audio
-    from streams.server.content import EmbeddedResource as EmbeddedResource
-    from streams.server.content import Icon as Icon
-    from streams.server.content import Image as Image
-    from streams.server.content import ResourceContents as ResourceContents
-    from streams.server.content import ResourceLink as ResourceLink
-    from streams.server.content import Text as Text
-    from streams.server.content import ToolResult as ToolResult
     from streams.server.features import Completion as Completion
     from streams.server.http.endpoint import HttpEndpoint as HttpEndpoint
     from streams.server.prompts import AssistantMessage as AssistantMessage
@@ -149,7 +149,7 @@ _HOMES = {
         "SyncCall",
     ),
     "streams.server.caller": ("Principal",),
-    "streams.server.content": (
+    "streams.schemas.content": (
         "Annotations",
         "Audio",
         "EmbeddedResource",

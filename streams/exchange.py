@@ -140,6 +140,10 @@ class RequestChannel(Protocol):
     def last_event_id(self, request_id: RequestId) -> bytes:
         """The id of the response's last event whose lines were received and handled."""
 
+    @property
+    def received_for(self) -> RequestId | None:
+        """The request whose response brought what was received last; None where that is unknown."""
+
     def heard_at(self, request_id: RequestId) -> float | None:
         """The time of the response's last byte, by trio's clock; None without a response."""
 

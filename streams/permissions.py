@@ -151,6 +151,13 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def make_private_folders(folder: Path) -> None:
+    """Make a folder and those above it, for their owner alone; existing ones stay as they are."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=0o700, exist_ok=True)
+
+
 def _status(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()

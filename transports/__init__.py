@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from streams.exchange import ClientChannel as ClientChannel
     from streams.exchange import Dialer as Dialer
     from streams.exchange import Handler as Handler
-    from transports.net.dialing import Token
+    from transports.net.dialing import Headers, Token
 
 
 def _warn_if_hidden(other: str) -> None:
@@ -62,13 +62,22 @@ def __getattr__(name: str) -> "Any":
     return getattr(exchange, name)
 
 
-def dial(url: str, *, token: "Token" = None) -> "Dialer":
+def dial(
+    url: str,
+    *,
+    token: "Token" = None,
+    headers: "Headers" = (),
+    outlast_s: float | None = None,
+) -> "Dialer":
     """A `Dialer` for `http://HOST:PORT/PATH` (`/mcp` where there is no path), `https://…`,
     `ws://HOST:PORT/PATH`, `wss://…`, or `stdio:COMMAND`, which starts COMMAND as a child process
     and talks to it over its standard streams.
 
     `token` is a bearer token, or a function that returns it for each new connection. It is sent
-    over TLS or to this machine only. Raises `ValueError` for another URL, or an unsafe one.
+    over TLS or to this machine only, and so are `headers`, which each request over HTTP and each
+    WebSocket handshake then has. With `outlast_s` a session over HTTP outlives outages of up to so
+    many seconds: see `transports.http.connect`. Raises `ValueError` for another URL, or an unsafe
+    one.
     """
     # Imported when they are needed (PLC0415): the relay of stdio imports this package too, and must
     # not wait for trio; a client of one transport needs nothing of the others.
@@ -80,7 +89,10 @@ def dial(url: str, *, token: "Token" = None) -> "Dialer":
         is_http = scheme.startswith("http")
         address = dialing.Address(url, dialing.HTTP if is_http else dialing.WEBSOCKET)
         dialing.check_place(address, token)
-        return partial((http if is_http else websocket).connect, url, token=token)
+        dialing.check_headers(address, headers)
+        if is_http:
+            return partial(http.connect, url, token=token, headers=headers, outlast_s=outlast_s)
+        return partial(websocket.connect, url, token=token, headers=headers)
     if scheme == "stdio":
         from transports import stdio  # noqa: PLC0415
 

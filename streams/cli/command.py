@@ -12,12 +12,36 @@ from typing import Literal
 
 import cyclopts
 
-from streams.cli import base, bench, calls, journal, selftests, serve, settings, token, tools
+from streams.cli import (
+    attach,
+    base,
+    bench,
+    calls,
+    journal,
+    selftests,
+    serve,
+    settings,
+    token,
+    tools,
+    wrap,
+)
 from streams.cli.base import BROKEN_PIPE, USAGE, app, complain
 
 Shell = Literal["bash", "zsh", "fish"]
 
-__all__ = ["app", "bench", "calls", "journal", "run", "selftests", "serve", "token", "tools"]
+__all__ = [
+    "app",
+    "attach",
+    "bench",
+    "calls",
+    "journal",
+    "run",
+    "selftests",
+    "serve",
+    "token",
+    "tools",
+    "wrap",
+]
 
 
 @app.command(name="--install-completion")
@@ -42,11 +66,11 @@ def install_completion(*, shell: Shell | None = None, output: Path | None = None
 def run() -> int:
     """Run the command of `sys.argv`; returns its exit code."""
     words = sys.argv[1:]
-    base.Errors.are_json = "--json" in words
+    base.Errors.are_json = "--json" in _ours(words)
     try:
         words, file = settings.without_config(words)
         # Help and version must be there even if the file is damaged.
-        asks = not {"--help", "-h", "--version"}.isdisjoint(words)
+        asks = not {"--help", "-h", "--version"}.isdisjoint(_ours(words))
         app.config = settings.BUILT_IN if asks else settings.sources(app, file)
         code: int | None = app(words, print_error=False, exit_on_error=False)
         print(end="", flush=True)  # otherwise the interpreter flushes at exit, and fails there
@@ -62,7 +86,14 @@ def run() -> int:
     return code or 0
 
 
+def _ours(words: list[str]) -> list[str]:
+    """The words before "--": those behind it may belong to another command."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def _misused(error: cyclopts.CycloptsError) -> int:
+    if sys.argv[1:2] == ["wrap"] and "--" not in sys.argv:
+        return complain(f"wrap: {error} To wrap a command, {wrap.BEHIND}")
     if base.Errors.are_json:
         return complain(error)
     (error.console or app.error_console).print(cyclopts.CycloptsPanel(error))

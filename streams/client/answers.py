@@ -30,6 +30,9 @@ AnswerHandler = (
 parameter. Returns the result.
 """
 
+Respond = Callable[[Message, RunningCall | None], Awaitable[bytes]]
+"""Answers any request of the server by a whole response, as a line."""
+
 RUNNING_MAX: Final = 1_000  # handlers that run; beyond it the server gets an error
 TASKS_MAX: Final = 2_000  # with answers that are being sent; beyond it requests are ignored
 KEPT_MAX: Final = 1_000  # answers that are kept for a repeat; the oldest are dropped
@@ -69,10 +72,14 @@ class _Asked:
 
 
 class Answers:
-    """The handlers, and the requests that were passed to them."""
+    """The handlers, and the requests that were passed to them.
 
-    def __init__(self, handlers: dict[str, AnswerHandler]) -> None:
+    Where `respond` is given, it answers all requests but pings, in place of the handlers.
+    """
+
+    def __init__(self, handlers: dict[str, AnswerHandler], respond: Respond | None = None) -> None:
         self.handlers = dict(handlers)
+        self._respond = respond
         self.warnings = Warnings()  # about the server
         self.nursery: trio.Nursery
         self._running: dict[RequestId, _Asked] = {}
@@ -135,6 +142,9 @@ class Answers:
         self, message: Message, request_id: RequestId, call: RunningCall | None
     ) -> bytes:
         try:
+            if self._respond is not None and message.method != "ping":
+                self._check_room()
+                return await self._respond(message, call)
             return messages.result(request_id, await self._value(message, call))
         except Refusal as refused:
             return messages.error(request_id, refused)
@@ -148,13 +158,16 @@ class Answers:
         assert isinstance(message.method, str)
         handler: Callable[..., Awaitable[Any]] | None = self.handlers.get(message.method)
         if handler is not None:
-            if len(self._running) > RUNNING_MAX:
-                raise Refusal(INTERNAL_ERROR, "Too many requests at once.")
+            self._check_room()
             params = messages.decode(message.params, dict[str, Any])
             return await (handler(params, call) if takes_call(handler) else handler(params))
         if message.method == "ping":
             return {}
         raise Refusal(METHOD_NOT_FOUND, f"This client does not answer {message.method}.")
+
+    def _check_room(self) -> None:
+        if len(self._running) > RUNNING_MAX:
+            raise Refusal(INTERNAL_ERROR, "Too many requests at once.")
 
     async def _send(self, asked: _Asked) -> None:
         """Send the answer to where the request came from; if that is gone, a repeat comes."""

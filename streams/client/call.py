@@ -7,7 +7,7 @@ that a replay of it is dropped. Everything up to `_outlet.taken` was handed out.
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol, Self, TypeVar, overload
 
 import msgspec
 import trio
@@ -123,7 +123,7 @@ class RunningCall:
         self._gaps = 0  # how often the same message was missing
 
     @classmethod
-    def of(cls, home: CallOwner, ticket: Ticket) -> "RunningCall":
+    def of(cls, home: CallOwner, ticket: Ticket) -> Self:
         """A call that is resumed by its ticket."""
         call = cls(home, None, ticket.request_id)
         call._ticket = ticket

@@ -47,6 +47,13 @@ ACK_EVERY_S: Final = 1.0
 PING_AFTER_S: Final = 30.0
 SILENCE_S: Final = 60.0
 
+# The same for a client that is to notice a dead connection within seconds while a call waits.
+SOON_PING_AFTER_S: Final = 2.0
+SOON_SILENCE_S: Final = 5.0
+
+# The same over HTTP, where a server of ours writes to an idle response every 15 s.
+SOON_RESPONSE_SILENCE_S: Final = 20.0
+
 # Other servers are pinged after this, and only while an answer is awaited.
 FOREIGN_PING_AFTER_S: Final = 10.0
 
@@ -190,31 +197,41 @@ class ClientConnection:
 
     # Whether the server is alive
 
-    async def watch(self, silence_s: float, usual_s: float) -> None:
+    async def watch(self, silence_s: float, usual_s: float, is_watchful: bool = False) -> None:
         """Close the connection if the server is silent and does not answer a ping.
 
         Another server than ours may be busy and not dead. It is given up only while an answer is
         awaited, and only if every call can be resumed. It has `silence_s`; once something useful
-        has come, `usual_s` if that is less.
+        has come, `usual_s` if that is less. With `is_watchful` a server of ours has 5 s while an
+        answer is awaited, and a response over HTTP 20 s.
         """
         is_ours = self.hello.has_positions
-        ping_after_s = PING_AFTER_S if is_ours else min(FOREIGN_PING_AFTER_S, silence_s / 2)
+        may_be_soon = is_watchful and is_ours
+        soon_silence_s = SOON_SILENCE_S if self._requests is None else SOON_RESPONSE_SILENCE_S
         since, is_said = trio.current_time(), False
         while True:
             if not (is_ours or self._awaited()):
                 await self._moved.wait()
                 since, is_said = trio.current_time(), False
                 continue
+            is_soon = may_be_soon and bool(self._awaited())
+            ping_after_s = PING_AFTER_S if is_ours else min(FOREIGN_PING_AFTER_S, silence_s / 2)
+            ping_after_s = SOON_PING_AFTER_S if is_soon else ping_after_s
             quiet_from = max(since, self._quiet_from())
             if is_said or self._is_held_up:  # held up: this client does not read
                 is_said &= quiet_from == since
                 await trio.sleep(ping_after_s)
                 continue
             if trio.current_time() < quiet_from + ping_after_s:
-                await trio.sleep_until(quiet_from + ping_after_s)
+                with trio.move_on_at(quiet_from + ping_after_s):
+                    if may_be_soon and not is_soon:
+                        await self._moved.wait()  # a call may begin
+                    else:
+                        await trio.sleep_forever()
                 continue
             limit_s = min(silence_s, usual_s) if self.was_useful else silence_s
-            limit_s = SILENCE_S if is_ours else limit_s
+            if is_ours:
+                limit_s = soon_silence_s if is_soon else SILENCE_S
             if await self._shows_life(quiet_from, quiet_from + limit_s) or self._is_held_up:
                 since = trio.current_time()
             elif is_ours or all(call.is_resumable for call in self._awaited_calls()):
@@ -263,8 +280,12 @@ class ClientConnection:
 
     def _give_up_silent(self) -> None:
         self.was_silent = True
+        self.abandon("the server is silent")
+
+    def abandon(self, why: str) -> None:
+        """Close the connection, but not the session: the server may still work for it."""
         if self._requests is not None:
-            self._requests.abandon("the server is silent")
+            self._requests.abandon(why)
         else:
             self.hang_up()
 
@@ -452,8 +473,7 @@ class ClientConnection:
             )
             return None
         if message.kind is Kind.REQUEST:
-            # A request over a connection of numbered messages, outside of a run, is of no call.
-            asks = None if self.is_numbering else self._calls.only_unnumbered()
+            asks = self._whose_unnumbered()
             self._answers.take(message, message.id, self, asks)
             return None
         return self._responded(message, message.id, line)
@@ -512,8 +532,17 @@ class ClientConnection:
             token = wire.progress_token(message.params)
             call = None if token is None else self._calls.by_id.get(token)
             return call if call is not None and not call.is_numbered else None
-        # If the server numbers messages, one without a seq belongs to no call.
-        return None if self.is_numbering else self._calls.only_unnumbered()
+        return self._whose_unnumbered()
+
+    def _whose_unnumbered(self) -> RunningCall | None:
+        """The call of a message without a seq and without a progress token, as far as is known."""
+        if self.is_numbering:
+            return None  # a message of a call would have a seq
+        if self._requests is not None and (asked := self._requests.received_for) is not None:
+            call = self._calls.by_id.get(asked)
+            if call is not None and not call.is_numbered:
+                return call
+        return self._calls.only_unnumbered()
 
     def _begin_run(self, position: Position) -> None:
         self._run_left, self._run_seq = position.count, position.seq

@@ -22,6 +22,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+import msgspec
 import trio
 
 from streams import messages
@@ -48,6 +49,10 @@ from streams.messages import Kind, Message, RequestId
 # clients of a server that was restarted do not all come at once.
 BACKOFF_FIRST_S: Final = 0.25
 BACKOFF_MAX_S: Final = 30.0
+
+# While a call waits, an attempt that has no answer yet gets another one beside it. The network that
+# it went through may be dead, and the next one may be through a network that is back.
+BESIDE_S: Final = 2.0
 
 # The maximum while a call waits, so that it is resumed soon after an outage.
 BACKOFF_WAITED_MAX_S: Final = 2.0
@@ -84,6 +89,40 @@ class ConnectionListener(Protocol):
         """There was no connection for `patience_s`."""
 
 
+class _Attempts:
+    """Attempts to connect, side by side. The first with an answer decides."""
+
+    def __init__(self) -> None:
+        self.error: OSError | None = None
+        self._scopes: list[trio.CancelScope] = []
+        self._winner: trio.CancelScope | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        return self._winner is not None or self.error is not None
+
+    def begin(self) -> trio.CancelScope:
+        """One more attempt, which runs in this scope."""
+        self._scopes.append(trio.CancelScope())
+        return self._scopes[-1]
+
+    def claim(self, scope: trio.CancelScope) -> bool:
+        """Whether this attempt is the first to connect. The others end."""
+        if self._winner is None:
+            self._winner = scope
+            for each in self._scopes:
+                if each is not scope:
+                    each.cancel()
+        return self._winner is scope
+
+    def is_last_word(self, scope: trio.CancelScope, error: OSError) -> bool:
+        """Whether this attempt, which has ended, decides."""
+        if self._winner is not None and self._winner is not scope:
+            return False
+        self.error = error
+        return True
+
+
 class Reconnector:
     """Makes the connections of a client, one after the other."""
 
@@ -99,8 +138,15 @@ class Reconnector:
         connect_timeout_s: float,
         patience_s: float,
         silence_s: float,
+        is_first_awaited: bool = False,
+        is_watchful: bool = False,
     ) -> None:
+        """With `is_first_awaited` the first connection is tried for `patience_s`, as any other.
+        With `is_watchful` a server of ours that is silent while a call waits is given up soon.
+        """
         self.hello = Hello("")
+        self.greeted = msgspec.Raw(b"{}")  # the server's answer to `initialize`, as it came
+        self.error: OSError | None = None  # why there is no connection
         self.level: str | None = None  # of log messages, as the server was told
         self.subscribed: dict[str, None] = {}  # the URIs of resources, as the server was told
         self.connection: ClientConnection | None = None
@@ -111,6 +157,8 @@ class Reconnector:
         self._greeting = greeting
         self._on_notification = on_notification
         self._connect_s = connect_s
+        self._is_first_awaited = is_first_awaited
+        self._is_watchful = is_watchful
         self._connect_timeout_s = connect_timeout_s
         self._patience_s = patience_s
         self._silence_s = silence_s  # for the next connection
@@ -155,7 +203,7 @@ class Reconnector:
 
     async def _run(self, task_status: trio.TaskStatus[None]) -> None:
         error = await self._first_connection(task_status)
-        if not self.hello.protocol_version:
+        if not (self.hello.protocol_version or self._is_first_awaited):
             raise CannotConnect(f"No connection: {_with_advice(error)}.") from error
         attempt, since = 0, trio.current_time()
         while True:
@@ -169,7 +217,7 @@ class Reconnector:
                 await self._pause(attempt, left_s)
             connected_at = trio.current_time()
             self._was_useful = False
-            error = await self._connect_once()
+            error = await self._connect()
             attempt += 1
             if self._was_useful or trio.current_time() - connected_at > BACKOFF_MAX_S:
                 attempt, since = 0, trio.current_time()
@@ -180,7 +228,8 @@ class Reconnector:
         while True:
             error = await self._connect_once(task_status)
             is_refused = isinstance(error, PermissionError | ServerRefused)
-            if self.hello.protocol_version or is_refused or trio.current_time() >= give_up_at:
+            is_enough = self._is_first_awaited or trio.current_time() >= give_up_at
+            if self.hello.protocol_version or is_refused or is_enough:
                 return error
             await trio.sleep(min(STARTING_S, give_up_at - trio.current_time()))
 
@@ -199,24 +248,54 @@ class Reconnector:
     def _is_waited_for(self) -> bool:
         return self._calls_waiting > 0 or any(call.is_running for call in self._calls)
 
+    async def _connect(self) -> OSError:
+        """Like `_connect_once`, with attempts side by side while a call waits."""
+        if not (self._is_watchful and self._is_waited_for):
+            return await self._connect_once()
+        attempts = _Attempts()
+        async with trio.open_nursery() as nursery:
+
+            async def attempt(scope: trio.CancelScope) -> None:
+                with scope:
+                    error = await self._connect_once(claim=lambda: attempts.claim(scope))
+                    if attempts.is_last_word(scope, error):
+                        nursery.cancel_scope.cancel()
+
+            while not attempts.is_decided:
+                nursery.start_soon(attempt, attempts.begin())
+                await trio.sleep(BESIDE_S)
+        assert attempts.error is not None
+        return attempts.error
+
     async def _connect_once(
-        self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+        claim: Callable[[], bool] = lambda: True,
     ) -> OSError:
-        """Connect once, and use the connection until it is lost. Returns the reason."""
+        """Connect once, and use the connection until it is lost. Returns the reason.
+
+        A connection that may not `claim` to be the one is closed at once.
+        """
         with trio.CancelScope() as timeout:
             timeout.deadline = trio.current_time() + self._connect_timeout_s
             try:
                 async with self._dialer() as channel:
-                    error = await self._use(channel, timeout, task_status)
+                    error = await self._use(channel, timeout, task_status, claim)
             except OSError as failure:
                 error = failure
         if timeout.cancelled_caught:
             error = TimeoutError(f"no answer within {self._connect_timeout_s:g} s")
         log.info("not connected", why=str(error))
+        self.error = error
+        self.stir()
         return error
 
     async def _use(
-        self, channel: ClientChannel, timeout: trio.CancelScope, task_status: trio.TaskStatus[None]
+        self,
+        channel: ClientChannel,
+        timeout: trio.CancelScope,
+        task_status: trio.TaskStatus[None],
+        claim: Callable[[], bool],
     ) -> OSError:
         connection = ClientConnection(
             channel,
@@ -230,7 +309,7 @@ class Reconnector:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_run_until_over, connection, nursery.cancel_scope)
                 refused = await self._greet(connection)
-                if refused is None:
+                if refused is None and claim():
                     timeout.deadline = float("inf")
                     self._up(connection, nursery)
                     task_status.started()
@@ -261,6 +340,8 @@ class Reconnector:
         if version not in wire.PROTOCOL_VERSIONS:
             return ServerRefused(f"the server speaks MCP {version}, which this client does not")
         connection.hello = self.hello = hello
+        self.greeted = wire.result_of(reply)
+        self.error = None
         connection.is_numbering = hello.has_positions and wire.wants_positions(greeting)
         if self._listens:
             connection.listen()
@@ -286,7 +367,9 @@ class Reconnector:
         self.connection = connection
         connection.was_useful = False  # the answer to `initialize` does not count
         log.info("connected", server=self.hello.server_info.get("name"))
-        nursery.start_soon(connection.watch, self._silence_s, self._usual_silence_s)
+        nursery.start_soon(
+            connection.watch, self._silence_s, self._usual_silence_s, self._is_watchful
+        )
         self._listener.up(connection, nursery)
         self.stir()
 

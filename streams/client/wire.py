@@ -89,6 +89,9 @@ def missing(method: str, capabilities: Mapping[str, Any]) -> str | None:
 # The response was lost, though its connection lives on. Transports report this, servers never do.
 LOST: Final = "lost"
 
+# The server has refused the session, and so it has not taken the request. Reported in the same way.
+UNTAKEN: Final = "untaken"
+
 # The longest pause before a resume or a repeated request that a server may ask for; a pause without
 # a limit would look like a hang.
 PAUSE_MAX_S: Final = 300.0

@@ -174,6 +174,9 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
+    def cancel_response(self, request_id: RequestId) -> None:
+        """Continue no response to this resume: its client wants it no more."""
+
     def has_begun(self, stream: Stream) -> bool:
         """Whether this client began the stream, and may cancel its request over any connection."""
         return False
@@ -213,10 +216,13 @@ class EventIds(Protocol):
 class Granted:
     """The right of a client to resume one response by the ids of its events."""
 
-    __slots__ = ("ended", "grant", "is_call", "stop")
+    __slots__ = ("ended", "grant", "is_call", "is_wait", "stop")
 
-    def __init__(self, grant: Grant | None, *, is_call: bool = False) -> None:
+    def __init__(
+        self, grant: Grant | None, *, is_call: bool = False, is_wait: bool = False
+    ) -> None:
         self.grant = grant  # None for the response to the original request
+        self.is_wait = is_wait  # see `Delivery`
         self.is_call = is_call or grant is None  # else it is the response to a resume
         self.stop: int | None = None  # the seq of its last message, once that was handed
         # Why the response has ended before the stream: `superseded` by another session, or
@@ -257,6 +263,7 @@ class Delivery:
         "is_held",
         "is_open",
         "is_over",
+        "is_wait",
         "number",
         "position",
         "preamble",
@@ -278,6 +285,7 @@ class Delivery:
         reply_id: RequestId | None = None,
         takes_over: bool = False,
         is_call: bool = False,
+        is_wait: bool = False,
         granted: Granted | None = None,
     ) -> None:
         """Deliver what follows `after`. With `granted` this continues that response.
@@ -296,6 +304,7 @@ class Delivery:
         self.reply_id = reply_id
         self.takes_over = takes_over  # the stream's response is the answer to the resume
         self.is_call = is_call  # it answers a call, and not a resume
+        self.is_wait = is_wait  # it answers another call than the stream's: `wait_for_call`
         self.granted = granted  # where the client may resume it by event ids
         self.is_granted = True  # whether `granted` is durable, where there is one
         self.has_progress = False  # see `Separated`
@@ -324,7 +333,8 @@ class Delivery:
     @property
     def stands_for_call(self) -> bool:
         """Whether a client that cancels the request for this delivery cancels the call."""
-        return self.is_call or (self.takes_over and self.waiting_id == self.stream.request_id)
+        is_resumed = self.takes_over and self.waiting_id == self.stream.request_id
+        return not self.is_wait and (self.is_call or is_resumed)
 
     @property
     def replays(self) -> bool:
@@ -818,7 +828,7 @@ class Connection:
         write.runs.append((delivery, delivery.position))
         if delivery.reply_id is None:
             is_told = bool(delivery.dialects) or self.has_event_ids
-            is_reachable = is_told or stream.is_open_to_key
+            is_reachable = is_told or stream.is_findable or stream.is_open_to_key
             stream.is_reachable = stream.record.is_announced and is_reachable
 
     def _hand_over(

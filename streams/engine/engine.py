@@ -90,7 +90,7 @@ class Engine:
         self._streams = Streams(journal, self._committer, keyring, limits, deferral_s=deferral_s)
         self.sessions = self._streams.sessions
         self.operations = Operations(
-            self._streams, keyring, enforce_min=enforce_min, require_token=require_token
+            journal, self._streams, keyring, enforce_min=enforce_min, require_token=require_token
         )
         self.rates = Rates(limits.requests_per_principal_max)
         self.keyed = KeyedCalls(self._streams.cache, keyring)
@@ -118,6 +118,7 @@ class Engine:
         is_rerunnable: bool = False,
         caller: Callable[[], bytes] = bytes,
         is_repeatable: bool = False,
+        is_findable: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
@@ -128,8 +129,9 @@ class Engine:
         resume it; the journal then keeps what `caller` returns. With `is_rerunnable` it is
         restartable, and may `run_again` for any client while the server lives. With `is_repeatable`
         a second run of the call does no harm, so an idempotency key need not be durable before the
-        first. `mark` stands in the request in place of its idempotency key. `origin` is the
-        request, where that was parsed already.
+        first. An `is_findable` call can be found again by a client that was told nothing. `mark`
+        stands in the request in place of its idempotency key. `origin` is the request, where that
+        was parsed already.
 
         The caller must have called `make_room`, and must not have waited for anything since.
         """
@@ -138,7 +140,9 @@ class Engine:
         dialects = connection.session.settings.dialects if max_s > 0 else ()
         is_told = max_s > 0 and (bool(dialects) or connection.has_event_ids)
         # A stream with pages becomes reachable later, when its client has a page token.
-        is_reachable = is_told or (mark is not None and not mark.is_own)
+        is_once = mark is not None and mark.is_once
+        is_findable = is_findable or is_once
+        is_reachable = is_told or is_findable or (mark is not None and not mark.is_own)
         now = wall()
         record = Record(
             stream=new_stream_id(now),
@@ -148,7 +152,7 @@ class Engine:
             max_s=max_s,
             created_at=now,
             fence=FENCE_FIRST,
-            is_announced=is_told or is_paged or mark is not None,
+            is_announced=is_reachable or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
             restart=(
@@ -158,11 +162,11 @@ class Engine:
             ),
         )
         stream = self._streams.hold(record, overflow, origin)
-        stream.is_reachable = is_reachable
+        stream.is_reachable, stream.is_findable = is_reachable, is_findable
         preamble = partial(self.operations.announcements, stream, dialects)
         self._streams.defer(
             stream,
-            is_urgent=is_paged or (mark is not None and not is_repeatable),
+            is_urgent=is_paged or is_once or (mark is not None and not is_repeatable),
             # An HTTP response begins after a while, so that proxies and clients see it live.
             is_needless=not (is_reachable or mark is not None or connection.is_response),
         )

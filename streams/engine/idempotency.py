@@ -40,14 +40,19 @@ class KeyedCalls:
         return self._keyring.identity
 
     @asynccontextmanager
-    async def looked_up(self, key: str, principal: str) -> AsyncIterator[Called]:
+    async def looked_up(
+        self, key: str, principal: str, *, is_once: bool = False
+    ) -> AsyncIterator[Called]:
         """Look up a key. No other request with the same key proceeds during the block.
 
-        Raises `Unavailable`.
+        A key that `is_once` was derived from the call by the server. It leads only to the calls of
+        this principal. Raises `Unavailable`.
         """
-        scope = scope_of(key, principal)
+        scope = principal if is_once else scope_of(key, principal)
         names = self._keyring.call_names(scope, key)
-        mark = Mark(names[0].hex(), is_own=bool(scope) and not authenticated(principal))
+        mark = Mark(
+            names[0].hex(), is_own=bool(scope) and not authenticated(principal), is_once=is_once
+        )
         turn = self._turns.get(names[0])
         if turn is None:
             turn = self._turns[names[0]] = trio.StrictFIFOLock()

@@ -342,6 +342,16 @@ class StreamState:
         return self.outcome.is_end
 
     @property
+    def ended_at(self) -> float:
+        """When the final response was numbered, in wall time; 0 before that."""
+        return self._was_ended_at
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the final response is an error, or a result that says `isError`."""
+        return self.is_ended and self._last_error == self.last
+
+    @property
     def is_tombstone(self) -> bool:
         """Whether only its outcome is kept: it was abandoned or cancelled."""
         return self.outcome.is_tombstone

@@ -7,7 +7,8 @@ exists.
 
 import math
 import re
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -15,23 +16,26 @@ import trio
 from streams import messages
 from streams.engine.connection import Connection, Delivery, EventIds, Session
 from streams.engine.identity import call_digest
-from streams.engine.lifecycle import StreamState
+from streams.engine.lifecycle import ProgressToken, StreamState
 from streams.engine.sessions import EventId, HttpSession, name_in
 from streams.engine.stream import Stream
 from streams.engine.streams import Streams
 from streams.errors import INVALID_PARAMS, INVALID_REQUEST, Refusal, refusal
 from streams.exchange import authenticated, is_anonymous
+from streams.journal.contract import Journal
 from streams.journal.records import Record
 from streams.keys import Keyring, name_of, place_of
 from streams.logs import log
-from streams.messages import Message, RequestId
+from streams.messages import Kind, Message, RequestId, Run
 from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Report, Resume
 
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 # How long a poll of all waits for records of new streams, which take a commit. After that it leaves
-# them out.
+# them out. A client that joins a call waits as long for what the call has just sent.
 RECORDED_S: Final = 1.0
+MISSED_BYTES: Final = 64 * 1024  # of what a client missed that is read before it is told the rest
+_PROGRESS: Final = "notifications/progress"
 
 
 class Operations:
@@ -39,6 +43,7 @@ class Operations:
 
     def __init__(
         self,
+        journal: Journal,
         streams: Streams,
         keyring: Keyring,
         *,
@@ -46,6 +51,7 @@ class Operations:
         require_token: bool,
     ) -> None:
         """`require_token`: a stream's id alone opens it only to the principal that made it."""
+        self._journal = journal
         self._streams = streams
         self._index = streams.index
         self._cache = streams.cache
@@ -160,6 +166,110 @@ class Operations:
         speaks = session.settings.dialects
         self._deliver(connection, stream, after, reply_id, speaks, takes_over=True, is_call=True)
 
+    async def calls(self, principal: str) -> list[Stream | Record]:
+        """All streams of a principal that run, or whose messages it may lack; evicted ones as
+        records. In the order of creation.
+        """
+        found: list[Stream | Record] = []
+        last: int | None = 0
+        while last is not None:
+            some, last = await self._cache.page(principal, last, POLL_PAGE_SIZE)
+            found += some
+        return found
+
+    async def load_call(self, stream_id: str) -> Stream | None:
+        """The stream of this id, which `calls` has told; None where it is gone."""
+        return await self._cache.find(stream_id)
+
+    async def join(
+        self,
+        connection: Connection,
+        stream: Stream,
+        *,
+        reply_id: RequestId,
+        token: ProgressToken | None,
+        is_wait: bool,
+    ) -> None:
+        """Deliver a call, from what no client was sent, to a client that waits for it again.
+
+        Of the progress before this, only the latest is delivered, under this client's `token`. An
+        ended call delivers its response, however often that was delivered. With `is_wait` the
+        request is another call, and to cancel it does not cancel this one. The newest delivery
+        wins. Raises `Refusal` where nothing is left to deliver.
+        """
+        session, state = connection.session, stream.state
+        check_free(session, reply_id, besides=stream)
+        stream.is_findable = True
+        stream.leave()  # no more progress is numbered under the token of another client
+        try:
+            missed, after = await self._missed(stream)
+            check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
+            if state.is_tombstone:
+                raise refusal(state.outcome.value)
+            if state.is_finished(after) or after < state.delivered:
+                raise refusal("messages_gone", earliestSeq=state.delivered + 1).saying(
+                    "The result of this call was delivered already, and is kept no longer."
+                )
+        except Refusal:
+            stream.is_left = stream.delivery is None
+            raise
+        preamble = [] if state.is_ended else _latest_progress(stream, token)
+        preamble += missed
+        preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
+        _displace(stream, connection, reply_id)
+        stream.let_answer(session, after)
+        stream.progress_token = token
+        connection.attach(
+            Delivery(
+                stream,
+                connection,
+                after=after,
+                preamble=lambda: preamble,
+                speaks=() if is_wait else session.settings.dialects,
+                reply_id=reply_id,
+                takes_over=True,
+                is_call=True,
+                is_wait=is_wait,
+            )
+        )
+
+    async def _missed(self, stream: Stream) -> tuple[list[bytes], int]:
+        """The notifications that no client was sent, but progress; and the seq up to which.
+
+        Questions are none of these: the open ones are sent again in any case. Where there is more
+        than one read gives, the rest is delivered as it is.
+        """
+        state = stream.state
+        with trio.move_on_after(RECORDED_S):  # a full journal takes longer
+            await stream.flush()
+        if state.is_paged:
+            return [], stream.asked
+        last = state.last - 1 if state.is_ended else state.durable
+        after = min(max(state.handed, state.delivered), last)
+        runs: Sequence[Run] = ()
+        if after < min(last, state.durable):
+            runs = await self._journal.read(stream.id, after, bytes_max=MISSED_BYTES)
+        missed = []
+        for run in runs:
+            for line in run.until(last).lines if run.seq <= last else ():
+                message = messages.parse(line)
+                if message.kind is Kind.NOTIFICATION and message.method != _PROGRESS:
+                    missed.append(line)
+        return missed, min(runs[-1].last, last) if runs else after
+
+    def replace(self, stream: Stream) -> None:
+        """Forget an ended call, since the same call begins again under the same key."""
+        self._streams.drop(stream)
+
+    def end_connection(self, session: Session) -> None:
+        """A connection has ended, whose principal was its own: only resume tokens and keys lead to
+        its calls from now on.
+        """
+        if not session.settings.dialects:
+            for stream in self._index.wanted(session.principal):
+                if not (stream.state.is_paged or stream.is_open_to_key):
+                    self._streams.drop(stream)
+
     def _find_page(self, session: Session, token: str, params: msgspec.Raw) -> tuple[Stream, int]:
         name, seq = place_of(token) or (b"", 0)
         stream = self._index.named(name)
@@ -228,6 +338,7 @@ class Operations:
             reply_id=granted.reply_id,
             takes_over=granted.takes_over,
             is_call=granted.is_call,
+            is_wait=granted.is_wait,
             granted=granted,
         )
         connection.attach(delivery)
@@ -377,8 +488,11 @@ class Operations:
             stream.confirm(session, question.seq)
         stream.answered(answer, question.seq, message)
 
-    def cancel(self, session: Session, request_id: RequestId) -> None:
-        """`notifications/cancelled`: stops the handler of a call, or detaches from a resume."""
+    def cancel(self, session: Session, request_id: RequestId, *, detaches: bool = False) -> None:
+        """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
+
+        With `detaches`, a call that may go on without a connection goes on without its client.
+        """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
             return
@@ -387,20 +501,38 @@ class Operations:
             if delivery.reply_id == request_id:
                 if delivery.granted is not None:
                     delivery.granted.ended = "cancelled"
+                is_stopped, stream = delivery.stands_for_call, delivery.stream
+                if is_stopped and detaches and stream.record.max_s:
+                    stream.leave()
+                    is_stopped = False
                 delivery.drop()
-                if delivery.stands_for_call:
-                    self._streams.cancel(delivery.stream)
+                if is_stopped:
+                    self._streams.cancel(stream)
                 return
+        # A newer resume of this client may have displaced the delivery before the cancel came. The
+        # client may continue the older response all the same, which would displace the newer one.
+        session.cancel_response(request_id)
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
-            if delivery.stream.request_id == request_id:
-                self._streams.cancel(delivery.stream)
+            if delivery.stream.request_id == request_id and not delivery.is_wait:
+                self._stop(delivery.stream, detaches=detaches)
                 return
         for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
-            if is_meant and not _is_answered(stream.state):
-                self._streams.cancel(stream)
+            if is_meant and not (_is_answered(stream.state) or stream.is_left):
+                self._stop(stream, detaches=detaches)
                 return
+
+    def _stop(self, stream: Stream, *, detaches: bool) -> None:
+        """The client of a call wants it no more: cancel it, or leave it."""
+        if not (detaches and stream.record.max_s):
+            self._streams.cancel(stream)
+            return
+        stream.leave()
+        if isinstance(delivery := stream.delivery, Delivery):
+            if delivery.granted is not None:
+                delivery.granted.ended = "cancelled"
+            delivery.drop()
 
 
 def _displace(stream: Stream, by: Connection, reply_id: RequestId) -> None:
@@ -467,6 +599,14 @@ def _check_answerable(stream: Stream, after: int) -> None:
         raise refusal("messages_gone", earliestSeq=stream.state.delivered + 1).saying(
             "Nothing is left to resume: the client has confirmed everything, the response included."
         )
+
+
+def _latest_progress(stream: Stream, token: ProgressToken | None) -> list[bytes]:
+    """The latest progress of a call under another token, for a client that wants progress."""
+    if token is None or not stream.latest_progress:
+        return []
+    params = messages.decode(messages.parse(stream.latest_progress).params, dict[str, Any])
+    return [messages.notification(_PROGRESS, params | {"progressToken": token})]
 
 
 def _check_same_call(stream: Stream, params: msgspec.Raw) -> None:

@@ -33,6 +33,10 @@ from streams.protocol import extension
 # messages or every second, the last messages too.
 ACK_WAIT_S: Final = 10.0
 
+# The progress token of a findable call whose client wants no progress. Its latest progress is kept,
+# to be told with an interim answer, and no client is sent it.
+UNHEARD: Final = "mcp-streams/unheard"
+
 _T = TypeVar("_T")
 
 
@@ -138,19 +142,24 @@ class Stream:
         "is_anonymous",
         "is_deferred",
         "is_evicted",
+        "is_findable",
         "is_held",
+        "is_left",
         "is_progress_wanted",
         "is_reachable",
         "is_recorded",
+        "latest_progress",
         "mark",
         "newest",
         "number",
+        "on_attach",
         "overflow",
         "record",
         "request_id",
         "rerun",
         "scope",
         "state",
+        "stays",
         "was_evicted",
         "witness",
     )
@@ -202,9 +211,17 @@ class Stream:
         # back to it. If its result is the first thing that the handler sends, it is sent as a plain
         # response, and nothing is ever stored. A new stream is *held* while its delivery waits for
         # the first message. Then one write has the announcement and a result that comes soon.
-        self.is_deferred = self.is_held = False
-        self.was_evicted = False  # it was loaded from the journal, which can find it too
-        self.is_evicted = False  # a later load makes another object of the same stream
+        self.is_deferred = self.is_held = self.is_left = False
+        # A *findable* call can be found by its caller again, by a short name or by making the same
+        # call (`streams.server.patience`). While it is *left*, its last client has stopped waiting
+        # for it: then progress is not numbered. The response of a call that may be asked for again
+        # `stays` when it was delivered.
+        self.is_findable = self.stays = self.mark is not None and self.mark.is_once
+        self.latest_progress = b""
+        self.on_attach: Callable[[Stream], None] | None = None
+        # After it `was_evicted` it was loaded from the journal, which can find it too. While it
+        # `is_evicted`, a later load makes another object of the same stream.
+        self.was_evicted = self.is_evicted = False
         self.scope = trio.CancelScope()  # around the handler
         self._limits = limits
         self._committer = committer
@@ -212,14 +229,12 @@ class Stream:
         self._answers = answers
         # The answers to the requests that a restarted call is expected to send once more.
         self._rerun_answers: dict[RequestId, Answer] = {}
-        self._on_stored = on_stored
-        self._on_settled = on_settled
+        self._on_stored, self._on_settled = on_stored, on_settled
         self._changed: trio.Event | None = None
         # The newest delivery, even if it is over: its number, its client, and the last seq that was
         # handed to it. Only that client, about that delivery, can move the delivered mark.
-        self.newest = 0
+        self.newest = self._newest_handed = 0
         self._reader: Reader | None = None
-        self._newest_handed = 0
         self._left_at = -math.inf  # when that delivery was detached or fell silent last
         # Whether data from the peer may still prove that it has read what was written to it.
         self.witness: Callable[[Stream], bool] | None = None
@@ -299,6 +314,10 @@ class Stream:
     async def send_progress(self, token: ProgressToken, line: bytes) -> None:
         """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
+        self.latest_progress = line
+        if self.is_left or token == UNHEARD:
+            await trio.lowlevel.checkpoint()
+            return
         rerun = self.rerun
         if rerun is not None and await self._compared(rerun.swallow(line, is_droppable=True)):
             return
@@ -344,7 +363,10 @@ class Stream:
         request". So a page that is made before it is asked for has no progress token.
         """
         is_awaited = not self.state.is_paged or self.state.answer_after(self.asked) is None
-        return self._progress_token if is_awaited else None
+        token = self._progress_token
+        if token is None and self.is_findable:
+            token = UNHEARD
+        return token if is_awaited else None
 
     @progress_token.setter
     def progress_token(self, token: ProgressToken | None) -> None:
@@ -574,8 +596,11 @@ class Stream:
     def acknowledge(self, seq: int) -> None:
         """The client is known to have everything up to `seq`.
 
-        In a stream with pages this deletes nothing, because a client may ask for a page again.
+        In a stream with pages this deletes nothing, because a client may ask for a page again. A
+        response that stays is kept for the same reason.
         """
+        if self.stays and self.state.is_ended:
+            seq = min(seq, self.state.last - 1)
         if not self.state.is_paged:
             self.mark_delivered(seq)
 
@@ -637,6 +662,13 @@ class Stream:
             self.notify()
         confirms = delivery.reader.confirms or self.state.is_paged
         self.state.attach(delivery.position, confirms=confirms)
+        self.is_left = False
+        if self.on_attach is not None:
+            self.on_attach(self)
+
+    def leave(self) -> None:
+        """The attached client stops waiting and can find the stream again: detach it next."""
+        self.is_reachable = self.is_left = self.stays = True
 
     def detach(self, delivery: Follower) -> None:
         """Detach a delivery; nothing changes where another one has taken its place."""

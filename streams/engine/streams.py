@@ -217,7 +217,7 @@ class Streams:
             stream.store()  # its client is gone, and may look for its streams
         is_lost = stream.delivery is None and not stream.is_reachable
         if is_lost and stream.mark is None:
-            self._drop(stream)
+            self.drop(stream)
         elif is_lost and not stream.state.is_ended:
             self.cancel(stream)  # a retry with the same idempotency key is told so
         else:
@@ -246,7 +246,7 @@ class Streams:
         if not is_known or (stream.state.is_ended and event is Event.CANCEL):
             return
         if not stream.record.is_announced:
-            self._drop(stream)
+            self.drop(stream)
             return
         stream.store()
         self._committer.add(stream.close(event))
@@ -261,7 +261,7 @@ class Streams:
             delivery.fail(refusal(stream.state.outcome.value))
         self._look_after(stream)
 
-    def _drop(self, stream: Stream) -> None:
+    def drop(self, stream: Stream) -> None:
         """Stop the handler and keep nothing: no client can resume the stream, or none needs to."""
         stream.scope.cancel()
         self._forget(stream)
@@ -283,9 +283,10 @@ class Streams:
         # A client with dialects was told resume tokens, and may resume without the session.
         if not session.settings.dialects:
             for stream in self.index.wanted(session.principal):
-                is_kept = stream.state.is_paged or stream.is_open_to_key
+                is_found = stream.is_findable and not session.is_anonymous
+                is_kept = stream.state.is_paged or stream.is_open_to_key or is_found
                 if session.has_begun(stream) and not is_kept:
-                    self._drop(stream)
+                    self.drop(stream)
             if session.is_anonymous:  # so all evicted streams of its principal are its own
                 self._over.send_nowait(session.principal)
 
@@ -295,7 +296,7 @@ class Streams:
             for record in records:
                 stream = await patiently(partial(self.cache.find, record.stream))
                 if stream is not None and not stream.is_open_to_key:
-                    self._drop(stream)  # without waiting, so that it is not evicted again before
+                    self.drop(stream)  # without waiting, so that it is not evicted again before
             await self._committer.settled()
             after = records[-1].number
 

@@ -6,6 +6,7 @@ A journal has side files. If the journal is a symbolic link, they lie beside the
     <journal>.sock   where the owner listens for its relays
     <journal>.log    the log of an owner without a terminal
     <journal>.key    the keys of its resume tokens (`streams.keys`)
+    <journal>.hello  what a remote server has said last of itself (`streams.backends.kept`)
 
 The locks are those of `fcntl.lockf`. The kernel drops them when the process ends, however it ends.
 A forked child does not inherit them; with `flock`, a child process of a tool would keep the journal
@@ -59,6 +60,11 @@ def log_path(journal: Path) -> Path:
 def key_path(journal: Path) -> Path:
     """The file with the keys of `journal`'s resume tokens."""
     return _beside(journal, ".key")
+
+
+def hello_path(journal: Path) -> Path:
+    """The file with what a remote server, whose calls `journal` keeps, has said last of itself."""
+    return _beside(journal, ".hello")
 
 
 def _beside(journal: Path, suffix: str) -> Path:

@@ -34,11 +34,12 @@ END_OF_FAILURE: Final = 2
 class Exit:
     """The deadline of the process, which starts with `begin`. Make it before the server.
 
-    `tools` returns the names of the tools that have not ended, `failure` the error that ended the
-    server, if any.
+    It ends the process `within_s` seconds later. `tools` returns the names of the tools that have
+    not ended, `failure` the error that ended the server, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, within_s: float = DEADLINE_S) -> None:
+        self._within_s = within_s
         self.tools: Callable[[], Sequence[str]] = list
         self.failure: Callable[[], BaseException | None] = lambda: None
         # A signal handler calls `put`, which may interrupt itself; `Event.set` may not.
@@ -46,7 +47,7 @@ class Exit:
         threading.Thread(target=self._run, name="mcp-streams exit", daemon=True).start()
 
     def begin(self, code: int) -> None:
-        """Start the deadline of `DEADLINE_S` seconds; `code` is the exit code once it has passed.
+        """Start the deadline; `code` is the exit code once it has passed.
 
         Only the first call counts. It may be called from a signal handler.
         """
@@ -71,7 +72,7 @@ class Exit:
 
     def _run(self) -> None:
         code, begun_at = self._begun.get()
-        deadline = begun_at + DEADLINE_S - FINAL_LOG_S
+        deadline = begun_at + self._within_s - FINAL_LOG_S
         threading.Event().wait(max(0.0, deadline - steady()))
         last_words = threading.Thread(target=self._tell, args=[code], daemon=True)
         last_words.start()

@@ -3,16 +3,27 @@
 It is quick to load, because a relay loads it.
 """
 
+import shlex
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from streams.limits import Durability
 
+Era = Literal["auto", "legacy"]
+Isolation = Literal["session", "none", "call"]
+Restart = Literal["on-failure", "always", "never"]
+KeepCancelled = Literal["timeout", "always", "never"]
+Stderr = Literal["log", "inherit", "null"]
+
 ALGORITHMS: Final = "RS256,PS256,ES256,EdDSA"
+
+REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tasks about it
+
+TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
 
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
@@ -62,10 +73,61 @@ class Auth:
         return self.auth_tokens is not None or self.auth_jwks is not None
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How to serve an app; `mcp-streams serve --help` says what each of them means."""
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A program that speaks MCP over stdio; `mcp-streams wrap --help` describes the settings.
 
-    app: str
+    `words` are the program and its arguments.
+    """
+
+    words: tuple[str, ...]
+    cwd: str  # absolute
+    env: dict[str, str] = {}  # besides the environment of this process
+    isolate: Isolation = "session"
+    children_max: int = 32
+    child_idle_s: float = 600.0
+    restart: Restart = "on-failure"
+    rerun: tuple[str, ...] = ()
+    start_timeout_s: float = 30.0
+    stop_timeout_s: float = 5.0
+    stderr: Stderr = "log"
+
+    def __str__(self) -> str:
+        return f"`{shlex.join(self.words)}` in {self.cwd}, --isolate {self.isolate}"
+
+
+class Remote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A server that has a URL; `mcp-streams attach --help` describes the settings."""
+
+    url: str
+    token_file: Path | None = None  # absolute
+    headers: tuple[tuple[str, str], ...] = ()
+    era: Era = "auto"
+    give_up_s: float = 86_400.0
+    rerun: tuple[str, ...] = ()
+    offline_start: bool = True
+
+    def __str__(self) -> str:
+        return self.url
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """For hosts that give up on a call; `mcp-streams serve --help` describes the settings."""
+
+    patience_s: float | None = None
+    once: tuple[str, ...] = ()
+    keep_cancelled: KeepCancelled = "never"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to serve an app; `mcp-streams serve --help` says what each of them means.
+
+    `app` is `file.py:server` or `package.module:server`, or what is served in place of a Python
+    object. `key` is a digest of what an owner must have in common with its relays, besides `app`:
+    the environment of a command, or the credentials for a URL.
+    """
+
+    app: str | Command | Remote
+    key: str = ""
     journal: Path | None = None
     stdio: bool = False
     foreground: bool = False
@@ -79,6 +141,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     durability: Durability = "power"
     require_resume_token: bool = False
     insecure_anonymous: bool = False
+    patience: Patience = Patience()
     auth: Auth = Auth()
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
@@ -96,6 +159,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Whether clients reach this process over the network."""
         return self.ws is not None or self.http is not None
 
+    @property
+    def stopping_s(self) -> float:
+        """How long a shutdown may take besides the server's own: until the children have ended."""
+        if not isinstance(self.app, Command):
+            return 0.0
+        return 2 * self.app.stop_timeout_s + REAPING_S  # its input ends; SIGTERM; SIGKILL
+
+    @property
+    def what_differs(self) -> str:
+        """The end of a sentence about an owner that has another `key`."""
+        is_remote = isinstance(self.app, Remote)
+        return "with other credentials" if is_remote else "in another environment"
+
     def for_owner(self) -> str:
         """The options for the owner that a relay with these options starts, as text."""
         return msgspec.json.encode(
@@ -109,7 +185,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def hello(self) -> dict[str, object]:
         """The app and version, on which a relay and its owner must agree."""
+        return {"app": self._named, "key": self.key, "version": version("mcp-streams")}
+
+    @property
+    def _named(self) -> str:
+        if not isinstance(self.app, str):
+            return str(self.app)
         place, _, name = self.app.rpartition(":")
         if place.endswith(".py"):
             place = str(Path(place).resolve())
-        return {"app": f"{place}:{name}", "version": version("mcp-streams")}
+        return f"{place}:{name}"

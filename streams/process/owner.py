@@ -1,5 +1,10 @@
-"""The owner that a relay starts: `python -m streams.process.owner OPTIONS`, with JSON options."""
+"""The owner that a relay starts: `python -m streams.process.owner JOURNAL`.
 
+Its options come as JSON over standard input: they may have secrets, and every user can see a
+command line.
+"""
+
+import os
 import sys
 from contextlib import suppress
 
@@ -10,7 +15,10 @@ from streams.process.options import CannotServe, Options
 
 def main() -> int:
     """Own the journal, and serve until the server has been idle for a while."""
-    options = Options.parse(sys.argv[1])
+    options = Options.parse(sys.stdin.read())
+    nowhere = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nowhere, 0)
+    os.close(nowhere)
     logs.log_to_stderr(as_json=options.json_log)
     try:
         serve.run(options)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -94,9 +95,9 @@ def _start_owner(options: Options) -> None:
     read_fd, write_fd = os.pipe()
     with open(log_fd, "ab") as log_stream, open(read_fd) as answer:
         try:
-            subprocess.Popen(  # nosec B603 # our own program
-                [sys.executable, "-m", "streams.process.owner", options.for_owner()],
-                stdin=subprocess.DEVNULL,
+            owner = subprocess.Popen(  # nosec B603 # our own program
+                [sys.executable, "-m", "streams.process.owner", options.journal],
+                stdin=subprocess.PIPE,
                 stdout=log_stream,
                 stderr=log_stream,
                 start_new_session=True,
@@ -105,6 +106,9 @@ def _start_owner(options: Options) -> None:
             )
         finally:
             os.close(write_fd)
+        assert owner.stdin is not None
+        with suppress(BrokenPipeError), owner.stdin as told_to_owner:  # it may have ended at once
+            told_to_owner.write(options.for_owner().encode())
         told = answer.read()
         if told == READY:
             return

@@ -2,21 +2,16 @@
 
 import errno
 import gc
-import importlib
-import importlib.util
 import os
 import resource
 import signal
 import socket
 import sys
-import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import trio
 
 from streams.errors import Full, JournalError, LifespanFailed, first_of
@@ -28,6 +23,7 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.process.deadline import (
+    DEADLINE_S,
     END_OF_FAILURE,
     END_OF_SIGNAL,
     END_SIGNALS,
@@ -35,12 +31,12 @@ from streams.process.deadline import (
     let_children_end,
 )
 from streams.process.guard import Guard, guard_for, parse_address
+from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
+from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
-from streams.server.handlers import tool_at
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
-from streams.server.server import Server
 from transports import http, stdio, websocket
 from transports.relay import owner
 
@@ -52,9 +48,6 @@ SWITCH_S: Final = 0.0005
 # take 10 ms.
 GARBAGE_MAX: Final = (2_000, 100, 20)
 
-# The packages whose names a file of the user's should not have.
-_OURS: Final = ("streams", "transports")
-
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
@@ -62,84 +55,22 @@ DESCRIPTORS_BESIDES: Final = 256
 LINGER_MIN_S: Final = 0.5
 
 
-def load(app: str) -> Server:
-    """Load the server named by `file.py:name` or `package.module:name`.
-
-    Raises `CannotServe`, which names the line if the author's code has failed.
-    """
-    place, _, name = app.rpartition(":")
-    if not place or not name:
-        raise CannotServe(f"{app}: name the server as file.py:server or package.module:server.")
-    sys.path.insert(0, os.getcwd())
-    _warn_of_hidden({Path.cwd(), Path(place).resolve().parent})
-    try:
-        module = _import(place)
-    except CannotServe:
-        raise
-    except Exception as error:
-        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
-    server = getattr(module, name, None)
-    if not isinstance(server, Server):
-        raise CannotServe(f"{place} has no Server named {name!r}: make one, or name another.")
-    return server
-
-
-def _warn_of_hidden(folders: Iterable[Path]) -> None:
-    """Warn of files beside the server that it cannot import, since ours have the same names."""
-    for name in _OURS:
-        ours = Path(str(importlib.import_module(name).__file__))
-        for folder in folders:
-            for file in (folder / f"{name}.py", folder / name / "__init__.py"):
-                if file.is_file() and not file.samefile(ours):
-                    log.warning(
-                        "a file cannot be imported, since mcp-streams has a package of that name: "
-                        "rename it",
-                        file=str(file),
-                    )
-
-
-def _described(error: Exception) -> str:
-    if isinstance(error, SyntaxError):  # its text names the line
-        return f"{type(error).__name__}: {error}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    where = "" if frame.filename.startswith("<") else f" ({frame.filename}, line {frame.lineno})"
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _import(place: str) -> Any:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place)
-    if not path.is_file():
-        raise CannotServe(f"{path}: there is no such file.")
-    if path.stem in _OURS:
-        raise CannotServe(f"{path}: mcp-streams has a package {path.stem}: rename the file.")
-    sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def run(options: Options) -> None:
     """Serve until the server is idle, or a signal ends it. Raises `CannotServe`."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
         signal.signal(signal.SIGHUP, _go_on)
-    guard = guard_for(options, lambda: server.tools.scopes)  # once it is loaded, below
+    options, sockets = take_sockets(options)
+    guard = guard_for(options, lambda: server.scopes)  # once it is loaded, below
     fds = stdio.claim_standard_streams() if options.stdio else None
-    server = load(options.app)
-    if options.limits:
-        server.limits = msgspec.structs.replace(server.limits, **options.limits)
-    server.require_resume_token |= options.require_resume_token
+    down = trio.Event()
+    server = load(options, on_down=down.set)
     _tune()
     let_children_end()
     _raise_descriptors(server.limits.connections_max)
     failure: BaseException | None = None  # Python before 3.11.4 groups what except* raises
     try:
-        trio.run(_serve_watched, server, options, fds, guard, Exit())
+        deadline = Exit(DEADLINE_S + options.stopping_s)
+        trio.run(_serve_watched, server, options, fds, sockets, guard, deadline, down)
     except* (CannotServe, JournalError, LifespanFailed, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
@@ -173,45 +104,54 @@ def _raise_descriptors(connections_max: int) -> None:
 # The serving process
 
 
-async def _serve_watched(server: Server, options: Options, *how: Any) -> None:
-    with watched(options.watchdog_s, tool_at):
+async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
+    with watched(options.watchdog_s, tool_namer(server)):
         await _serve(server, options, *how)
 
 
 async def _serve(
-    server: Server,
+    server: Servable,
     options: Options,
     fds: tuple[int, int] | None,
+    sockets: Sockets,
     guard: Guard,
     exit: Exit,
+    down: trio.Event,
 ) -> None:
+    notices = Notices(is_service=options.is_listening)
     async with (
         _open_journal(options, server.limits) as (journal, keyring),
-        server.open(journal, keyring) as running,
-        _ending(exit, running),
+        server.open(journal, keyring, patience=patience_of(options)) as running,
+        _ending(exit, running, notices),
         trio.open_nursery() as nursery,
     ):
-        if server.tools.scopes and options.is_listening and not options.auth.is_required:
+        if server.scopes and options.is_listening and not options.auth.is_required:
             log.warning(
                 "tools that need scopes can be called over stdio alone: serve with --auth-tokens "
                 "or --auth-jwks",
-                scopes=" ".join(server.tools.scopes),
+                scopes=" ".join(server.scopes),
             )
-        nursery.start_soon(_stop_on_signal, running, exit, nursery.cancel_scope)
+        stop = partial(_shut_down, running, nursery.cancel_scope, notices)
+        nursery.start_soon(_stop_on_signal, stop, exit)
+        nursery.start_soon(_stop_when_down, down, running, notices)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            await nursery.start(_reload_on_hangup, running, guard, exit, nursery.cancel_scope)
+            reload = partial(_reload, guard, notices)
+            await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         if options.journal is not None:
             await nursery.start(_serve_relays, running, options)
         if options.ws is not None:
-            await nursery.start(_serve_websocket, running, options, guard)
+            await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
-            await nursery.start(_serve_http, running, options, guard)
+            await nursery.start(_serve_http, running, options, guard, sockets)
+        notices.ready()
         if fds is not None:
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.wait_idle(_linger_s(options))
+            # With patience, calls outlive their client. Without a journal it cannot come back.
+            if options.journal is not None or options.patience.patience_s is None:
+                await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 
@@ -249,7 +189,7 @@ def _warn_of_limit(journal: Journal) -> None:
 
 
 @asynccontextmanager
-async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
+async def _ending(exit: Exit, running: RunningServer, notices: Notices) -> AsyncIterator[None]:
     """When this block fails or is cancelled, start the deadline of the process."""
     exit.tools = lambda: running.running_tools
     exit.failure = lambda: running.engine.failure
@@ -258,27 +198,47 @@ async def _ending(exit: Exit, running: RunningServer) -> AsyncIterator[None]:
     except BaseException:
         exit.begin(END_OF_FAILURE)
         raise
+    finally:
+        notices.stopping()
 
 
-async def _stop_on_signal(running: RunningServer, exit: Exit, scope: trio.CancelScope) -> None:
+Stop = Callable[[signal.Signals], Awaitable[None]]
+
+
+async def _stop_on_signal(stop: Stop, exit: Exit) -> None:
     with trio.open_signal_receiver(*END_SIGNALS) as signals, exit.with_signals():
         async for number in signals:
-            await _shut_down(running, scope, signal.Signals(number))
+            await stop(signal.Signals(number))
 
 
 async def _shut_down(
-    running: RunningServer, scope: trio.CancelScope, number: signal.Signals
+    running: RunningServer, scope: trio.CancelScope, notices: Notices, number: signal.Signals
 ) -> None:
     log.info("shutting down", signal=number.name)
+    notices.stopping()
     await running.engine.shut_down()
     scope.cancel()
 
 
+async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Notices) -> None:
+    """End the process when its backend has failed for good, so that a supervisor restarts it."""
+    await down.wait()
+    notices.stopping()
+    await running.engine.shut_down()
+    raise CannotServe("The command has ended, and it is not started again: the log says why.")
+
+
+async def _reload(guard: Guard, notices: Notices) -> None:
+    log.info("reloading", signal=signal.SIGHUP.name)
+    notices.reloading()
+    await guard.reload()
+    notices.ready()
+
+
 async def _reload_on_hangup(
-    running: RunningServer,
-    guard: Guard,
+    reload: Callable[[], Awaitable[None]],
+    stop: Stop,
     exit: Exit,
-    scope: trio.CancelScope,
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -294,10 +254,9 @@ async def _reload_on_hangup(
             if had_terminal and not _has_terminal():
                 exit.begin(END_OF_SIGNAL)
                 _leave_terminal(shown)
-                await _shut_down(running, scope, signal.SIGHUP)
+                await stop(signal.SIGHUP)
                 return
-            log.info("reloading", signal=signal.SIGHUP.name)
-            await guard.reload()
+            await reload()
 
 
 def _leave_terminal(fds: Sequence[int]) -> None:
@@ -318,7 +277,12 @@ def _has_terminal() -> bool:
 
 
 async def _serve_websocket(
-    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
+    running: RunningServer,
+    options: Options,
+    guard: Guard,
+    sockets: Sockets,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     assert options.ws is not None
     listen = partial(
@@ -327,12 +291,18 @@ async def _serve_websocket(
         message_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_ws,
+        sockets=sockets.get("ws", ()),
     )
     await _listen(listen, f"ws{guard.s}", options.ws, "", running, options, task_status)
 
 
 async def _serve_http(
-    running: RunningServer, options: Options, guard: Guard, *, task_status: trio.TaskStatus[None]
+    running: RunningServer,
+    options: Options,
+    guard: Guard,
+    sockets: Sockets,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     assert options.http is not None
     path = options.http_path
@@ -344,6 +314,7 @@ async def _serve_http(
         body_bytes_max=running.limits.message_bytes_max,
         ssl_context=guard.tls,
         admit=guard.admit_http,
+        sockets=sockets.get("http", ()),
     )
     await _listen(listen, f"http{guard.s}", options.http, path, running, options, task_status)
 
@@ -407,6 +378,11 @@ async def _serve_relays(
                     f"The owner of this journal serves {what} {ours[what]}, not {hello.get(what)}: "
                     "wait until it ends, stop it, or use another journal."
                 )
+        if hello.get("key", "") != ours["key"]:
+            return (
+                f"The owner of this journal was started {options.what_differs}: use another "
+                "--journal, or none, or wait until it ends."
+            )
         return None
 
     path = socket_path(options.journal)

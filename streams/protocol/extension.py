@@ -50,11 +50,12 @@ class _Acked(msgspec.Struct, rename="camel"):
     seq: int
 
 
-class Mark(msgspec.Struct, frozen=True, rename="camel"):
+class Mark(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     """Replaces a call's idempotency key in the request that is stored."""
 
     name: str  # to which the key leads, in hexadecimal digits
     is_own: bool  # the key works only for the principal that made the call
+    is_once: bool = False  # the server has derived the key from the call
 
 
 class _Marks(msgspec.Struct):
@@ -198,7 +199,9 @@ def marked(request: Message, mark: Mark) -> bytes:
     """
     assert isinstance(request.id, int | str)
     params: dict[str, Any] = dict(messages.decode(request.params, dict[str, msgspec.Raw]))
-    meta: dict[str, Any] = dict(messages.decode(params["_meta"], dict[str, msgspec.Raw]))
+    has_meta = bytes(params.get("_meta", b"null")) != b"null"
+    given = messages.decode(params["_meta"], dict[str, msgspec.Raw]) if has_meta else {}
+    meta: dict[str, Any] = dict(given)
     kept = params | {"_meta": meta | {KEY: mark}}
     return messages.request(request.id, str(request.method), kept).rstrip(b"\n")
 

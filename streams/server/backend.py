@@ -90,6 +90,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     is_restartable: bool = False
     is_rerunnable: bool = False
     is_repeatable: bool = False
+    is_findable: bool = False
 
 
 class Received(msgspec.Struct, frozen=True):

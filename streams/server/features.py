@@ -17,12 +17,12 @@ from streams.engine.lifecycle import ProgressToken
 from streams.errors import INVALID_PARAMS, Refusal
 from streams.messages import Message
 from streams.protocol.vocabulary import read_params
-from streams.server.arguments import Callee, Values
+from streams.schemas.arguments import Callee, Values
+from streams.schemas.inputs import is_required
+from streams.schemas.signatures import Signature, is_async
 from streams.server.listing import Listing
 from streams.server.prompts import Prompt
 from streams.server.resources import Resource, Resources, contents_of, unsubscribe
-from streams.server.schemas import is_required
-from streams.server.signatures import Signature, is_async
 
 # MCP, Completion: "Maximum 100 items per response".
 VALUES_MAX: Final = 100

@@ -35,17 +35,17 @@ from streams.faults import (
 from streams.forks import Confined
 from streams.keys import new_id
 from streams.logs import log
-from streams.server.arguments import Callee
+from streams.schemas.arguments import Callee
+from streams.schemas.inputs import GivenSchema
+from streams.schemas.workers import Workers
 from streams.server.backend import CallTool
 from streams.server.call import Call, Context, SyncCall
 from streams.server.caller import CallerInfo
 from streams.server.features import Work
 from streams.server.methods import Method
 from streams.server.pages import PagedCall
-from streams.server.schemas import GivenSchema
 from streams.server.timeouts import TimeLimit
 from streams.server.tools import Tool, Tools, error_result, to_result
-from streams.server.workers import Workers
 from streams.turns import LARGE_BYTES, large_work
 
 # Threads for plain functions, apart from the threads for everything else.

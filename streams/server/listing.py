@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from streams.server.content import Icon
+from streams.schemas.content import Icon
 
 # Cursors behind entries that were removed stay valid, so that a client in the middle of a list
 # reads on. Only an author's own code adds and removes; this bounds one that does so for ever.

@@ -17,9 +17,9 @@ from streams.errors import INVALID_PARAMS, Refusal
 from streams.faults import is_failure, log_failure, text_of
 from streams.logs import log
 from streams.protocol import dialects, extension
+from streams.schemas.forms import model_reader
+from streams.schemas.signatures import innermost, is_async
 from streams.server.call import Call, Context
-from streams.server.forms import model_reader
-from streams.server.signatures import innermost, is_async
 
 NAME_LETTERS_MAX: Final = 200
 

@@ -10,7 +10,7 @@ id, and errors that become replies.
 """
 
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ import trio
 from streams import messages
 from streams.engine.connection import Connection, EventIds, Session
 from streams.engine.engine import Engine
+from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
 from streams.errors import (
@@ -38,6 +39,7 @@ from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
 from streams.server.backend import Backend, CallTool, Guest, Received, Run, SessionInfo
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
+from streams.server.patience import Patience
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
 
 # Newest first. A client that initializes with an unknown revision is offered the newest one.
@@ -71,6 +73,7 @@ class Guests:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.patience = backend if isinstance(backend, Patience) else None
         self._guests: dict[Session, Guest] = {}
         # The words of all dialects: their requests by their methods, and the names of page tokens.
         self.polls: dict[str, Polling | Listing] = dialects.questions()
@@ -79,9 +82,9 @@ class Guests:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        if method == _CALL or method in self.resumes:
-            return True
-        return not self.answers(method) and self._backend.delivers(method)
+        return method in self.resumes or (
+            not self.answers(method) and self._backend.delivers(method)
+        )
 
     def answers(self, method: str) -> bool:
         """Whether the peer itself answers this method at once."""
@@ -97,6 +100,8 @@ class Guests:
         return guest or self._keep(session, self._backend.reopen(known_of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
+        if (former := self._guests.get(session)) is not None:
+            former.close()  # of a client that has sent a call ahead of `initialize`
         self._guests[session] = guest
         session.on_end = partial(self._close, session)
         return guest
@@ -132,6 +137,7 @@ class _Enveloped(msgspec.Struct):
 
 class _Cancelled(msgspec.Struct, rename="camel"):
     request_id: RequestId
+    reason: Any = None
 
 
 class Peer:
@@ -156,7 +162,7 @@ class Peer:
 
     def delivers(self, method: str) -> bool:
         """Whether this method answers with a delivery: messages, and the response last."""
-        return self._guests.delivers(method)
+        return method == _CALL or self._guests.delivers(method)
 
     def caller(self) -> CallerInfo:
         """The caller of the message that is handled now."""
@@ -285,7 +291,7 @@ class Peer:
             answer = await self._guest.request(self._received(message, line))
         return messages.result(request_id, answer)
 
-    @property
+    @cached_property
     def _guest(self) -> Guest:
         return self._guests.of(self.session)
 
@@ -320,8 +326,8 @@ class Peer:
             client_info=params.client_info,
             capabilities=extension.without_ours(params.capabilities),
         )
-        guest = await self._guests.open(session, info)
-        hello = dict(guest.hello)
+        self._guest = await self._guests.open(session, info)
+        hello = dict(self._guest.hello)
         session.settings, session.capabilities = settings, capabilities
         session.revision = _spoken(hello.get("protocolVersion", info.revision))
         session.client = described(params.client_info, params.capabilities, session.revision)
@@ -337,18 +343,20 @@ class Peer:
         """Begin a request of the guest, other than a call."""
         assert isinstance(message.id, int | str)
         check_free(self.session, message.id)
-        begun = await self._guest.request(self._received(message, line))
+        received = self._received(message, line)
+        begun = await self._guest.request(received)
         if not isinstance(begun, Run):
             connection.reply(messages.result(message.id, begun))
             return
         _check_length(begun.progress_token, "_meta.progressToken")
         await self._engine.make_room(self.session.principal)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
-        self._start(begun, line, connection, origin=message)
+        self._start(begun, received, line, connection, origin=message)
 
     def _start(
         self,
         run: Run,
+        received: Received,
         line: bytes,
         connection: Connection,
         *,
@@ -365,8 +373,9 @@ class Peer:
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
             is_rerunnable=run.is_rerunnable,
-            caller=self.caller().kept,
+            caller=received.caller.kept,
             is_repeatable=run.is_repeatable,
+            is_findable=run.is_findable,
             mark=mark,
             origin=origin,
         )
@@ -379,8 +388,15 @@ class Peer:
         if token is not None:
             self._deliver_page(message, token, params.meta.progress_token, connection)
             return
+        patience = self._guests.patience
+        if patience is not None:
+            received = self._received(message, line)
+            if await patience.answers(self._guest, received, params, connection):
+                return
         if key is not None:
             begin = partial(self._call_once, message, params, line, key, connection)
+        elif patience is not None and await patience.is_once(self._guest, received, params.name):
+            begin = partial(self._call_again, message, params, line, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
         tool = self._guest.tool(params.name)
@@ -463,6 +479,23 @@ class Peer:
             operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
+    async def _call_again(
+        self, message: Message, params: CallTool, line: bytes, connection: Connection
+    ) -> None:
+        """Begin a call, or join the same call of this principal that was begun before."""
+        assert isinstance(message.id, int | str)
+        principal, patience = self.session.principal, self._guests.patience
+        assert patience is not None
+        digest = await self._work(line, partial(call_digest, message.params, ""))
+        async with self._engine.keyed.looked_up(digest.hex(), principal, is_once=True) as called:
+            if called.stream is not None:
+                self.session.checking.pop(message.id, None)
+                token = params.meta.progress_token
+                if await patience.joins(called.stream, connection, message.id, token):
+                    return
+            marked = await self._work(line, partial(extension.marked, message, called.mark))
+            await self._begin(message, params, marked, connection, called.mark)
+
     async def _begin(
         self,
         message: Message,
@@ -476,7 +509,8 @@ class Peer:
         checking = self.session.checking
         if message.id not in checking:  # else `_begin_in_task` has reserved it for this call
             check_free(self.session, message.id)
-        begun = await self._guest.call(self._received(message, line), params)
+        received = self._received(message, line)
+        begun = await self._guest.call(received, params)
         if not isinstance(begun, Run):
             connection.reply(messages.result(message.id, begun))
             return
@@ -484,7 +518,8 @@ class Peer:
         checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
-        self._start(begun, line, connection, mark=mark, origin=message if mark is None else None)
+        origin = message if mark is None else None
+        self._start(begun, received, line, connection, mark=mark, origin=origin)
 
     def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
@@ -496,9 +531,9 @@ class Peer:
         stream.progress_token = progress
 
     def _cancelled(self, message: Message) -> None:
-        self._engine.operations.cancel(
-            self.session, read_params(message.params, _Cancelled).request_id
-        )
+        cancelled, patience = read_params(message.params, _Cancelled), self._guests.patience
+        detaches = patience is not None and patience.settings.keeps(cancelled.reason)
+        self._engine.operations.cancel(self.session, cancelled.request_id, detaches=detaches)
 
     # Resume, poll and ack
 

@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, TypedDict, get_args
 
 import msgspec
 
-from streams.server.arguments import Callee, json_text, make_callee, name_of
-from streams.server.content import Block, Icon, Role, Text
+from streams.schemas.arguments import Callee, json_text, make_callee, name_of
+from streams.schemas.content import Block, Icon, Role, Text
 from streams.server.listing import icons_of
 
 _BLOCK: Final = get_args(Block)

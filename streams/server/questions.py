@@ -11,8 +11,8 @@ import msgspec
 
 from streams import messages
 from streams.errors import InvalidAnswer
-from streams.server.content import Audio, Block, Image, Role, Text
-from streams.server.forms import form_of
+from streams.schemas.content import Audio, Block, Image, Role, Text
+from streams.schemas.forms import form_of
 
 ELICIT: Final = "elicitation/create"
 SAMPLE: Final = "sampling/createMessage"

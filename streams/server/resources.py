@@ -20,8 +20,8 @@ import msgspec
 from streams.engine.connection import Session
 from streams.engine.notices import resource_updated
 from streams.errors import INVALID_PARAMS, Refusal, ResourceNotFound
-from streams.server.arguments import Callee, Values, json_text, make_callee, name_of
-from streams.server.content import Annotations, Icon, ResourceContents
+from streams.schemas.arguments import Callee, Values, json_text, make_callee, name_of
+from streams.schemas.content import Annotations, Icon, ResourceContents
 from streams.server.listing import Listing, icons_of
 from streams.server.templates import (
     URI_LETTERS_MAX,

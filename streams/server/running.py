@@ -17,6 +17,7 @@ from streams.keys import Keyring
 from streams.limits import Limits
 from streams.logs import log
 from streams.server.backend import Backend
+from streams.server.patience import Patience, PatienceSettings
 from streams.server.peer import Guests, Peer
 
 
@@ -88,12 +89,17 @@ async def open_backend(
     enforce_min: bool = False,
     require_resume_token: bool = False,
     announce_after_s: float = DEFERRAL_S,
+    patience: PatienceSettings | None = None,
 ) -> AsyncIterator[RunningServer]:
     """Take over the journal's streams and run a backend, for the length of a block.
 
     Leaving the block shuts the server down within 4 s. The settings are those of `Server`.
+    `patience` is for clients that do not wait for long (`streams.server.patience`).
     """
     limits = limits or Limits()
+    layer = None
+    if patience is not None and patience.is_on:
+        backend = layer = Patience(backend, patience)
     async with (
         backend.running(),
         open_engine(
@@ -106,4 +112,6 @@ async def open_backend(
             deferral_s=announce_after_s,
         ) as engine,
     ):
+        if layer is not None:
+            layer.operations = engine.operations
         yield RunningServer(backend, engine, limits)

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from streams.limits import Durability, Limits
 from streams.server.features import Features
 from streams.server.local import LocalBackend
 from streams.server.methods import Methods
+from streams.server.patience import PatienceSettings
 from streams.server.prompts import PromptSettings, make_prompt
 from streams.server.resources import ResourceSettings, make_resource
 from streams.server.running import RunningServer, open_backend
@@ -96,6 +97,11 @@ class Server:
         self.features = Features()
         self.methods = Methods()
         self._running: set[RunningServer] = set()
+
+    @property
+    def scopes(self) -> Sequence[str]:
+        """The scopes that its tools need, in alphabetical order."""
+        return self.tools.scopes
 
     @overload
     def tool(self, function: Function, /) -> Function: ...
@@ -324,9 +330,12 @@ class Server:
         return app
 
     @asynccontextmanager
-    async def open(self, journal: Journal, keyring: Keyring) -> AsyncIterator["RunningServer"]:
+    async def open(
+        self, journal: Journal, keyring: Keyring, *, patience: PatienceSettings | None = None
+    ) -> AsyncIterator["RunningServer"]:
         """Take over the journal's streams and run the server, for the length of a block.
 
+        `patience` is for clients that do not wait for long (`streams.backends.PatienceSettings`).
         Leaving the block shuts the server down within 4 s, and then leaves the lifespan. Raises
         `LifespanFailed` where that fails.
         """
@@ -343,6 +352,7 @@ class Server:
             enforce_min=self.enforce_min,
             require_resume_token=self.require_resume_token,
             announce_after_s=self.announce_after_s,
+            patience=patience,
         ) as running:
             self._running.add(running)
             try:

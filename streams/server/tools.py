@@ -46,11 +46,9 @@ from streams.faults import is_failure, log_failure, text_of
 from streams.limits import Overflow
 from streams.messages import uncollected
 from streams.protocol.extension import EXPECTED
-from streams.server import docstrings
-from streams.server.content import Block, ToolResult, is_block_type, sdk_block, sdk_result
-from streams.server.models import as_plain, is_model
-from streams.server.outputs import Output, annotated_output, given_check
-from streams.server.schemas import (
+from streams.schemas import docstrings
+from streams.schemas.content import Block, ToolResult, is_block_type, sdk_block, sdk_result
+from streams.schemas.inputs import (
     Binder,
     GivenSchema,
     annotation_binder,
@@ -59,8 +57,10 @@ from streams.server.schemas import (
     parameters_schema,
     patterned_arguments,
 )
-from streams.server.signatures import Signature, innermost, is_async
-from streams.server.validator import Schema
+from streams.schemas.models import as_plain, is_model
+from streams.schemas.outputs import Output, annotated_output, given_check
+from streams.schemas.signatures import Signature, innermost, is_async
+from streams.schemas.validator import Schema
 
 # Values that become content blocks. A union made in each check takes longer than all of the rest.
 _SHOWN: Final = (str, *get_args(Block))

@@ -82,7 +82,8 @@ class Stage:
         self._servers: list[subprocess.Popen[str]] = []
         self._pasted: set[Path] = set()  # journals of servers that a pasted block has started
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path}
+        state = str(folder / "state")  # journals of wrapped commands
+        self._environment = {**os.environ, "PATH": path, "XDG_STATE_HOME": state}
 
     def close(self) -> None:
         """End the servers, which must exit with 0; uvicorn passes the signal on to itself."""

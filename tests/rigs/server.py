@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from streams import Call, Server
+from streams.backends import PatienceSettings
 from streams.exchange import Channel
 from streams.journal.contract import Journal
 from streams.journal.memory import MemoryJournal
@@ -201,11 +202,15 @@ async def requested(
 
 @asynccontextmanager
 async def open_house(
-    server: Server, *, journal: Journal | None = None, keyring: Keyring | None = None
+    server: Server,
+    *,
+    journal: Journal | None = None,
+    keyring: Keyring | None = None,
+    patience: PatienceSettings | None = None,
 ) -> AsyncIterator[House]:
     journal = MemoryJournal() if journal is None else journal
     async with (
-        server.open(journal, keyring or Keyring.load(None)) as running,
+        server.open(journal, keyring or Keyring.load(None), patience=patience) as running,
         trio.open_nursery() as nursery,
     ):
         yield House(running, journal, nursery)

@@ -1,7 +1,7 @@
 """Signatures of tools, whose schemas and behaviour are compared with the official SDK's.
 
-`CASES` are the rows of the table in docs/use/types.md. A case lists the aspects in which
-mcp-streams differs, with the reason; in all others it must equal the SDK.
+A case lists the aspects in which mcp-streams differs, with the reason; in all others it must equal
+the SDK. The table in docs/use/types.md has the `CASES` that differ.
 """
 
 # ruff: noqa: F401  # the signatures are strings
@@ -382,13 +382,15 @@ def table() -> str:
     """The table of the page: `python -m tests.sdk.signatures` prints it."""
     rows = ["| signature | differs from the official SDK |", "|---|---|"]
     for case in CASES:
-        shown = " ".join(case.signature.split()).replace("|", "\\|")
         aspects: dict[str, list[str]] = {}
         for aspect, reason in case.differs.items():
             aspects.setdefault(reason, []).append(_SHOWN.get(aspect, aspect))
-        told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in aspects.items())
-        rows.append(f"| `{shown}` | {told} |")
-    return "\n".join(rows)
+        if aspects:
+            shown = " ".join(case.signature.split()).replace("|", "\\|")
+            told = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in aspects.items())
+            rows.append(f"| `{shown}` | {told} |")
+    equal = sum(not case.differs for case in CASES)
+    return "\n".join([*rows, "", f"{equal} other signatures are tested, and do not differ."])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from benchmarks.numbered import FIRST, METHOD, Lost, check_messages, lines_of, p
 from benchmarks.peers import Missing
 from benchmarks.peers.children import executable, node_module
 from benchmarks.servers import http_server, stdio_server, websocket_server
-from benchmarks.suites import SUITES, latency, live, resume
+from benchmarks.suites import SUITES, calls, latency, live, resume
 from benchmarks.suites.peers import PEERS
 from streams.journal.contract import Totals
 from streams.journal.ownership import key_path
@@ -28,7 +28,7 @@ from streams.journal.sqlite import SQLiteStore
 from streams.journal.sqlite.verify import inspect
 from streams.keys import Keyring
 from streams.messages import notification
-from tests.rigs import HERE
+from tests.rigs import HERE, ROOT
 
 FAULTY = HERE / "faulty_fill.py"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -291,6 +291,24 @@ def test_every_goal_is_of_rows_that_are_measured():
 def test_the_pages_say_what_the_published_results_say():
     for path, text in publish.made(publish.load(publish.PUBLISHED)).items():
         assert path.read_text() == text, f"{path.name}: python -m benchmarks --publish writes it"
+
+
+def test_the_page_on_performance_has_the_published_figures():
+    results = publish.load(publish.PUBLISHED)
+    page = (ROOT / "docs" / "inside" / "performance.md").read_text()
+    table = page.partition("| goal | reached |\n|---|---|\n")[2].partition("\n\n")[0]
+    last = " ".join(row.rpartition(" | ")[2] for row in table.splitlines())
+    missed = [each.reached for each in goals.verdicts(results) if not each.is_met]
+    assert re.findall(r"\d[\d.]*", last) == [report.short(reached) for reached in missed]
+
+    text = " ".join(page.partition("## The cost of a short call")[2].split())
+    cells = (
+        *(calls.ours(each, calls.DURABLE) for each in (calls.HTTP, calls.WEBSOCKET, calls.STDIO)),
+        calls.BARE,
+    )
+    for cell in cells:
+        row = results.row("calls", calls.row(cell, 32, calls.CPU), 0)
+        assert re.search(rf"\b{re.escape(report.short(row.median))}\b", text), cell
 
 
 def test_a_row_without_a_figure_is_shown_by_its_word():

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import trio
 
-from streams.server import workers as module
-from streams.server.workers import Workers
-from tests.unit.server.test_validator import BRANCHING
+from streams.schemas import workers as module
+from streams.schemas.workers import Workers
+from tests.unit.schemas.test_validator import BRANCHING
 
 INTEGERS = msgspec.json.encode({"items": {"type": "integer"}})
 ENDLESS = msgspec.json.encode(BRANCHING)

@@ -16,6 +16,12 @@ HTTP has no connection whose end both sides notice. When the channel ends depend
 The channel always ends when the server fails (5xx) or cannot be reached, and no response can be
 continued; and when the server no longer knows the session (404).
 
+With `outlast_s`, only the last holds for other servers. An outage then loses no more than the
+responses that cannot be continued. A response from which nothing comes may belong to a connection
+that died without a word, so the server is probed by a ping over a connection of its own. After a
+probe that failed and one that was answered, the silent responses are continued. Those of our
+servers end the channel.
+
 This file is longer than 500 lines: all of it is about one request, from its line to its response.
 """
 
@@ -35,6 +41,7 @@ from streams import messages
 from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Scopes
+from streams.keys import new_request_id
 from streams.logs import log
 from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.bodies import (
@@ -54,10 +61,12 @@ from transports.lines import in_blocks, last_lines, lines_of
 from transports.net.dialing import (
     HTTP,
     Address,
+    Headers,
     Token,
     authorization,
     bearer_for,
     begin_or_leave,
+    check_headers,
     tasks_until,
 )
 from transports.net.sockets import CLOSE_S
@@ -98,10 +107,25 @@ IDLE_PAUSE_MAX_S: Final = 30.0
 # For how long a response is continued without success. `Client` gives up after the same time.
 CONTINUE_S: Final = 300.0
 
+# With `outlast_s`: how long a response is silent before a probe, and when a probe counts as failed.
+# Further probes begin beside it, and each may still be answered for longer.
+PROBE_AFTER_S: Final = 3.0
+PROBE_S: Final = 2.0
+PROBE_EVERY_S: Final = 1.5
+PROBE_ANSWER_S: Final = 10.0
+
+# A response that was silent for this is continued over another connection, although the server is
+# reachable. Many servers send a comment every 15 s.
+SILENT_S: Final = 45.0
+
 # Status codes of a server that cannot answer now: the request is retried.
 _BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
+# Of those, the ones of a proxy that does not reach its server.
+_UNREACHED: Final = frozenset({502, 503, 504})
+
 _INITIALIZE: Final = "initialize"
+_CALL: Final = "tools/call"
 _INITIALIZED: Final = "notifications/initialized"
 _CANCELLED: Final = "notifications/cancelled"
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]+")
@@ -114,18 +138,23 @@ async def connect(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
     token: Token = None,
+    headers: Headers = (),
+    outlast_s: float | None = None,
 ) -> AsyncIterator["HttpChannel"]:
     """Connect to an MCP endpoint; leaving the block ends the session and closes, within a second.
 
-    A refused `token` shows only in the answer to the first message. Raises `OSError` without an
-    answer within 10 seconds; `ValueError` for an invalid `url`, or one where others could read the
-    token.
+    A refused `token` shows only in the answer to the first message. Each request has `headers`
+    besides its own. With `outlast_s` the session outlives outages of up to so many seconds. Raises
+    `OSError` without an answer within 10 seconds; `ValueError` for an invalid `url`, or one where
+    others could read the token.
     """
     address = Address(url, HTTP)
     bearer = bearer_for(address, token)
+    check_headers(address, headers)
     connections = ConnectionPool(address, ssl_context)
     await connections.open()
-    channel = HttpChannel(connections, message_bytes_max, bearer)
+    fields = [*authorization(bearer), *headers]
+    channel = HttpChannel(connections, message_bytes_max, fields, outlast_s)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)
         yield channel
@@ -135,11 +164,17 @@ class HttpChannel:
     """A `ClientChannel` and `RequestChannel`: the requests of one session."""
 
     def __init__(
-        self, connections: ConnectionPool, message_bytes_max: int, token: str | None
+        self,
+        connections: ConnectionPool,
+        message_bytes_max: int,
+        headers: Headers,
+        outlast_s: float | None = None,
     ) -> None:
         self._connections = connections
         self._limit = message_bytes_max
-        self._authorization = authorization(token)
+        self._headers = headers
+        self._outlasts = outlast_s is not None
+        self._continue_s = CONTINUE_S if outlast_s is None else outlast_s
         self._received = ReceiveBuffer()
         self._session = ""
         self._version = ""
@@ -148,6 +183,7 @@ class HttpChannel:
         self._is_ours = False  # the server answers in our own framing
         self._listens = False  # the standing stream is wanted, also of a server of ours
         self._is_listening = False  # to the standing stream
+        self._standing: _Exchange | None = None
         self._is_initialized = False
         self._has_asked = trio.Event()  # a request was sent
         self._unanswered = trio.Semaphore(UNANSWERED_MAX)
@@ -164,6 +200,8 @@ class HttpChannel:
         with self._tasks:
             async with trio.open_nursery() as self._nursery:
                 task_status.started()
+                if self._outlasts:
+                    await self._probe_forever()
                 await trio.sleep_forever()
 
     # -- the channel
@@ -301,22 +339,29 @@ class HttpChannel:
                 self._fail(exchange, failure or "the server ended a response too early")
                 return
             pause_s = pauses.next(WAITED_PAUSE_MAX_S)
-            if pauses.failing_s > CONTINUE_S:
+            if pauses.failing_s > self._continue_s:
                 self._fail(exchange, failure or "the server does not continue a response")
                 return
-            await trio.sleep(pause_s)
+            await trio.sleep(0 if exchange.is_doubted else pause_s)
+            exchange.is_doubted = False
 
     def _may_send_again(self, exchange: "_Exchange") -> bool:
         """Whether a line is sent once more: that does no harm, and other requests wait."""
         is_harmless = exchange.request_id is None or not exchange.is_sent
-        return is_harmless and not self._is_ours and self._has_others(exchange)
+        return is_harmless and not self._is_ours and self._lives_on(exchange)
+
+    def _lives_on(self, exchange: "_Exchange") -> bool:
+        """Whether the channel goes on although this line, or its response, is lost."""
+        if self._outlasts:
+            return exchange.method != _INITIALIZE
+        return self._has_others(exchange)
 
     def _has_others(self, exchange: "_Exchange") -> bool:
         return any(each.is_awaited for each in self._exchanges.values() if each is not exchange)
 
     def _fail(self, exchange: "_Exchange", why: str) -> None:
         """A line or its response is lost: end the channel, unless other requests need it."""
-        if self._is_ours or exchange.has_token or not self._has_others(exchange):
+        if self._is_ours or exchange.has_token or not self._lives_on(exchange):
             self._end(why)
             return
         self._answer_with_lost(exchange, why)
@@ -381,7 +426,7 @@ class HttpChannel:
             "User-Agent: mcp-streams",
             f"Accept: {Media.EVENTS if method == 'GET' else ACCEPT}",
             "Accept-Encoding: identity",  # no compression
-            *(f"{name}: {value}" for name, value in self._authorization),
+            *(f"{name}: {value}" for name, value in self._headers),
         ]
         if body is not None:
             fields += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -425,7 +470,7 @@ class HttpChannel:
     ) -> None:
         """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
-        if self._is_gone(head, has_session=exchange.has_session):
+        if self._is_gone(head, has_session=exchange.has_session, exchange=exchange):
             return
         if head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
@@ -437,12 +482,22 @@ class HttpChannel:
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(self, head: ResponseHead, *, has_session: bool) -> bool:
-        """Whether a response means that the session has ended; if so, end the channel."""
+    def _is_gone(
+        self, head: ResponseHead, *, has_session: bool, exchange: "_Exchange | None" = None
+    ) -> bool:
+        """Whether a response means that the session has ended; if so, end the channel.
+
+        With `outlast_s`, the request of `exchange`, which was not taken, is answered before.
+        """
+        last: list[Block | TooLarge] = []
+        if exchange is not None and exchange.request_id is not None and self._outlasts:
+            why = f"The server has refused the session: {head}."
+            refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
+            last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
         if head.status == 404 and has_session:
-            self._end("the server no longer knows the session")
+            self._end("the server no longer knows the session", last)
         elif head.status == 401 and has_session:
-            self._end("the server no longer accepts the bearer token")
+            self._end("the server no longer accepts the bearer token", last)
         return self._received.ended is not None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
@@ -463,7 +518,11 @@ class HttpChannel:
         self, exchange: "_Exchange", body: Body, connection: HttpConnection
     ) -> None:
         size = 0
+        is_watched = not self._outlasts
         while pieces := await connection.read():
+            if not is_watched and (self._is_ours or exchange.trail.last_id):
+                connection.watch()  # if it is dead, nothing is lost
+                is_watched = True
             size += sum(map(len, pieces))
             exchange.heard_at = trio.current_time()
             if blocks := list(itertools.chain.from_iterable(map(body.feed, pieces))):
@@ -546,12 +605,87 @@ class HttpChannel:
     def last_event_id(self, request_id: RequestId) -> bytes:
         return self._received.event_ids.get(request_id, b"")
 
+    @property
+    def received_for(self) -> RequestId | None:
+        return self._received.request_id
+
     def heard_at(self, request_id: RequestId) -> float | None:
         exchange = self._exchanges.get(request_id)
         return None if exchange is None else exchange.heard_at
 
     def abandon(self, why: str) -> None:
         self._end(why)
+
+    # -- connections that died without a word
+
+    async def _probe_forever(self) -> None:
+        """Find the responses whose connections are dead, for ever."""
+        while True:
+            await trio.sleep(PROBE_AFTER_S / 2)
+            silent_since = trio.current_time() - PROBE_AFTER_S
+            waiting = [each for each in self._exchanges.values() if each.is_awaited]
+            is_silent = any(each.heard_at < silent_since for each in waiting)
+            if not (is_silent and self._is_initialized):
+                continue
+            probed_at = trio.current_time()
+            probes = await self._probe()
+            if probes == 1 and trio.current_time() < probed_at + PROBE_S:
+                self._doubt([each for each in waiting if each.heard_at < probed_at - SILENT_S])
+                continue
+            log.info("the server was not reachable", server=self.principal, probes=probes)
+            await self._connections.drop_idle()
+            standing = [] if self._standing is None else [self._standing]
+            reading = [*self._exchanges.values(), *standing]
+            self._doubt([each for each in reading if each.heard_at < probed_at])
+
+    def _doubt(self, silent: Sequence["_Exchange"]) -> None:
+        """Continue these responses over other connections, if that loses nothing."""
+        if self._is_ours and any(each.is_awaited for each in silent):
+            self._end("the server was not reachable")
+            return
+        for each in silent:
+            # A response without event ids may still come. Another request for it would run the
+            # call twice.
+            if each.trail.last_id or each.method != _CALL:
+                each.is_doubted = True
+                each.attempt.cancel()
+
+    async def _probe(self) -> int:
+        """Wait until the server answers a ping over a connection of its own.
+
+        Pings are sent until then. Returns the number of the one that was answered, from 1 on.
+        """
+        answered = 0
+        async with trio.open_nursery() as nursery:
+
+            async def probe(number: int) -> None:
+                nonlocal answered
+                ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
+                with trio.move_on_after(PROBE_ANSWER_S):
+                    if await self._is_answered(self._request("POST", ping)):
+                        answered = answered or number
+                        nursery.cancel_scope.cancel()
+
+            for number in itertools.count(1):
+                nursery.start_soon(probe, number)
+                # Random, so that clients of one server do not all come at the same moment.
+                share = random.uniform(0.5, 1.0)  # nosec B311 # jitter, not a secret
+                await trio.sleep(share * PROBE_EVERY_S)
+        return answered
+
+    async def _is_answered(self, request: bytes) -> bool:
+        try:
+            connection = await self._connections.reach()
+        except OSError:
+            return False
+        try:
+            await connection.write(request)
+            head = await connection.read_head()
+        except trio.BrokenResourceError:
+            return False
+        finally:
+            await connection.aclose()
+        return head.status not in _UNREACHED
 
     # -- the standing stream
 
@@ -569,7 +703,7 @@ class HttpChannel:
 
     def _begin_standing_stream(self) -> "_Exchange":
         self._is_listening = True
-        standing = _Exchange(b"")
+        standing = self._standing = _Exchange(b"")
         self._nursery.start_soon(self._keep_standing_stream, standing)
         return standing
 
@@ -654,6 +788,11 @@ class ReceiveBuffer:
     def drop(self) -> None:
         """Discard all that waits."""
         self._batches.clear()
+
+    @property
+    def request_id(self) -> RequestId | None:
+        """The request of the lines that were received last."""
+        return None if self._mark is None else self._mark[0]
 
     async def take(self) -> Sequence[Block | TooLarge]:
         """The next lines; the lines before them are handled then. Raises `trio.EndOfChannel`."""
@@ -746,6 +885,8 @@ class _Exchange:
         self.is_ready = trio.Event()  # its response has begun
         self.is_over = trio.Event()
         self.scope = trio.CancelScope()
+        self.attempt = trio.CancelScope()  # around one request of it and the response to that
+        self.is_doubted = False  # that attempt was cancelled, because its connection may be dead
         self._look()
 
     @property
@@ -771,11 +912,13 @@ async def _failure_of(
     act: Callable[[_Exchange], Awaitable[None]], exchange: _Exchange
 ) -> str | None:
     """Run `act`; return the failure of the connection, if there was one."""
-    try:
-        await act(exchange)
-    except (trio.BrokenResourceError, OSError) as error:
-        return str(error) or type(error).__name__
-    return None
+    with trio.CancelScope() as exchange.attempt:
+        try:
+            await act(exchange)
+        except (trio.BrokenResourceError, OSError) as error:
+            return str(error) or type(error).__name__
+        return None
+    return "the server was not reachable"
 
 
 async def _read_some(connection: HttpConnection) -> bytes:

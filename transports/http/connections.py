@@ -20,7 +20,13 @@ import msgspec
 import trio
 
 from transports.net.dialing import CONNECT_S, Address, ClientStream, reach
-from transports.net.sockets import READ_BYTES, receive_some, send_now, send_pieces
+from transports.net.sockets import (
+    READ_BYTES,
+    receive_some,
+    send_now,
+    send_pieces,
+    watch_closely,
+)
 
 # Of a response's head, of the head of a chunk, or of a trailer.
 HEAD_BYTES_MAX: Final = 64 * 1024
@@ -225,6 +231,10 @@ class HttpConnection:
         is_quiet = not self._tcp.socket.is_readable()
         return is_quiet and trio.current_time() - self._idle_since < IDLE_S
 
+    def watch(self) -> None:
+        """Let the kernel notice soon that the peer has vanished."""
+        watch_closely(self._tcp.socket)
+
     async def aclose(self) -> None:
         """Hang up at once."""
         await trio.aclose_forcefully(self._stream)
@@ -243,7 +253,7 @@ class ConnectionPool:
 
     async def open(self) -> None:
         """Connect, for the first request. Raises `OSError` without an answer within 10 seconds."""
-        self._idle.append(await self._reach())
+        self._idle.append(await self.reach())
 
     async def take(self) -> HttpConnection:
         """A connection for one request; the caller must `put` or close it. Raises `OSError`."""
@@ -252,7 +262,7 @@ class ConnectionPool:
             if connection.is_fresh():
                 return connection
             await connection.aclose()
-        return await self._reach()
+        return await self.reach()
 
     async def put(self, connection: HttpConnection) -> None:
         """Keep a connection for another request where that is possible, else close it."""
@@ -265,10 +275,15 @@ class ConnectionPool:
     async def aclose(self) -> None:
         """Close all idle connections now, and the others when they are `put` back."""
         self._is_closed = True
+        await self.drop_idle()
+
+    async def drop_idle(self) -> None:
+        """Close all idle connections."""
         while self._idle:
             await self._idle.pop().aclose()
 
-    async def _reach(self) -> HttpConnection:
+    async def reach(self) -> HttpConnection:
+        """A new connection; the caller must `put` or close it. Raises `OSError`."""
         deadline = trio.current_time() + CONNECT_S
         tcp, stream = await reach(self.address, self._ssl_context, deadline)
         return HttpConnection(stream, tcp)

@@ -8,7 +8,7 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import urlsplit
@@ -28,6 +28,19 @@ CONNECT_S: Final = 10.0
 SECOND_TRY_S: Final = 2.0
 
 _PRINTABLE: Final = re.compile(r"[\x21-\x7e]+")
+
+_FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_FIELD_VALUE: Final = re.compile(r"[\x20-\x7e]*")
+_OWN_FIELDS: Final = frozenset(
+    {
+        *("host", "connection", "upgrade", "transfer-encoding", "content-length", "content-type"),
+        *("accept", "accept-encoding", "user-agent", "last-event-id"),
+        *("mcp-session-id", "mcp-protocol-version"),
+    }
+)
+
+Headers = Sequence[tuple[str, str]]
+"""Headers that a client adds to each of its requests, or to its WebSocket handshake."""
 
 Token = str | Callable[[], str] | None
 """A bearer token, or a function that returns it for each new connection."""
@@ -96,6 +109,19 @@ def bearer_for(address: Address, token: Token) -> str | None:
     if not _PRINTABLE.fullmatch(given):  # the function may return a valid one the next time
         raise ConnectionError(f"{address.url}: the bearer token is missing or invalid")
     return given
+
+
+def check_headers(address: Address, headers: Headers) -> None:
+    """Raises `ValueError` for a header that HTTP does not allow, that the client sets itself, or
+    that must not be sent to this address, since it may be a secret.
+    """
+    for name, value in headers:
+        if not _FIELD_NAME.fullmatch(name) or not _FIELD_VALUE.fullmatch(value):
+            raise ValueError(f"{name!r} is no header of printable ASCII characters")
+        if name.lower() in _OWN_FIELDS or name.lower().startswith("sec-"):
+            raise ValueError(f"the header {name} is set by the client itself: leave it out")
+    if headers and not (address.is_tls or names_loopback(address.host)):
+        raise ValueError(f"{address.url}: others could read the headers on their way: use TLS")
 
 
 def authorization(token: str | None) -> list[tuple[str, str]]:

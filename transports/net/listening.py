@@ -79,6 +79,9 @@ class ListenOptions(TypedDict, total=False):
     admit: Admit | None
     """Authenticates each request, before its body is read."""
 
+    sockets: Sequence[socket.socket]
+    """Sockets that listen already, to be used in place of the host and the port."""
+
 
 class Listener:
     """Listens at one address, and checks each connection."""
@@ -171,8 +174,23 @@ class Listener:
 
 
 async def open_listener(host: str, port: int, options: ListenOptions) -> Listener:
-    """Listen at every address of `host`. Raises `OSError` when an address cannot be bound."""
-    return Listener(await listen(host, port), options)
+    """Listen at every address of `host`, or at the sockets in the options.
+
+    Raises `OSError` when an address cannot be bound.
+    """
+    taken = options.get("sockets", ())
+    listeners = _adopted(taken) if taken else await listen(host, port)
+    for listener in listeners:
+        # Accepted connections inherit these options.
+        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        keep_alive(listener.socket)
+    return Listener(listeners, options)
+
+
+def _adopted(sockets: Sequence[socket.socket]) -> list[trio.SocketListener]:
+    for each in sockets:
+        each.setblocking(False)
+    return [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in sockets]
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -195,10 +213,6 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
             for listener in listeners:
                 await listener.aclose()
             raise
-    for listener in listeners:
-        # Accepted connections inherit these options.
-        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        keep_alive(listener.socket)
     return listeners
 
 

@@ -44,6 +44,9 @@ CLOSE_S: Final = 1.0
 # After this long without an acknowledgement or a window update, the kernel ends the connection.
 USER_TIMEOUT_MS: Final = 180_000
 
+# The same for a connection that can be replaced without a loss.
+WATCHED_TIMEOUT_MS: Final = 15_000
+
 # At the end of a connection, bytes are read and discarded: so many, then a pause. A refused body of
 # 4 MiB is read in 0.2 s: some clients look for the response only then. A client that floods a
 # connection after its end is read at 25 MB/s at most.
@@ -221,6 +224,15 @@ def keep_alive(tcp: trio.socket.SocketType) -> None:
     tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+def watch_closely(tcp: trio.socket.SocketType) -> None:
+    """Let the kernel notice within seconds that a peer has vanished, even if nothing is sent."""
+    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_USER_TIMEOUT": WATCHED_TIMEOUT_MS}
+    with contextlib.suppress(OSError):  # it is gone already: the next read says so
+        for name, value in options.items():
+            if hasattr(socket, name):
+                tcp.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 # -- the end

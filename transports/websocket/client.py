@@ -28,9 +28,11 @@ from transports.net.dialing import (
     CONNECT_S,
     WEBSOCKET,
     Address,
+    Headers,
     Token,
     authorization,
     bearer_for,
+    check_headers,
     reach,
     too_late,
 )
@@ -65,8 +67,10 @@ async def connect(
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     ssl_context: ssl.SSLContext | None = None,
     token: Token = None,
+    headers: Headers = (),
 ) -> AsyncIterator["WebSocketChannel"]:
-    """Open a WebSocket; leaving the block closes it, within a second.
+    """Open a WebSocket; leaving the block closes it, within a second. The handshake has `headers`
+    besides its own.
 
     Raises `PermissionError` where the server refuses the `token`; another `OSError` for another
     refusal, or without an answer within 10 seconds; `ValueError` for an invalid `url`, or one where
@@ -74,6 +78,7 @@ async def connect(
     """
     address = Address(url, WEBSOCKET)
     bearer = bearer_for(address, token)
+    check_headers(address, headers)
     deadline = trio.current_time() + CONNECT_S
     tcp, stream = await reach(address, ssl_context, deadline)
     # The limit depends on the subprotocol; during the handshake, the larger one applies.
@@ -84,7 +89,7 @@ async def connect(
             nursery,
             address,
             subprotocols,
-            token=bearer,
+            headers=[*authorization(bearer), *headers],
             message_size_max=message_size_max,
             deadline=deadline,
         )
@@ -118,7 +123,7 @@ async def _handshake(
     address: Address,
     subprotocols: Sequence[str],
     *,
-    token: str | None,
+    headers: Headers,
     message_size_max: int,
     deadline: float,
 ) -> WebSocketConnection:
@@ -130,7 +135,7 @@ async def _handshake(
             address.host_header,
             address.target,
             subprotocols=subprotocols,
-            extra_headers=[(n.encode(), v.encode()) for n, v in authorization(token)],
+            extra_headers=[(n.encode(), v.encode()) for n, v in headers],
             message_queue_size=0,
             max_message_size=message_size_max,
             receive_buffer_size=READ_BYTES,

@@ -55,17 +55,15 @@ from streams.errors import (
     ClientError,
     StreamGone,
     Superseded,
-    UnsafeFile,
     first_of,
 )
 from streams.exchange import Dialer
-from streams.permissions import read_secret
+from streams.process.options import TOKEN_VARIABLE
+from streams.process.tokens import token_of
 from streams.protocol.ticket import Ticket
 from transports import dial, stdio
 from transports.net.dialing import Token
 
-TOKEN_FILE_BYTES_MAX: Final = 64 * 1024  # eight times what our servers accept
-TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"
 CLIENT_NAME: Final = "mcp-streams-cli"
 
 SECOND_CTRL_C_S: Final = 2.0  # for a second Ctrl-C after the first
@@ -175,29 +173,6 @@ def _with_url(why: str, url: str) -> str:
     """An error with the URL in it, unless that may contain a password."""
     is_named = url in why or "@" in url or "--token-file" in why
     return why if is_named else f"{url}: {why}"
-
-
-def token_of(file: Path | None) -> Token:
-    """The bearer token to send: read from the file for each new connection, or from the variable.
-
-    The variable is removed from the environment, so that a server which is started does not see it.
-    Raises `ValueError` if the file cannot be used.
-    """
-    given = os.environ.pop(TOKEN_VARIABLE, None)
-    if file is None:
-        return given
-    try:
-        _read_token(file)  # report an unusable file before connecting
-    except UnsafeFile as error:
-        raise ValueError(f"{error}.") from None
-    except OSError as error:
-        raise ValueError(f"--token-file {file} cannot be read: {error.strerror}.") from None
-    return lambda: _read_token(file)
-
-
-def _read_token(file: Path) -> str:
-    """Raises `UnsafeFile` if other users may read or change the file, or another `OSError`."""
-    return read_secret(file, TOKEN_FILE_BYTES_MAX).decode(errors="replace").strip()
 
 
 def dialer_of(url: str, cwd: str | None, token: Token = None) -> Dialer:

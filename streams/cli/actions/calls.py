@@ -13,7 +13,7 @@ import trio
 
 from streams import logs
 from streams.cli.actions import output
-from streams.cli.actions.call import CLIENT_NAME, TOKEN_VARIABLE, dialer_of, token_of
+from streams.cli.actions.call import CLIENT_NAME, dialer_of
 from streams.cli.actions.notes import (
     NEVER_RESUMABLE,
     OTHER_SERVER,
@@ -30,6 +30,8 @@ from streams.client.client import Client
 from streams.clock import wall
 from streams.errors import CannotConnect, ClientError, StreamGone
 from streams.exchange import Dialer
+from streams.process.options import TOKEN_VARIABLE
+from streams.process.tokens import token_of
 
 SERVERS_AT_ONCE: Final = 16  # each may be a process, and take the whole timeout
 POLLS_AT_ONCE: Final = 16  # of one server

@@ -20,7 +20,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,7 +34,7 @@ from streams.client.wire import MISPLACED
 from streams.clock import wall
 from streams.errors import CallFailed, CannotConnect, StreamGone, StreamsError, UnsafeFile
 from streams.files import write_whole
-from streams.permissions import check_folder, open_own, real_path
+from streams.permissions import check_folder, make_private_folders, open_own, real_path
 from streams.protocol.ticket import Ticket
 
 VERSION: Final = 1
@@ -214,7 +214,7 @@ class Callbook:
     ) -> None:
         with self._complaining():
             path = real_path(self._path)  # a link stays a link
-            _make_private_folders(path.parent)
+            make_private_folders(path.parent)
             check_folder(path.parent)
             with _locked(path.with_name(f"{path.name}.lock"), self._lock_s):
                 before = self._read(path)
@@ -272,13 +272,6 @@ def _free_name(tool: str, taken: Collection[str]) -> str:
     typable = _NOT_TYPABLE.sub("_", tool)[:NAME_LETTERS_MAX].lstrip("-") or "call"
     names = (f"{typable}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in names if name not in taken)
-
-
-def _make_private_folders(folder: Path) -> None:
-    """Make the missing folders, for their owner alone; existing ones stay as they are."""
-    missing: Sequence[Path] = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from streams import (
     SyncCall,
     Text,
 )
-from streams.server.forms import form_of
+from streams.schemas.forms import form_of
 from tests.rigs.server import Json, open_house, text_of
 from tests.unit.engine.test_restarts import Lives, rest_of
 

@@ -22,7 +22,7 @@ from msgspec import Meta
 
 import streams
 from streams import messages
-from streams.server.content import EmbeddedResource, Image, Text, ToolResult
+from streams.schemas.content import EmbeddedResource, Image, Text, ToolResult
 from streams.server.tools import error_result, listing, to_result
 from tests.rigs.toolkit import (
     Box,

@@ -10,8 +10,8 @@ from annotated_types import doc
 from msgspec import Meta
 from pydantic import Field
 
+from streams.schemas.docstrings import split
 from streams.server.call import Call
-from streams.server.docstrings import split
 from streams.server.tools import make_tool
 from tests.rigs.toolkit import taking
 

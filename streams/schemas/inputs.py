@@ -22,9 +22,9 @@ import msgspec
 from msgspec import inspect as types
 
 from streams.messages import uncollected
-from streams.server.annotations import description, is_field, parts, uses_pydantic
-from streams.server.models import REFERENCE, ModelArguments, takes_others
-from streams.server.validator import Schema, Validator, shortened
+from streams.schemas.annotations import description, is_field, parts, uses_pydantic
+from streams.schemas.models import REFERENCE, ModelArguments, takes_others
+from streams.schemas.validator import Schema, Validator, shortened
 
 Binder = Callable[[bytes | msgspec.Raw], dict[str, Any]]
 

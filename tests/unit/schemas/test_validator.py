@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from streams.server.schemas import INLINE_WORK_MAX
-from streams.server.validator import SENTENCE_MAX, Validator
+from streams.schemas.inputs import INLINE_WORK_MAX
+from streams.schemas.validator import SENTENCE_MAX, Validator
 
 TREE: dict[str, Any] = {
     "properties": {"tree": {"$ref": "#/$defs/node"}},

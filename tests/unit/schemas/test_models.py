@@ -44,7 +44,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import TypeAliasType
 
-from streams.server.models import ModelReader
+from streams.schemas.models import ModelReader
 from streams.server.tools import make_tool, to_result
 from tests.rigs.toolkit import Point, returning, taking, text_of, why
 

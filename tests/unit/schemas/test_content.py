@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mcp_types import _v2025_11_25 as mcp
 
-from streams.server.content import (
+from streams.schemas.content import (
     Annotations,
     Audio,
     Block,

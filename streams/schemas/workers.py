@@ -1,8 +1,8 @@
 """Worker processes, for checks against schemas that may take long.
 
-A worker runs `streams.server.validator` and does one check at a time. The kernel ends a worker that
-needs more than `CPU_S` for a check, and the value is then refused. Workers are started when they
-are needed. They end with the server, even if it is killed, because their input ends.
+A worker runs `streams.schemas.validator` and does one check at a time. The kernel ends a worker
+that needs more than `CPU_S` for a check, and the value is then refused. Workers are started when
+they are needed. They end with the server, even if it is killed, because their input ends.
 """
 
 import contextlib
@@ -17,8 +17,8 @@ import trio
 
 from streams.forks import withhold
 from streams.logs import log
-from streams.server import validator
-from streams.server.validator import FIT, LENGTH, REQUEST, shortened
+from streams.schemas import validator
+from streams.schemas.validator import FIT, LENGTH, REQUEST, shortened
 
 # Two checks at a time. More would only share the same processors.
 WORKERS_MAX: Final = 2

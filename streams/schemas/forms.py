@@ -13,9 +13,9 @@ from typing import Any, Final, get_type_hints
 import msgspec
 
 from streams.errors import InvalidAnswer
-from streams.server.annotations import is_field
-from streams.server.models import REFERENCE, ModelReader
-from streams.server.validator import Schema
+from streams.schemas.annotations import is_field
+from streams.schemas.models import REFERENCE, ModelReader
+from streams.schemas.validator import Schema
 
 _FORMATS: Final = frozenset(["email", "uri", "date", "date-time"])
 _HEADLINE: Final = ("title", "description", "default")

@@ -3,7 +3,8 @@
 jsonschema-rs does the checks. It compares items by hash, and matches patterns in linear time with
 Rust's `regex`. But it holds the GIL, and a schema that refers to itself can take exponential time
 for a hundred bytes. So `Validator.work` estimates the work of a check. A short check is done at
-once. Any other is done by a worker (`streams.server.workers`), which the kernel ends after `CPU_S`.
+once. Any other is done by a worker (`streams.schemas.workers`), which the kernel ends after
+`CPU_S`.
 
 A worker runs this file by its path. It imports nothing of `streams`, so that it starts fast.
 """

@@ -33,8 +33,8 @@ from typing import (
 
 import msgspec
 
-from streams.server.annotations import is_field
-from streams.server.validator import Schema, shortened
+from streams.schemas.annotations import is_field
+from streams.schemas.validator import Schema, shortened
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 import msgspec
 
-from streams.server import docstrings
-from streams.server.models import REFERENCE, as_plain, is_model
-from streams.server.schemas import (
+from streams.schemas import docstrings
+from streams.schemas.inputs import (
     GivenSchema,
     annotation_binder,
     for_models,
@@ -23,8 +22,9 @@ from streams.server.schemas import (
     parameters_schema,
     patterned_arguments,
 )
-from streams.server.signatures import Signature, innermost, is_async
-from streams.server.validator import Schema, shortened
+from streams.schemas.models import REFERENCE, as_plain, is_model
+from streams.schemas.signatures import Signature, innermost, is_async
+from streams.schemas.validator import Schema, shortened
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}", re.ASCII)
 _NUMBER: Final = re.compile(

@@ -25,11 +25,11 @@ from typing import (
 import msgspec
 from msgspec import inspect as types
 
-from streams.server.annotations import uses_pydantic
-from streams.server.content import is_block_type, is_result_type
-from streams.server.models import REFERENCE, ModelResult
-from streams.server.schemas import ADVICE, GivenSchema, components, decoded, patterned, unreadable
-from streams.server.validator import Schema
+from streams.schemas.annotations import uses_pydantic
+from streams.schemas.content import is_block_type, is_result_type
+from streams.schemas.inputs import ADVICE, GivenSchema, components, decoded, patterned, unreadable
+from streams.schemas.models import REFERENCE, ModelResult
+from streams.schemas.validator import Schema
 
 OutputCheck = Callable[[bytes, Any], None]  # the output as JSON, and read back from it
 

@@ -1,0 +1,232 @@
+"""The options of the commands that serve, and the process that they run."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from cyclopts import Parameter
+
+from streams.cli.base import DONE, complain, nearest
+from streams.limits import Durability, Limits
+from streams.process.options import Auth, CannotServe, KeepCancelled, Options, Patience
+
+_UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION: Final = re.compile(rf"(-?[0-9]+(?:\.[0-9]*)?|-?\.[0-9]+)({'|'.join(_UNITS)})")
+
+
+def _seconds(_: Any, tokens: Any) -> float:
+    text = str(tokens[0].value).strip()
+    found = _DURATION.fullmatch(text)
+    if not found:
+        raise ValueError(f"{text} is no time: write seconds, or a number with ms, s, m, h or d.")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+Seconds = Annotated[float, Parameter(converter=_seconds, n_tokens=1)]
+"""A time in seconds, or with a unit: 30, 30s, 5m, 24h."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Hosts that give up on a call before it ends.
+
+    Parameters
+    ----------
+    patience
+        Seconds after which a call that still runs is answered with a text that says how to get the
+        result: the server then has the tools wait_for_call and list_calls too.
+    once
+        Tools that do not run twice with the same arguments, as globs, or "hinted" for those that
+        say that they are read-only or idempotent: a repeated call gets the one that runs, or has
+        ended in the last ten minutes. By default none.
+    keep_cancelled
+        Which calls go on when a client cancels them: "timeout" for those whose reason is its own
+        timeout.
+    """
+
+    patience: Seconds | None = None
+    once: tuple[str, ...] = ()
+    keep_cancelled: KeepCancelled | None = None
+
+    def settings(self, usually: KeepCancelled) -> Patience:
+        """The settings of the process; `usually` is the default of the command for patient calls.
+
+        Raises `ValueError`, which says what is wrong.
+        """
+        if self.patience is not None and not self.patience > 0:
+            raise ValueError("--patience: write seconds, more than 0.")
+        return Patience(
+            patience_s=self.patience,
+            once=parts(self.once, "--once"),
+            keep_cancelled=self.keep_cancelled or usually,
+        )
+
+
+def parts(given: Iterable[str], option: str) -> tuple[str, ...]:
+    """The values of an option that is repeated, or has commas. Raises `ValueError`."""
+    found = tuple(part.strip() for each in given for part in each.split(","))
+    if not all(found):
+        raise ValueError(f"{option}: a name is empty: write hinted, or globs of tools.")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """How streams are kept, and for how long.
+
+    Parameters
+    ----------
+    foreground
+        Do the work in this process, even with --stdio and a journal.
+    linger
+        Seconds for which an idle owner waits for the next client, 0.5 at least.
+    watchdog
+        Seconds after which the log names a tool that blocks the server; 0 for never.
+    durability
+        "power" survives a power cut; "process" (faster) survives only a kill of the process.
+    max_message_bytes
+        The largest message that is accepted, 4 MiB by default.
+    limit
+        NAME=VALUE, one of the server's limits, such as streams_per_principal_max=20000.
+    require_resume_token
+        Refuse a streamId without its resumeToken to any caller but the one that made the stream.
+        Without this option the id is enough where that caller was anonymous.
+    json
+        Write the log as JSON lines.
+    """
+
+    foreground: bool = False
+    linger: Seconds = 5.0
+    watchdog: Seconds = 1.0
+    durability: Durability = "power"
+    max_message_bytes: int | None = None
+    limit: tuple[str, ...] = ()
+    require_resume_token: bool = False
+    json: bool = False
+
+    def options(self, **of_command: Any) -> Options:
+        """The options of the process. Raises `ValueError`, which says what is wrong."""
+        limit = self.limit
+        if self.max_message_bytes is not None:
+            limit = (*limit, f"message_bytes_max={self.max_message_bytes}")
+        for name in ("linger", "watchdog"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"--{name}: write seconds, 0 or more.")
+        given: dict[str, Any] = {
+            "stdio": True,
+            "foreground": self.foreground,
+            "linger_s": self.linger,
+            "watchdog_s": self.watchdog,
+            "durability": self.durability,
+            "require_resume_token": self.require_resume_token,
+            "limits": _limits(limit),
+            "json_log": self.json,
+        }
+        return Options(**given | of_command)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where to serve, besides stdio.
+
+    Parameters
+    ----------
+    ws
+        Serve WebSocket clients at HOST:PORT; port 0 takes a free port and prints it.
+    http
+        Serve HTTP clients (MCP's Streamable HTTP) at HOST:PORT; port 0 as with --ws.
+    http_path
+        The path of the MCP endpoint for --http.
+    tls_cert
+        A file with the certificate chain, to serve --ws and --http with TLS.
+    tls_key
+        The file with the certificate's key, if that is not in the same file.
+    insecure_anonymous
+        Let --ws and --http listen for other machines without authentication.
+    allow_host
+        A Host header to accept, besides those of this machine.
+    allow_origin
+        An Origin whose web pages may be clients, such as https://app.example.com: its requests are
+        accepted, and over HTTP the responses have the CORS headers that a browser needs.
+    """
+
+    ws: str | None = None
+    http: str | None = None
+    http_path: str = "/mcp"
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure_anonymous: bool = False
+    allow_host: Annotated[tuple[str, ...], Parameter(alias="--allowed-host")] = ()
+    allow_origin: Annotated[tuple[str, ...], Parameter(alias="--allowed-origin")] = ()
+
+    def options(self) -> dict[str, Any]:
+        """The options of the process. Raises `ValueError`, which says what is wrong."""
+        if not self.http_path.startswith("/"):
+            raise ValueError("--http-path: begin it with a slash.")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ValueError("--tls-key: name the certificate too, with --tls-cert.")
+        return {
+            "stdio": self.ws is None and self.http is None,
+            "ws": self.ws,
+            "http": self.http,
+            "http_path": self.http_path,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
+            "insecure_anonymous": self.insecure_anonymous,
+            "allowed_hosts": self.allow_host,
+            "allowed_origins": self.allow_origin,
+        }
+
+
+NO_AUTH: Final = Auth()
+NOWHERE: Final = Listening()
+USUALLY: Final = Keeping()
+PATIENT: Final = Waiting()
+
+Doors = Annotated[Auth, Parameter(name="*")]
+Where = Annotated[Listening, Parameter(name="*")]
+How = Annotated[Keeping, Parameter(name="*")]
+Hosts = Annotated[Waiting, Parameter(name="*")]
+
+
+def run(options: Options) -> int:
+    """Serve, or relay to the journal's owner, to the end; returns the exit code."""
+    try:
+        if options.is_relay:
+            from streams.process import relay
+
+            relay.run(options)
+        else:
+            from streams import logs
+            from streams.process import serve
+
+            logs.log_to_stderr(as_json=options.json_log)
+            serve.run(options)
+    except CannotServe as error:
+        return complain(str(error))
+    return DONE
+
+
+def _limits(settings: tuple[str, ...]) -> dict[str, Any]:
+    given: dict[str, str] = {}
+    for setting in settings:
+        name, separator, given[name] = setting.partition("=")
+        if name not in Limits.__struct_fields__:
+            raise ValueError(f"--limit: {_unknown_limit(name)}")
+        if not separator:
+            raise ValueError(f"--limit: {name}: write {name}=VALUE.")
+    try:
+        limits = msgspec.convert(given, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--limit: {error}.") from None
+    return {name: getattr(limits, name) for name in given}
+
+
+def _unknown_limit(name: str) -> str:
+    known = Limits.__struct_fields__
+    close = nearest(name, known)
+    meant = close.replace("; d", " D") if "did you mean" in close else ""
+    return f"unknown {name}; known are {', '.join(known)}.{meant}"

@@ -1,0 +1,1 @@
+"""Python types as JSON Schema: arguments and answers come in, results and content go out."""

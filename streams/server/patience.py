@@ -1,0 +1,724 @@
+"""Patience: for hosts that stop waiting for a call, and whose models then call again.
+
+`Patience` is a layer around any backend. A call that has not ended after `patience_s` is answered
+with an *interim answer*: a normal result that tells a short name of the call. The journal does not
+have it. The call's stream goes on without a client. `wait_for_call`, a tool that is added to the
+listing, delivers the rest of it under the id of its own request. `list_calls` shows the calls of
+the caller's principal. A call that is made `once` joins the same call that runs already, and a
+client that cancels because of its own timeout leaves the call running.
+
+A client that has declared a dialect of the proposals, or positions, waits by itself and can resume.
+It gets no interim answers.
+
+Short names are made from stream ids, so a restarted server knows them. They lead only to calls of
+the caller's own principal.
+
+This is one file because each part relies on the others: what is left must be found, and what is
+found is answered in time.
+"""
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Final, Literal
+
+import msgspec
+import trio
+
+from streams import messages
+from streams.clock import wall
+from streams.engine.connection import Connection, Delivery, Session
+from streams.engine.deadlines import Deadlines
+from streams.engine.engine import StreamHandler
+from streams.engine.lifecycle import ProgressToken
+from streams.engine.operations import Operations, check_free
+from streams.engine.stream import Reader, Stream
+from streams.errors import Refusal
+from streams.exchange import Scopes
+from streams.journal.records import Outcome, Record
+from streams.logs import log
+from streams.messages import Message, RequestId
+from streams.protocol.vocabulary import read_params
+from streams.server.backend import (
+    Backend,
+    CallTool,
+    Guest,
+    Received,
+    Run,
+    SessionInfo,
+    Standing,
+    ToolTraits,
+)
+from streams.server.tools import error_result
+
+CALL: Final = "mcp-streams/call"  # in the `_meta` of an interim answer: the short name
+
+# How long a call without a client is kept: a working day and the night after it.
+KEPT_S: Final = 86_400.0
+ONCE_S: Final = 600.0  # how long after its end a call answers the same call
+WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: hosts wait for 60 s
+SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
+HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
+LISTED_MAX: Final = 50  # calls in the answer of `list_calls`
+ARGUMENTS_BYTES: Final = 100  # of a call in that answer
+TOOLS_MAX: Final = 10_000  # of a backend whose names are remembered
+
+_NAME_LETTERS: Final = 4  # of a short name, or more where two calls would share it
+_ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's: no I, L, O, U
+_ALIKE: Final = str.maketrans("OIL", "011")
+
+_WAIT: Final = "wait_for_call"
+_LIST: Final = "list_calls"
+_PREFIX: Final = "mcp_streams_"  # of our tools where the backend has tools of their names
+_TOOLS_LIST: Final = "tools/list"
+
+# The reasons that clients give: "McpError: MCP error -32001: Request timed out" (TypeScript SDK 1),
+# "SdkError: Request timed out" (2), "timed out after 2.0s" (Python SDK), "TimeoutError: The
+# operation was aborted due to timeout" (AbortSignal.timeout), "context deadline exceeded" (Go).
+_TIMEOUT: Final = re.compile(r"time[ds]?[\s_-]*out|deadline|-32001", re.IGNORECASE)
+
+KeepCancelled = Literal["timeout", "always", "never"]
+_KEEP_CANCELLED: Final = ("timeout", "always", "never")
+
+
+class PatienceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server serves clients that do not wait for long. By default as any MCP server.
+
+    `patience_s` is after how many seconds a call gets an interim answer; None for never. `once` are
+    patterns of the names of tools (`*`, `?`, `[…]`), or "hinted" for the tools with `readOnlyHint`
+    or `idempotentHint`: the same call of these runs once, until ten minutes after its end.
+    `keep_cancelled`: a call that its client cancels goes on where the reason speaks of a timeout,
+    always, or never. Raises `ValueError` for other values.
+    """
+
+    patience_s: float | None = None
+    once: tuple[str, ...] = ()
+    keep_cancelled: KeepCancelled = "never"
+
+    def __post_init__(self) -> None:
+        if self.patience_s is not None and not 0 < self.patience_s < KEPT_S:
+            raise ValueError(
+                f"patience_s must be above 0 and below {KEPT_S:g}, not {self.patience_s}"
+            )
+        if isinstance(self.once, str) or not all(self.once):
+            raise ValueError(f"once must be patterns of names of tools, not {self.once!r}")
+        if self.keep_cancelled not in _KEEP_CANCELLED:
+            raise ValueError(
+                f"keep_cancelled must be one of {', '.join(_KEEP_CANCELLED)}, "
+                f"not {self.keep_cancelled!r}"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything differs from any MCP server."""
+        return self.patience_s is not None or bool(self.once) or self.keep_cancelled != "never"
+
+    def keeps(self, reason: Any) -> bool:
+        """Whether a call goes on that its client cancels for this reason."""
+        if self.keep_cancelled == "timeout":
+            return isinstance(reason, str) and _TIMEOUT.search(reason) is not None
+        return self.keep_cancelled == "always"
+
+
+class _WaitFor(msgspec.Struct):
+    """The arguments of `wait_for_call`."""
+
+    call: str
+    wait_s: float = WAIT_S
+
+
+class _Cursor(msgspec.Struct):
+    cursor: str | None = None
+
+
+class _Hints(msgspec.Struct, rename="camel"):
+    read_only_hint: bool | None = None
+    idempotent_hint: bool | None = None
+
+
+class _Listed(msgspec.Struct):
+    """A tool in a listing, as far as it matters here."""
+
+    name: str
+    annotations: _Hints | None = None
+
+
+class _Progress(msgspec.Struct):
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class _Asked(msgspec.Struct, eq=False):
+    """The newest request for a running call: the call itself, or one that joined it."""
+
+    stream: Stream
+    client: Reader | None
+    request_id: RequestId | None
+    due_at: float  # in trio's time
+
+    @property
+    def deadline(self) -> float:
+        """When it gets an interim answer."""
+        return self.due_at
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """A call of a principal that the server keeps, for a listing."""
+
+    stream: str
+    tool: str
+    arguments: str  # the beginning
+    created_at: float
+    state: str
+    progress: str = ""
+
+
+class Patience:
+    """A backend with patience, around another backend."""
+
+    def __init__(self, backend: Backend, settings: PatienceSettings) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.operations: Operations  # of the engine; set when that is open
+        # The tools in the listings of the backend, and whether their hints allow a second run.
+        self.tools: dict[str, bool] = {}
+        self._patience_s = math.inf if settings.patience_s is None else settings.patience_s
+        self._asked: dict[Stream, _Asked] = {}
+        # When calls that run once have ended, in trio's time; by their streams, the oldest first.
+        self._ended: dict[str, float] = {}
+        self._deadlines: Deadlines[_Asked] = Deadlines(self._due)
+        self._nursery: trio.Nursery
+        self._started_at = wall()
+        self._wall_ahead_s = self._started_at - trio.current_time()
+
+    # The backend
+
+    @property
+    def running_tools(self) -> Sequence[str]:
+        return self.backend.running_tools
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self.backend.running(), trio.open_nursery() as self._nursery:
+            self._nursery.start_soon(self._deadlines.run)
+            yield
+            self._nursery.cancel_scope.cancel()
+
+    def delivers(self, method: str) -> bool:
+        return self.backend.delivers(method)
+
+    async def open(self, session: SessionInfo, standing: Standing) -> "PatientGuest":
+        return PatientGuest(self, await self.backend.open(session, standing), standing)
+
+    def reopen(self, session: SessionInfo, standing: Standing) -> "PatientGuest":
+        return PatientGuest(self, self.backend.reopen(session, standing), standing)
+
+    def restart_handler(self, stream: Stream) -> StreamHandler | None:
+        handler = self.backend.restart_handler(stream)
+        return None if handler is None else self.watched(handler, trio.current_time())
+
+    # Interim answers
+
+    def watched(self, handler: StreamHandler, began_at: float) -> StreamHandler:
+        """The same handler; its client gets an interim answer if it runs for too long."""
+        due_at = began_at + self._patience_s
+
+        async def handle(stream: Stream) -> tuple[bytes, bool]:
+            delivery = stream.delivery
+            request_id = delivery.waiting_id if isinstance(delivery, Delivery) else None
+            client = None if delivery is None else delivery.reader
+            asked = self._asked[stream] = _Asked(stream, client, request_id, due_at)
+            stream.on_attach = self._attached
+            self._deadlines.watch(asked)
+            try:
+                return await handler(stream)
+            finally:
+                stream.on_attach = None
+                self._deadlines.forget(self._asked.pop(stream))
+                if stream.mark is not None and stream.mark.is_once:
+                    self._note_end(stream)
+
+        return handle
+
+    def _note_end(self, stream: Stream) -> None:
+        now = trio.current_time()
+        self._ended[stream.id] = now
+        for each in list(itertools.takewhile(lambda e: now - self._ended[e] > ONCE_S, self._ended)):
+            del self._ended[each]
+
+    def _age_s(self, stream: Stream) -> float:
+        """How long ago a call has ended; 0 while it runs."""
+        if not stream.state.is_ended:
+            return 0.0
+        if (ended_at := self._ended.get(stream.id)) is not None:
+            return trio.current_time() - ended_at
+        is_older = stream.record.created_at >= self._started_at  # it was removed from `_ended`
+        return math.inf if is_older else wall() - stream.state.ended_at
+
+    def _attached(self, stream: Stream) -> None:
+        """A client follows a running call. Each request has patience of its own, from its begin."""
+        asked, delivery = self._asked[stream], stream.delivery
+        assert isinstance(delivery, Delivery)
+        if (asked.client, asked.request_id) != (delivery.reader, delivery.waiting_id):
+            asked.client, asked.request_id = delivery.reader, delivery.waiting_id
+            asked.due_at = trio.current_time() + self._patience_s
+        self._deadlines.watch(asked)
+
+    def _due(self, asked: _Asked) -> None:
+        if _is_patient(asked.stream.delivery):
+            self._nursery.start_soon(self._answer, asked)
+
+    async def _answer(self, asked: _Asked) -> None:
+        """Give the interim answer, when the call is durable and what it has sent is written."""
+        stream = asked.stream
+        await stream.recorded()
+        with trio.move_on_after(SETTLE_S):
+            await stream.flush()
+            await stream.written(stream.state.last)
+        name = await self._name(stream)
+        is_awaited = self._asked.get(stream) is asked and asked.due_at <= trio.current_time()
+        if is_awaited and not stream.state.is_ended:
+            self._dismiss(stream, name)
+
+    def _dismiss(self, stream: Stream, name: str) -> None:
+        """Answer the client that waits for a running call, which goes on without it."""
+        delivery = stream.delivery
+        if isinstance(delivery, Delivery) and _is_patient(delivery):
+            interim = self._interim(stream, name)
+            stream.leave()
+            delivery.answer(messages.result(delivery.waiting_id, interim))
+
+    def _interim(self, stream: Stream, name: str) -> dict[str, Any]:
+        progress = _progress(stream)
+        told = f"Still running{progress and f' ({progress})'}."
+        if stream.state.questions:
+            told += " It waits for an answer, and asks for it again when you wait for the call."
+        told += (
+            f' Call `{self.name_of(_WAIT)}` with call="{name}" to get the result; it is not lost.'
+        )
+        return _text(told) | {"_meta": {CALL: name}}
+
+    # Our tools
+
+    def name_of(self, tool: str) -> str:
+        """The name of one of our tools, beside the tools of the backend."""
+        while tool in self.tools:
+            tool = _PREFIX + tool
+        return tool
+
+    async def answers(
+        self, guest: Guest, received: Received, params: CallTool, connection: Connection
+    ) -> bool:
+        """Answer a call of one of our own tools. False, and nothing done, for any other tool.
+
+        Raises `Refusal`.
+        """
+        assert isinstance(guest, PatientGuest)
+        tool = guest.own_tool(params.name)
+        if tool is None:
+            return False
+        request_id, session = received.message.id, received.session
+        assert isinstance(request_id, int | str)
+        check_free(session, request_id)
+        answer: dict[str, Any] | None
+        if tool == _LIST:
+            answer = await self._list(session.principal)
+        else:
+            token = params.meta.progress_token
+            answer = await self._wait(guest, params, connection, request_id, token)
+        if answer is not None:
+            connection.reply(messages.result(request_id, answer))
+        return True
+
+    async def _list(self, principal: str) -> dict[str, Any]:
+        found = await self.operations.calls(principal)
+        ids = [_id_of(each) for each in found]
+        newest = list(reversed(found))[:LISTED_MAX]
+        kept = list(filter(None, map(_kept_of, newest)))
+        if not kept:
+            return _text("No calls of yours are kept.") | {"structuredContent": {"calls": []}}
+        now, lines, calls = trio.current_time() + self._wall_ahead_s, [], []
+        for each in kept:
+            name, age_s = _name(each.stream, ids), max(0.0, now - each.created_at)
+            state = each.state + (each.progress and f" ({each.progress})")
+            lines.append(f"- {name}: {each.tool} {each.arguments}, {_age(age_s)} ago: {state}")
+            calls.append(
+                {
+                    "call": name,
+                    "tool": each.tool,
+                    "arguments": each.arguments,
+                    "ageS": round(age_s, 1),
+                    "state": each.state,
+                    "progress": each.progress,
+                }
+            )
+        if len(found) > LISTED_MAX:
+            lines.append(f"- and {len(found) - LISTED_MAX} older ones")
+        lines.append(f"Call `{self.name_of(_WAIT)}` with one of these names to get its result.")
+        return _text("\n".join(lines)) | {"structuredContent": {"calls": calls}}
+
+    async def _wait(
+        self,
+        guest: "PatientGuest",
+        params: CallTool,
+        connection: Connection,
+        request_id: RequestId,
+        token: ProgressToken | None,
+    ) -> dict[str, Any] | None:
+        """Deliver a call. Returns an answer instead, where it cannot be delivered."""
+        try:
+            asked = messages.decode(params.given, _WaitFor)
+        except ValueError as error:
+            return error_result(f"Bad arguments for {params.name}: {error}")
+        stream = await self._find(connection.session.principal, asked.call)
+        if stream is None:
+            return error_result(
+                f"No call {asked.call[:40]!r} of yours is kept: "
+                f"`{self.name_of(_LIST)}` shows those that are."
+            )
+        guest.check_resume(stream.record.origin, connection.channel.scopes)
+        if stream.delivery is not None and not _is_patient(stream.delivery):
+            # It must not lose its place: it has patience of its own, and is told all of the call.
+            return _text("Another client of yours is connected to this call and gets its result.")
+        await self._join(stream, connection, request_id, token, is_wait=True)
+        waiting = self._asked.get(stream)
+        if waiting is not None and stream.delivery is not None:
+            waiting.due_at = min(waiting.due_at, trio.current_time() + max(0.0, asked.wait_s))
+            self._deadlines.watch(waiting)
+        return None
+
+    async def _join(
+        self,
+        stream: Stream,
+        connection: Connection,
+        request_id: RequestId,
+        token: ProgressToken | None,
+        *,
+        is_wait: bool,
+    ) -> None:
+        """Deliver a call over this connection. Another client that waits gets an interim answer."""
+        current = stream.delivery
+        if isinstance(current, Delivery) and _is_patient(current):
+            is_same = (current.reader, current.waiting_id) == (connection.session, request_id)
+            if stream.state.is_ended:
+                with trio.move_on_after(HANDOVER_S):
+                    while stream.delivery is current:
+                        await stream.change()
+            elif not is_same:
+                self._dismiss(stream, await self._name(stream))
+        await self.operations.join(
+            connection, stream, reply_id=request_id, token=token, is_wait=is_wait
+        )
+
+    async def _find(self, principal: str, name: str) -> Stream | None:
+        """The call of this short name. Where two share it, the newer one was told a longer name."""
+        wanted = name.strip(" \"'`").upper().translate(_ALIKE)
+        if len(wanted) < _NAME_LETTERS:
+            return None
+        for each in map(_id_of, await self.operations.calls(principal)):
+            if _code(each).startswith(wanted):
+                return await self.operations.load_call(each)
+        return None
+
+    async def _name(self, stream: Stream) -> str:
+        kept = await self.operations.calls(stream.record.principal)
+        return _name(stream.id, map(_id_of, kept))
+
+    # Calls that run once
+
+    async def is_once(self, guest: Guest, received: Received, tool: str) -> bool:
+        """Whether the same call of this tool, by the same principal, runs once."""
+        patterns = self.settings.once
+        if "hinted" in patterns:
+            assert isinstance(guest, PatientGuest)
+            await guest.learn(received)
+        return any(
+            self.tools.get(tool, False) if each == "hinted" else fnmatchcase(tool, each)
+            for each in patterns
+        )
+
+    async def joins(
+        self,
+        stream: Stream,
+        connection: Connection,
+        request_id: RequestId,
+        token: ProgressToken | None,
+    ) -> bool:
+        """Join the same call that was made before. False where it may run again: it is forgotten.
+
+        An error of the protocol, `interrupted` among them, lets it run again at once. So does a
+        result that says `isError`, once a client was sent it. Any other result answers the same
+        call for ten minutes.
+        """
+        if not (_answers_again(stream) and self._age_s(stream) < ONCE_S):
+            self.operations.replace(stream)
+            return False
+        await self._join(stream, connection, request_id, token, is_wait=False)
+        return True
+
+
+class PatientGuest:
+    """A guest whose calls may outlast their clients."""
+
+    def __init__(self, patience: Patience, inner: Guest, standing: Standing) -> None:
+        self._patience = patience
+        self._inner = inner
+        self._session = standing
+
+    @property
+    def hello(self) -> Mapping[str, Any]:
+        return self._inner.hello
+
+    def tool(self, name: str) -> ToolTraits | None:
+        return self._inner.tool(name)
+
+    def check_resume(self, request: bytes, granted: Scopes) -> None:
+        self._inner.check_resume(request, granted)
+
+    async def notify(self, received: Received) -> None:
+        await self._inner.notify(received)
+
+    def close(self) -> None:
+        session = self._session
+        # The principal of an anonymous connection ends with it, and nobody can ask for its calls.
+        if isinstance(session, Session) and session.principal.startswith("conn("):
+            self._patience.operations.end_connection(session)
+        self._inner.close()
+
+    def own_tool(self, name: str) -> str | None:
+        """Which of our tools has this name; None for a tool of the backend."""
+        if self._patience.settings.patience_s is None or name in self._patience.tools:
+            return None
+        bare = name
+        while bare.startswith(_PREFIX):
+            bare = bare.removeprefix(_PREFIX)
+        return bare if bare in (_WAIT, _LIST) and self._inner.tool(name) is None else None
+
+    async def call(self, received: Received, params: CallTool) -> Run | Any:
+        patience, settings = self._patience, self._patience.settings
+        began_at = trio.current_time()
+        run = await self._inner.call(received, params)
+        if not isinstance(run, Run):
+            return run
+        is_once = await patience.is_once(self, received, params.name)
+        is_patient = _has_no_patience(received.session)
+        max_s = run.max_s
+        if is_patient:
+            max_s = KEPT_S
+        elif is_once:
+            max_s = max(max_s, ONCE_S)
+        return msgspec.structs.replace(
+            run,
+            handler=patience.watched(run.handler, began_at),
+            max_s=max_s,
+            is_findable=is_patient and settings.patience_s is not None,
+        )
+
+    # Listings
+
+    async def request(self, received: Received) -> Run | Any:
+        begun = await self._inner.request(received)
+        if received.message.method != _TOOLS_LIST:
+            return begun
+        is_first = not read_params(received.message.params, _Cursor).cursor
+        if isinstance(begun, Run):
+            return msgspec.structs.replace(
+                begun, handler=partial(self._run_list, begun.handler, is_first)
+            )
+        return self._listed(msgspec.Raw(messages.encode(begun)), is_first=is_first)
+
+    async def _run_list(
+        self, handler: StreamHandler, is_first: bool, stream: Stream
+    ) -> tuple[bytes, bool]:
+        line, is_error = await handler(stream)
+        response = messages.parse(line)
+        if not isinstance(response.result, msgspec.Raw):
+            return line, is_error
+        listed = self._listed(response.result, is_first=is_first)
+        return messages.result(stream.request_id, listed), is_error
+
+    def _listed(self, result: msgspec.Raw, *, is_first: bool) -> Any:
+        """A page of the listing. Ours are on the first page.
+
+        With interim answers there is no `outputSchema`: clients check results against it, and an
+        interim answer does not fit.
+        """
+        try:
+            page = messages.decode(result, dict[str, msgspec.Raw])
+            raw = messages.decode(page["tools"], list[msgspec.Raw])
+            for each in raw:
+                self._learned(messages.decode(each, _Listed))
+            if self._patience.settings.patience_s is None:
+                return result
+            tools = [messages.decode(each, dict[str, msgspec.Raw]) for each in raw]
+        except (ValueError, KeyError) as error:
+            log.warning("the listing of the tools cannot be read", why=str(error)[:200])
+            return result
+        for tool in tools:
+            tool.pop("outputSchema", None)
+        own = self._own_tools() if is_first else ()
+        return page | {"tools": [*tools, *own]}
+
+    def _learned(self, tool: _Listed) -> None:
+        hints, tools = tool.annotations or _Hints(), self._patience.tools
+        if len(tools) < TOOLS_MAX or tool.name in tools:
+            if tool.name in (_WAIT, _LIST) and tool.name not in tools:
+                log.warning("the backend has a tool of this name: ours is renamed", tool=tool.name)
+            tools[tool.name] = bool(hints.read_only_hint or hints.idempotent_hint)
+
+    async def learn(self, received: Received) -> None:
+        """Read the listing, if no client has asked for it yet and that needs no stream."""
+        patience = self._patience
+        if not (patience.tools or patience.backend.delivers(_TOOLS_LIST)):
+            line = messages.request(0, _TOOLS_LIST, {})
+            message = messages.parse(line)
+            asked = Received(message, line, received.session, received.caller)
+            try:
+                await self.request(asked)
+            except Refusal as refused:
+                log.info("the tools cannot be listed", why=refused.message[:200])
+
+    def _own_tools(self) -> Iterable[dict[str, Any]]:
+        patience = self._patience
+        wait, listing = patience.name_of(_WAIT), patience.name_of(_LIST)
+        yield {
+            "name": wait,
+            "title": "Wait for a call",
+            "description": (
+                "Get the result of an earlier call that was still running when it was answered. "
+                "Returns the result of that call, or that it is still running: then call this "
+                f"again. `{listing}` shows the calls."
+            ),
+            "inputSchema": {
+                "type": "object",
+                "properties": {
+                    "call": {
+                        "type": "string",
+                        "description": 'The name of the call, such as "K7Q2".',
+                    },
+                    "wait_s": {
+                        "type": "number",
+                        "minimum": 0,
+                        "default": WAIT_S,
+                        "description": "For how many seconds to wait for the result.",
+                    },
+                },
+                "required": ["call"],
+            },
+            "annotations": {"readOnlyHint": True, "openWorldHint": False},
+        }
+        yield {
+            "name": listing,
+            "title": "List calls",
+            "description": (
+                "List the calls that still run and those whose results are kept, also calls of "
+                f"earlier conversations. `{wait}` gets their results."
+            ),
+            "inputSchema": {"type": "object", "properties": {}},
+            "annotations": {"readOnlyHint": True, "openWorldHint": False},
+        }
+
+
+def _has_no_patience(session: Session) -> bool:
+    """Whether a client only waits: it has declared nothing by which it could come back."""
+    return not (session.settings.dialects or session.settings.positions)
+
+
+def _is_patient(delivery: object) -> bool:
+    """Whether a delivery may end with an interim answer."""
+    return isinstance(delivery, Delivery) and (
+        delivery.is_wait or (delivery.is_call and _has_no_patience(delivery.reader))
+    )
+
+
+def _answers_again(stream: Stream) -> bool:
+    """Whether a call answers the same call once more, if that is made soon enough."""
+    state = stream.state
+    if state.is_tombstone or state.outcome is Outcome.FAILED:
+        return False
+    if not state.is_ended:
+        return True
+    is_seen = state.handed == state.last
+    return state.delivered < state.last and not (state.has_failed and is_seen)
+
+
+def _id_of(found: Stream | Record) -> str:
+    return found.id if isinstance(found, Stream) else found.stream
+
+
+def _kept_of(found: Stream | Record) -> _Kept | None:
+    """A kept call; None for a stream of another request."""
+    record = found.record if isinstance(found, Stream) else found
+    origin: Message = messages.parse(record.origin)
+    if origin.method != "tools/call":
+        return None
+    if isinstance(found, Stream):
+        outcome, has_failed = found.state.outcome, found.state.has_failed
+        is_asking = bool(found.state.questions)
+    else:
+        outcome, is_asking = found.outcome, False
+        has_failed = found.last_error == found.last
+    if outcome is Outcome.LIVE:
+        state = "waiting for an answer" if is_asking else "running"
+    else:
+        state = "failed" if has_failed else "done"
+    params = messages.decode(origin.params, CallTool)
+    return _Kept(
+        stream=record.stream,
+        tool=params.name,
+        arguments=bytes(params.arguments)[:ARGUMENTS_BYTES].decode(errors="ignore"),
+        created_at=record.created_at,
+        state=state,
+        progress=_progress(found) if isinstance(found, Stream) and state == "running" else "",
+    )
+
+
+def _code(stream_id: str) -> str:
+    """The letters of a stream's short name. They do not reveal its id, which is a secret.
+
+    The first is no digit, since a model might write a name of digits as a number.
+    """
+    first, *rest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
+    letters = _ALPHABET[10:]
+    return letters[first % len(letters)] + "".join(_ALPHABET[byte % 32] for byte in rest)
+
+
+def _name(stream_id: str, kept: Iterable[str]) -> str:
+    """The short name of a call: as few letters, from four on, as it shares with no other call.
+
+    `kept` are the ids of all streams of its principal.
+    """
+    code = _code(stream_id)
+    others = [_code(each) for each in kept if each != stream_id]
+    length = _NAME_LETTERS
+    while any(each.startswith(code[:length]) for each in others):
+        length += 1
+    return code[:length]
+
+
+def _progress(stream: Stream) -> str:
+    """The latest progress of a call, such as `12/40 compiling`."""
+    if not stream.latest_progress:
+        return ""
+    try:
+        told = messages.decode(messages.parse(stream.latest_progress).params, _Progress)
+    except (ValueError, Refusal):
+        return ""  # a backend may send progress of another shape
+    total = "" if told.total is None else f"/{told.total:g}"
+    return f"{told.progress:g}{total} {told.message or ''}".rstrip()
+
+
+def _age(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}

@@ -1,0 +1,369 @@
+"""Servers that are not ours behind `RemoteBackend`: of the official SDK, and bad ones."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import trio
+
+from streams.client.client import Client
+from streams.errors import CallFailed, CannotConnect
+from streams.messages import decode
+from streams.server.running import RunningServer
+from tests.rigs.doc_pages import free_port
+from tests.rigs.outages import Network, network
+from tests.rigs.remote import attached
+from tests.rigs.scripted_http import EVENTS, Asked, http_server
+from tests.sdk.stock import HERE
+
+Json = dict[str, Any]
+
+SERVER: Final = str(HERE / "event_store_server.py")
+
+KEEPING: Final = ()
+FORGETFUL: Final = ("--forgetful",)
+
+# A bound for a test that hangs.
+PATIENCE_S: Final = 90.0
+
+# Without probes, a dead connection is noticed after minutes.
+NOTICED_S: Final = 30.0
+
+HELLO: Final = (
+    b'{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-11-25",'
+    b'"capabilities":{"tools":{}},"serverInfo":{"name":"bad","version":"1"}}}'
+)
+
+
+class Foreign:
+    """A server of the official SDK as a child process, which may be killed and started again."""
+
+    def __init__(self, *options: str) -> None:
+        self.port = free_port()
+        self._options = options
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, SERVER, *self._options, f"--port={self.port}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline().strip() == str(self.port)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    async def restart(self) -> None:
+        self.kill()
+        await trio.to_thread.run_sync(self.start)
+
+
+@contextmanager
+def foreign(*options: str) -> Iterator[Foreign]:
+    server = Foreign(*options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@asynccontextmanager
+async def through_network(
+    *options: str, **given: Any
+) -> AsyncIterator[tuple[Foreign, Network, RunningServer]]:
+    with trio.fail_after(PATIENCE_S), ExitStack() as stack:
+        server = await trio.to_thread.run_sync(stack.enter_context, foreign(*options))
+        async with (
+            network(server.port) as net,
+            attached(f"http://127.0.0.1:{net.port}/mcp", **given) as running,
+        ):
+            yield server, net, running
+
+
+async def progress_of(call: Any) -> list[float]:
+    return [decode(each.params, Json)["progress"] async for each in call]
+
+
+async def elicit(_: Json) -> Json:
+    return {"action": "accept", "content": {"name": "x"}}
+
+
+@pytest.mark.parametrize("options", [KEEPING, FORGETFUL], ids=["keeping", "forgetful"])
+async def test_calls_and_questions_pass(options: tuple[str, ...]) -> None:
+    async with (
+        through_network(*options) as (_, _, running),
+        Client(running, answers={"elicitation/create": elicit}) as host,
+    ):
+        assert {tool.name for tool in await host.tools()} == {"count", "look", "choose"}
+        async with host.call("count", {"rows": 5, "pause_s": 0.01}) as call:
+            assert await progress_of(call) == [1, 2, 3, 4, 5]
+            assert (await call.result())["content"][0]["text"] == "5 rows"
+        assert (await host.call_tool("choose")).content[0]["text"] == "accept x"
+
+
+async def test_with_event_ids_a_cut_loses_nothing() -> None:
+    async with through_network() as (_, net, running), Client(running) as host:
+        async with host.call("count", {"rows": 30, "pause_s": 0.1}) as call:
+            first = decode((await anext(call)).params, Json)["progress"]
+            net.cut()
+            seen = [first, *await progress_of(call)]
+            assert (await call.result())["content"][0]["text"] == "30 rows"
+        # That server may lose messages while it replays, but must not send one twice.
+        assert seen == sorted(set(seen))
+
+
+async def test_with_event_ids_a_dead_network_is_noticed_and_left_soon(tmp_path: Path) -> None:
+    until, effects = tmp_path / "until", tmp_path / "effects"
+    async with through_network() as (_, net, running), Client(running) as host:
+        arguments = {"rows": 1, "pause_s": 0, "until": str(until), "effects": str(effects)}
+        async with host.call("count", arguments) as call:
+            await anext(call)
+            net.go("dead")
+            until.touch()
+            await trio.sleep(8)
+            net.go("up")
+            with trio.fail_after(NOTICED_S):
+                assert (await call.result())["content"][0]["text"] == "1 rows"
+        assert effects.read_text().split() == ["run"]
+        # The session is the same: the host's next call needs no other one.
+        await host.call_tool("count", {"rows": 1, "pause_s": 0})
+
+
+async def test_without_event_ids_a_cut_is_an_honest_error(tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    async with through_network(*FORGETFUL) as (_, net, running), Client(running) as host:
+        arguments = {"rows": 1, "pause_s": 30, "effects": str(effects)}
+        async with host.call("count", arguments) as call:
+            await anext(call)
+            net.cut()
+            with pytest.raises(CallFailed, match="cannot resume") as raised:
+                await call.result()
+        assert raised.value.data["reason"] == "interrupted"
+        assert effects.read_text().split() == ["run"]  # it was not sent again
+        assert (await host.call_tool("count", {"rows": 1, "pause_s": 0})).content
+
+
+@pytest.mark.parametrize("rerun", ["look", "l*k", "hinted"])
+async def test_a_tool_that_may_run_again_is_sent_again(rerun: str, tmp_path: Path) -> None:
+    until, effects = tmp_path / "until", tmp_path / "effects"
+    async with (
+        through_network(*FORGETFUL, rerun=(rerun,)) as (_, net, running),
+        Client(running) as host,
+    ):
+        await host.tools()
+        arguments = {"rows": 3, "pause_s": 0, "until": str(until), "effects": str(effects)}
+        async with host.call("look", arguments) as call:
+            seen = [decode((await anext(call)).params, Json)["progress"] for _ in range(3)]
+            until.touch()
+            net.cut()
+            seen += await progress_of(call)
+            assert (await call.result())["content"][0]["text"] == "3 rows"
+        assert seen == [1, 2, 3]  # MCP: progress MUST increase
+        assert effects.read_text().split() == ["run", "run"]
+        async with host.call("count", {"rows": 1, "pause_s": 30}) as call:
+            await anext(call)
+            net.cut()
+            with pytest.raises(CallFailed, match="cannot resume"):
+                await call.result()
+
+
+@pytest.mark.parametrize("options", [KEEPING, FORGETFUL], ids=["keeping", "forgetful"])
+async def test_after_its_restart_the_server_gets_a_new_session(options: tuple[str, ...]) -> None:
+    async with through_network(*options) as (server, _, running), Client(running) as host:
+        async with host.call("count", {"rows": 1, "pause_s": 30}) as call:
+            await anext(call)
+            await server.restart()
+            with pytest.raises(CallFailed) as raised:
+                await call.result()
+        assert raised.value.data["reason"] == "interrupted"
+        assert (await host.call_tool("count", {"rows": 1, "pause_s": 0})).content
+        await server.restart()  # while nothing runs
+        assert len(await host.tools()) == 3
+        assert (await host.call_tool("count", {"rows": 1, "pause_s": 0})).content
+
+
+async def test_requests_wait_for_a_server_that_is_away() -> None:
+    async with through_network() as (_, net, running), Client(running) as host:
+        net.go("refusing")
+        async with trio.open_nursery() as nursery:
+
+            async def go_up() -> None:
+                await trio.sleep(1.5)
+                net.go("up")
+
+            nursery.start_soon(go_up)
+            assert len(await host.tools()) == 3
+            assert (await host.call_tool("count", {"rows": 1, "pause_s": 0})).content
+
+
+# Bad servers
+
+
+class Bad:
+    """A server that greets, and then answers each call as `answers` says."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+
+    async def __call__(self, asked: Asked) -> None:
+        if asked.method != "POST":
+            await asked.respond("405 Method Not Allowed")
+            return
+        message = decode(asked.body, Json)
+        if message["method"] == "initialize":
+            await asked.respond(
+                "200 OK", HELLO % _quoted(message["id"]), extra="Mcp-Session-Id: s\r\n"
+            )
+        elif message["method"] == "tools/call":
+            await self.answers.pop(0)(asked, _quoted(message["id"]))
+        elif "id" in message:
+            await asked.respond(
+                "200 OK", b'{"jsonrpc":"2.0","id":%s,"result":{}}' % _quoted(message["id"])
+            )
+        else:
+            await asked.respond()
+
+
+def _quoted(request_id: str) -> bytes:
+    return b'"%s"' % request_id.encode()
+
+
+def _result(request_id: bytes, text: bytes = b"fine") -> bytes:
+    return b'{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":"%s"}]}}' % (
+        request_id,
+        text,
+    )
+
+
+async def fine(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("200 OK", _result(request_id))
+
+
+async def redirect(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("307 Temporary Redirect", extra="Location: http://localhost:1/mcp\r\n")
+
+
+async def forbidden(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("403 Forbidden", b"no")
+
+
+async def html(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("200 OK", b"<html>", kind="text/html")
+
+
+async def no_json(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("200 OK", b'{"jsonrpc":')
+
+
+async def other_id(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("200 OK", _result(b'"another"'))
+
+
+async def broken_events(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("200 OK", b"data: {\n\nnonsense\n\ndata: 1\n\n", kind=EVENTS)
+
+
+async def huge(asked: Asked, request_id: bytes) -> None:
+    await asked.start("application/json")
+    for _ in range(200):
+        await asked.write(b"x" * 100_000)
+
+
+async def cut(asked: Asked, request_id: bytes) -> None:
+    await asked.cut()
+
+
+async def unavailable(asked: Asked, request_id: bytes) -> None:
+    await asked.respond("503 Service Unavailable")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [redirect, forbidden, html, no_json, other_id, broken_events, huge, cut, unavailable],
+    ids=lambda bad: bad.__name__,
+)
+async def test_a_bad_answer_ends_its_own_call_and_nothing_else(bad: Any) -> None:
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            http_server(Bad(bad, fine)) as server,
+            attached(server.url) as running,
+            Client(running) as host,
+        ):
+            with pytest.raises(CallFailed):
+                await host.call_tool("t")
+            assert await host.call_tool("t", type=str) == "fine"
+
+
+async def test_pretty_json_and_odd_values_pass_as_they_are() -> None:
+    async def pretty(asked: Asked, request_id: bytes) -> None:
+        odd = b'"big": 12345678901234567890123, "r": 1.0, "u": "\\u00e9"'
+        result = b'{\n "content": [],\n %s\n}' % odd
+        body = b'{\n "jsonrpc": "2.0",\n "id": %s,\n "result": ' + result + b"\n}"
+        await asked.respond("200 OK", body % request_id)
+
+    async def events(asked: Asked, request_id: bytes) -> None:
+        body = (
+            b'data: {"jsonrpc":"2.0","method":"vendor/odd",\ndata: "params":{"n":1.50}}\n\n'
+            b"data: " + _result(request_id) + b"\n\n"
+        )
+        await asked.respond("200 OK", body, kind=EVENTS)
+
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            http_server(Bad(pretty, events)) as server,
+            attached(server.url) as running,
+            Client(running) as host,
+        ):
+            async with host.call("t") as call:
+                await call.result()
+                final = call._final
+            assert final is not None
+            odd = b'"big":12345678901234567890123,"r":1.0,"u":"\\u00e9"'
+            assert odd in bytes(final.result)  # type: ignore[arg-type]
+            async with host.call("t") as call:
+                found = [(each.method, bytes(each.params)) async for each in call]
+            assert found == [("vendor/odd", b'{"n":1.50}')]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("401 Unauthorized", "valid token"),
+        ("404 Not Found", "404"),
+        ("405 Method Not Allowed", "405"),
+    ],
+)
+async def test_a_server_that_refuses_says_why(status: str, said: str) -> None:
+    async def refuse(asked: Asked) -> None:
+        await asked.respond(status)
+
+    with trio.fail_after(PATIENCE_S):
+        async with http_server(refuse) as server, attached(server.url) as running:
+            with pytest.raises(CannotConnect, match=said):
+                async with Client(running):
+                    pass
+
+
+async def test_a_server_of_another_revision_is_named() -> None:
+    async def modern(asked: Asked) -> None:
+        request_id = _quoted(decode(asked.body, Json)["id"])
+        data = b'{"supported":["2026-07-28"]}'
+        error = b'{"code":-32022,"message":"Unsupported version","data":%s}' % data
+        body = b'{"jsonrpc":"2.0","id":%s,"error":%s}' % (request_id, error)
+        await asked.respond("400 Bad Request", body)
+
+    with trio.fail_after(PATIENCE_S):
+        async with http_server(modern) as server, attached(server.url) as running:
+            with pytest.raises(CannotConnect, match=r"2025-11-25"):
+                async with Client(running):
+                    pass

@@ -1,0 +1,318 @@
+"""Calls that run once, and calls whose clients cancel because of a timeout, with a mock clock."""
+
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from streams import Limits, Server
+from streams.backends import PatienceSettings
+from streams.keys import Keyring
+from tests.rigs.idempotency import Rig, answered
+from tests.rigs.server import (
+    PLAIN,
+    POSITIONS,
+    RESIDENT_MAX,
+    STREAMS,
+    Json,
+    Talker,
+    open_house,
+    page_text,
+    text_of,
+)
+from tests.rigs.web import browsing
+
+USER = "os(1000)"
+ONCE = PatienceSettings(once=("st*",))
+ALL = PatienceSettings(patience_s=2, once=("step",), keep_cancelled="timeout")
+KEEP = PatienceSettings(keep_cancelled="timeout")
+TYPESCRIPT = "McpError: MCP error -32001: Request timed out"
+
+
+@pytest.fixture(params=RESIDENT_MAX)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return Rig(limits=Limits(resident_max=request.param))
+
+
+async def result_of(talker: Talker, id: int, **arguments: Any) -> Json:
+    await talker.call(id, "step", **arguments)
+    answer = await talker.answer(id)
+    result: Json = answer["result"] if "result" in answer else answer["error"]
+    return result
+
+
+@pytest.mark.parametrize("capabilities", [PLAIN, STREAMS, POSITIONS])
+async def test_the_same_call_joins_the_running_one_and_has_its_result_for_ten_minutes(
+    rig: Rig, autojump_clock: MockClock, capabilities: Json
+) -> None:
+    async with open_house(rig.server, patience=ONCE) as house:
+        first = await house.dial(capabilities, USER)
+        await first.call(1, "step", n=1, text="a")
+        await wait_all_tasks_blocked()
+        second = await house.dial(capabilities, USER)
+        await second.call(9, "step", text="a", n=1.0)
+        await wait_all_tasks_blocked()
+        rig.steps.finish("once")
+        assert text_of(await second.answer(9)) == "once"
+        for number in range(5):
+            await trio.sleep(110)
+            assert page_text(await result_of(second, number, text="a", n=1)) == "once"
+        assert rig.runs == 1
+        await trio.sleep(110)
+        rig.steps.finish("twice")
+        assert page_text(await result_of(second, 10, n=1, text="a")) == "twice"
+        assert page_text(await result_of(second, 11, n=1, text="a")) == "twice"
+        assert rig.runs == 2
+
+
+async def test_another_call_or_another_principal_runs_by_itself(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ONCE) as house:
+        for number, principal in enumerate([USER, "os(1001)", "session(a)", "conn(b)"]):
+            talker = await house.dial(PLAIN, principal)
+            for n in (1, 2):
+                rig.steps.finish(f"{number} {n}")
+                assert page_text(await result_of(talker, n, n=n)) == f"{number} {n}"
+            assert page_text(await result_of(talker, 3, n=1)) == f"{number} 1"
+    assert rig.runs == 8
+
+
+async def test_a_tool_of_another_name_runs_as_often_as_it_is_called(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=PatienceSettings(once=("other", "?"))) as house:
+        talker = await house.dial(PLAIN, USER)
+        for number in (1, 2):
+            rig.steps.finish(str(number))
+            assert page_text(await result_of(talker, number)) == str(number)
+
+
+@pytest.mark.parametrize("hint", ["readOnlyHint", "idempotentHint", "destructiveHint"])
+@pytest.mark.parametrize("is_listed", [True, False])
+async def test_hinted_tools_are_those_that_say_so(
+    autojump_clock: MockClock, hint: str, is_listed: bool
+) -> None:
+    server, runs = Server("tested"), 0
+
+    @server.tool(annotations={hint: True})
+    async def work() -> int:
+        nonlocal runs
+        runs += 1
+        return runs
+
+    async with open_house(server, patience=PatienceSettings(once=("hinted",))) as house:
+        talker = await house.dial(PLAIN, USER)
+        if is_listed:
+            await talker.request(0, "tools/list")
+        for number in (1, 2):
+            await talker.call(number, "work")
+            await talker.answer(number)
+    assert runs == (2 if hint == "destructiveHint" else 1)
+
+
+async def test_an_error_that_was_told_may_be_tried_again(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        rig.steps.fail()
+        assert (await result_of(talker, 1))["isError"] is True
+        await talker.call(2, "step")  # the error was seen: this runs
+        await talker.answer(2)  # the interim answer
+        rig.steps.fail()
+        await wait_all_tasks_blocked()
+        failed = await result_of(talker, 3)  # nobody has seen this one
+        assert failed["isError"] is True
+        assert rig.runs == 2
+        rig.steps.finish()
+        assert page_text(await result_of(talker, 4)) == "done"
+        assert rig.runs == 3
+
+
+async def test_a_cancelled_call_runs_again(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await wait_all_tasks_blocked()
+        await talker.tell("notifications/cancelled", requestId=1, reason="the user pressed stop")
+        await wait_all_tasks_blocked()
+        assert rig.steps.was_cancelled
+        rig.steps.finish()
+        assert page_text(await result_of(talker, 2)) == "done"
+        assert rig.runs == 2
+
+
+async def test_an_interrupted_call_runs_again_and_a_finished_one_does_not(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    keyring = Keyring.load(None)
+    async with open_house(rig.server, keyring=keyring, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        rig.steps.finish("first")
+        await result_of(talker, 1, n=1)
+        await talker.call(2, "step", n=2)
+        await talker.answer(2)
+        journal = house.as_after_a_crash()
+    async with open_house(rig.server, journal=journal, keyring=keyring, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        assert page_text(await result_of(talker, 1, n=1)) == "first"
+        rig.steps.finish("second")
+        assert page_text(await result_of(talker, 2, n=2)) == "second"
+    assert rig.runs == 3
+
+
+async def test_a_key_of_the_client_s_own_is_what_counts(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        for number in range(2):
+            rig.steps.finish(str(number))
+            key = f"0123456789abcdef0123456789abcde{number}"
+            assert page_text(await answered(talker, number, key)) == str(number)
+    assert rig.runs == 2
+
+
+# Cancelled by a timeout
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        TYPESCRIPT,
+        "McpError: MCP error -32001: Maximum total timeout exceeded",
+        "SdkError: Request timed out",
+        "timed out after 2.0s",
+        "TimeoutError: The operation was aborted due to timeout",
+        "context deadline exceeded",
+        "Request timeout",
+        "time-out",
+    ],
+)
+def test_reasons_that_speak_of_a_timeout(told: str) -> None:
+    assert KEEP.keeps(told)
+    assert PatienceSettings(keep_cancelled="always").keeps(told)
+    assert not PatienceSettings().keeps(told)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "", 7, {}, ["timeout"], "AbortError: This operation was aborted", "caller cancelled",
+     "User requested cancellation"],
+)  # fmt: skip
+def test_reasons_that_do_not(told: Any) -> None:
+    assert not KEEP.keeps(told)
+    assert PatienceSettings(keep_cancelled="always").keeps(told)
+    assert not PatienceSettings().keeps(told)
+
+
+async def test_a_host_times_out_calls_again_and_gets_the_one_result(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    settings = PatienceSettings(once=("step",), keep_cancelled="timeout")
+    async with open_house(rig.server, patience=settings) as house:
+        talker = await house.dial(PLAIN, USER)
+        for number in range(3):
+            await talker.call(number, "step")
+            await trio.sleep(2)
+            await talker.tell("notifications/cancelled", requestId=number, reason=TYPESCRIPT)
+        await trio.sleep(600)
+        rig.steps.finish()
+        await wait_all_tasks_blocked()
+        assert page_text(await result_of(talker, 5)) == "done"
+        assert [message["id"] for message in talker.seen] == [5]
+    assert rig.runs == 1
+
+
+async def test_what_was_left_is_found_by_its_name(rig: Rig, autojump_clock: MockClock) -> None:
+    settings = PatienceSettings(patience_s=50, keep_cancelled="timeout")
+    async with open_house(rig.server, patience=settings) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await trio.sleep(2)
+        await talker.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        await talker.call(2, "list_calls")
+        (kept,) = (await talker.answer(2))["result"]["structuredContent"]["calls"]
+        assert kept["state"] == "running"
+        rig.steps.finish()
+        await talker.call(3, "wait_for_call", call=kept["call"])
+        assert text_of(await talker.answer(3)) == "done"
+
+
+async def test_over_http_too(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=ALL) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        await trio.sleep(1)
+        await browser.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        assert first.is_whole
+        assert [message for _, message in first.events if message] == []
+        assert (await browser.go_on(first.ids[-1])).status == 405  # its client wants it no more
+        again = await browser.call(2, "step")
+        await trio.sleep(0.1)
+        rig.steps.finish()
+        await wait_all_tasks_blocked()
+        message = again.events[-1][1]
+        assert message is not None
+        assert (message["id"], text_of(message)) == (2, "done")
+    assert rig.runs == 1
+
+
+async def test_a_call_that_was_cut_is_left_too(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=ALL) as house, browsing(house, PLAIN) as browser:
+        first = await browser.call(1, "step")
+        await trio.sleep(1)
+        await first.hang_up()
+        await browser.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        rig.steps.finish()
+        again = await browser.call(2, "step")
+        assert text_of(again.events[-1][1] or {}) == "done"
+    assert rig.runs == 1
+
+
+async def test_without_the_option_a_timeout_cancels(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=PatienceSettings(patience_s=9)) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await wait_all_tasks_blocked()
+        await talker.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        await wait_all_tasks_blocked()
+        assert rig.steps.was_cancelled
+
+
+async def test_a_call_that_nobody_can_find_goes_on_too(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=KEEP) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await wait_all_tasks_blocked()
+        await talker.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        await trio.sleep(3600)
+        assert not rig.steps.is_over.is_set()
+        rig.steps.finish()
+        await wait_all_tasks_blocked()
+        assert rig.steps.is_over.is_set()
+        assert not rig.steps.was_cancelled
+
+
+async def test_who_only_keeps_cancelled_calls_keeps_no_cut_ones(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=KEEP) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await wait_all_tasks_blocked()
+        await talker.leave()
+        assert rig.steps.was_cancelled
+
+
+async def test_a_client_that_can_resume_may_do_so_after_its_timeout(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=KEEP) as house:
+        talker = await house.dial(STREAMS, USER)
+        stream = await talker.begin(1, "step")
+        await talker.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        rig.steps.finish()
+        messages = await talker.resume(2, stream)
+        assert text_of(messages[-3]) == "done"
