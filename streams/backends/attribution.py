@@ -97,7 +97,10 @@ class Attribution(Generic[_Request]):
 
     @property
     def only(self) -> _Request | None:
-        """The only request in flight; None where there are none or several."""
+        """The only request in flight; None unless there is just one."""
+        if len(self.requests) == 1:
+            (request,) = self.requests.values()
+            return request if request.counts() else None
         counted = self._counted()
         first = next(counted, None)
         return None if first is None or next(counted, None) is not None else first

@@ -7,6 +7,7 @@ handler. The reader waits only when an inbox is full, which in turn stops the ch
 This is one file because a request in flight and the reader are two ends of one queue.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
@@ -26,12 +27,13 @@ from streams.logs import Warnings, log
 from streams.messages import Kind, Message, RequestId
 from streams.protocol.extension import KEY
 
-# What the reader may put aside for one request before the handler has taken it.
+# The messages that the reader puts aside for one request before the handler has taken them.
 INBOX_BYTES_MAX: Final = 256 * 1024
 INBOX_LINES_MAX: Final = 2_000
 GARBAGE_MAX: Final = 100  # lines in a row that are no JSON-RPC
 QUESTIONS_MAX: Final = 100  # of one child, without an answer
 CANCELLED_MAX: Final = 1_000  # requests that were cancelled and may still be answered
+LATER_MAX: Final = 1_000  # notifications that wait for an answer ahead of them
 SHUT_S: Final = 1.0  # between the end of the output of a child and its exit
 
 _TOOL_CALL: Final = "tools/call"
@@ -110,7 +112,8 @@ class Exchange:
         if self.cancelled_at is None:
             self.inbox.append(item)
             self.size += size
-            self._arrived.unpark_all()
+            if len(self.inbox) == 1:
+                self._arrived.unpark_all()
 
     async def take(self) -> list[tuple[Message, bytes] | BaseException]:
         """Wait for messages, and take all that have come."""
@@ -158,12 +161,16 @@ class Conversation:
         self._sent: dict[RequestId, RequestId] = {}  # our ids of the child's questions
         self._last = 0
         self._lines = Lines(settings.message_bytes_max)
+        # Notifications that follow an answer wait until the handler has it, so that they stay
+        # behind it: the requests whose handlers have not, and the notifications.
+        self._answered: set[Exchange] = set()
+        self._later: deque[tuple[Message, bytes]] = deque()
         self._garbage = 0  # lines in a row
         self._warnings = Warnings()
         self._has_garbage = False
         self._is_deaf = False  # what it says means nothing
         self._room = trio.lowlevel.ParkingLot()
-        self._full: set[Exchange] = set()
+        self._full: set[Exchange] = set()  # those that may be, since the last read
         self.dropped = 0  # messages that came too late
 
     @property
@@ -291,16 +298,26 @@ class Conversation:
     async def _answer_to(self, exchange: Exchange) -> tuple[bytes, bool]:
         """Send on all messages of a request up to its answer."""
         while True:
+            plain: list[bytes] = []  # log messages, which are sent together
             for item in await exchange.take():
                 if isinstance(item, BaseException):
+                    await exchange.stream.send_lines(plain, is_droppable=True)
                     raise item
                 message, line = item
+                if message.method == LOG and message.id is msgspec.UNSET:
+                    if self._audience.wants_log(message, exchange.session):
+                        plain.append(line + b"\n")
+                    continue
+                if plain:
+                    await exchange.stream.send_lines(plain, is_droppable=True)
+                    plain = []
                 if message.method is msgspec.UNSET:
                     return answer_line(exchange, message, line)
                 if message.id is msgspec.UNSET:
                     await self._forward(exchange, message, line)
                 else:
                     await self._host.start(self._ask_client, exchange, message)
+            await exchange.stream.send_lines(plain, is_droppable=True)
             exchange.size = 0
             self._room.unpark_all()
 
@@ -311,9 +328,6 @@ class Conversation:
             token = stream.progress_token
             if token is not None:  # else the progress was for this process alone
                 await stream.send_progress(token, attribution.with_token(line, token))
-        elif method == LOG:
-            if self._audience.wants_log(message, exchange.session):
-                await stream.send(line + b"\n", is_droppable=True)
         elif method == CANCELLED:
             await self._withdraw(exchange, message, line)
         else:
@@ -330,6 +344,9 @@ class Conversation:
     def _clear(self, exchange: Exchange) -> None:
         """Its handler takes nothing more."""
         self._full.discard(exchange)
+        self._answered.discard(exchange)
+        if self._later and not self._answered:
+            self._host.start_soon(self._take_later)  # after the handler has given its answer
         self._room.unpark_all()
         for item in exchange.inbox:
             if isinstance(item, tuple) and item[0].id is not msgspec.UNSET:
@@ -339,7 +356,8 @@ class Conversation:
     def _cancel(self, exchange: Exchange) -> None:
         """Tell the child that no answer is awaited. It may say something all the same."""
         self._clear(exchange)
-        if self.process.ending is not None:
+        is_answered = exchange.number not in self._attribution.requests
+        if is_answered or self.process.ending is not None:
             return
         exchange.cancelled_at = trio.current_time()
         self._cancelled[exchange.number] = exchange
@@ -421,7 +439,7 @@ class Conversation:
             scope.cancel()
         await exchange.stream.send(attribution.with_member(line, ("params", "requestId"), our_id))
 
-    # What the child says
+    # Messages of the child
 
     def _hear(self, data: bytes) -> None:
         lines = self._lines.feed(data)
@@ -497,10 +515,10 @@ class Conversation:
                 self._put(exchange, message, line)
             elif message.method == PROGRESS:
                 self._drop()
-            elif message.method != CANCELLED:
-                self._audience.stray(message, line)
+            elif (self._answered or self._later) and len(self._later) < LATER_MAX:
+                self._later.append((message, line))
             else:
-                self._withdraw_stray(message, line)
+                self._take_stray(message, line)
         else:
             self._take_question(line, message)
 
@@ -515,6 +533,7 @@ class Conversation:
                 exchange.put(Refusal(INTERNAL_ERROR, "The wrapped server has sent no result."))
             else:
                 self._put(exchange, message, line)
+            self._answered.add(exchange)
             self._attribution.requests.pop(exchange.number)  # a second answer belongs to none
         elif exchange is not None:
             self._end(exchange)
@@ -546,6 +565,16 @@ class Conversation:
             scope = self._strays[message.id] = trio.CancelScope()
             self._host.start_soon(self._ask_stray, message, scope)
 
+    def _take_stray(self, message: Message, line: bytes) -> None:
+        if message.method == CANCELLED:
+            self._withdraw_stray(message, line)
+        else:
+            self._audience.stray(message, line)
+
+    async def _take_later(self) -> None:
+        while self._later and not self._answered:
+            self._take_stray(*self._later.popleft())
+
     def _withdraw_stray(self, message: Message, line: bytes) -> None:
         their_id = attribution.cancelled_id(message.params)
         if their_id is None or their_id not in self._strays:
@@ -562,8 +591,7 @@ class Conversation:
             self._drop()
             return
         exchange.put((message, line), len(line))
-        if exchange.is_full:
-            self._full.add(exchange)
+        self._full.add(exchange)
 
     def _drop(self) -> None:
         self.dropped += 1

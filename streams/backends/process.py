@@ -4,7 +4,7 @@ On Linux the kernel kills the child when this process dies (PR_SET_PDEATHSIG). T
 to the *thread* that has started the child. So one thread, which lives as long as this process,
 starts all children.
 
-The child leads a process group of its own. What is left of the group when the child ends is killed
+The child leads a process group of its own. When the child ends, the rest of the group is killed
 before the child is reaped: until then no other group can have its number.
 """
 
@@ -218,7 +218,7 @@ class Process:
         return b""
 
     def read_rest(self) -> bytes:
-        """What a dead child has left in its pipe, which is closed."""
+        """The bytes that a dead child has left in its pipe, which is closed."""
         assert self._child.stdout is not None
         found = b""
         for _ in range(LAST_READS_MAX):
@@ -445,7 +445,7 @@ async def _exited(pid: int) -> None:
 
 
 def _read_now(descriptor: int) -> bytes | None:
-    """What can be read at once; empty at the end, None where that is nothing yet."""
+    """The bytes that can be read at once; empty at the end, None if none have come yet."""
     try:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:

@@ -12,7 +12,9 @@ import pytest
 import structlog
 import trio
 
+from streams import Refusal
 from streams.backends import process
+from streams.backends.child import check
 from streams.backends.secrets import Secrets
 from tests.rigs import ROOT
 from tests.rigs.children import call, settings, state, text, wrapped
@@ -39,11 +41,6 @@ async def gone(*pids: int) -> None:
     with trio.fail_after(10):
         while any(map(is_alive, pids)):
             await trio.sleep(0.01)
-
-
-def descriptors() -> set[str]:
-    """What the descriptors of this process lead to, without those of trio itself."""
-    return {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
 
 
 # At the start
@@ -117,6 +114,14 @@ async def test_no_process_can_be_started_for_one_session_alone(
         assert "Resource temporarily unavailable" in error["message"]
         assert text(await call(talker, "echo")) == "{}"
         assert text(await call(await house.dial(PLAIN), "echo")) == "{}"
+
+
+async def test_a_command_is_checked() -> None:
+    found = await check(settings())
+    assert found.hello["serverInfo"]["name"] == "naughty"
+    assert {"echo", "state"} <= {*found.tools}
+    with pytest.raises(Refusal, match="I cannot start: no database"):
+        await check(settings(does={"start": "exit"}))
 
 
 # In a call
