@@ -68,7 +68,7 @@ async def test_the_configuration_of_a_host_starts_a_server(tmp_path: Path) -> No
     command = [server["command"], *server["args"]]
     with trio.fail_after(60):
         async with (
-            Client(partial(stdio.connect, command, cwd="/")) as client,
+            Client(partial(stdio.connect, command, cwd="/"), connect_timeout_s=60) as client,
             client.call("build", {"rows": 1}) as call,
         ):
             result = await call.result()
@@ -101,7 +101,8 @@ async def test_the_configurations_of_hosts_wrap_a_server(
     ours = [sys.executable, "-m", "streams.cli", wrap, "--journal", str(tmp_path / "journal.db")]
     command = [*ours, *options, "--", sys.executable, "-m", "tests.rigs.stdio_server"]
     with trio.fail_after(60):
-        async with Client(partial(stdio.connect, command, cwd=ROOT)) as client:
+        connect = partial(stdio.connect, command, cwd=ROOT)
+        async with Client(connect, connect_timeout_s=60) as client:
             names = [tool.name for tool in await client.list_tools()]
     assert "add" in names
     assert ("wait_for_call" in names) == ("--patience" in options)
