@@ -1,7 +1,7 @@
 """A remote server for the tests of attached ones: tools that wait for a file."""
 
 import os
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
@@ -57,6 +57,13 @@ async def ask(call: Call, after: str = "") -> Any:
     return answer
 
 
+@server.tool(pages=True)
+async def numbers(call: Call, n: int) -> AsyncIterator[str]:
+    """Count, one number a page."""
+    for number in range(1, n + 1):
+        yield str(number)
+
+
 @server.tool(annotations={"readOnlyHint": True})
 async def look(call: Call) -> str:
     """Read something."""
@@ -72,9 +79,3 @@ def today() -> str:
 def greet(name: str) -> str:
     """Greet."""
     return f"Hello {name}"
-
-
-def opened(path: Path) -> str:
-    """Let a tool that waits for this file go on."""
-    path.touch()
-    return str(path)
