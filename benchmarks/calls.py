@@ -36,6 +36,8 @@ READ_BYTES: Final = 256 * 1024
 # Calls over pipes are written at once: 256 calls of 150 bytes fit into a pipe's 64 KiB.
 IN_FLIGHT_MAX: Final = 256
 
+_TAIL_PIECES: Final = 4  # a response may be split between two reads, and chunked besides
+
 _MARK: Final = b"%d" % FIRST  # stands for the number of a call until it is sent
 _HELLO: Final = {
     "protocolVersion": REVISION,
@@ -203,7 +205,7 @@ def answered(line: bytes) -> int | None:
     return message.id
 
 
-def _is_log(line: bytes) -> bool:
+def is_log(line: bytes) -> bool:
     return METHOD.encode() in line
 
 
@@ -212,7 +214,7 @@ def check_answer(messages: Sequence[bytes], number: int, tool: Tool) -> None:
     answers = [found for line in messages if (found := answered(line)) is not None]
     if answers != [number]:
         raise Lost(f"an answer to {number} was expected: {messages!r}")
-    if tool.messages and sum(map(_is_log, messages)) != tool.messages:
+    if tool.messages and sum(map(is_log, messages)) != tool.messages:
         raise Lost(f"{tool.messages} log messages were expected: {messages!r}")
 
 
@@ -248,6 +250,12 @@ def response_in(came: bytes, *, is_ended: bool = False) -> Response | None:
         return None
     closes = is_ended or _CLOSES.search(head) is not None
     return Response(_events(body) if _EVENTS.search(head) else [body], closes)
+
+
+def is_followed(pieces: Sequence[bytes]) -> bool:
+    """Whether the pieces of a stream of messages end with its response, which is short."""
+    tail = b"".join(pieces[-_TAIL_PIECES:])[-READ_BYTES:]
+    return tail.endswith(b"\n") and any(word in tail for word in (b'"result"', b'"error"'))
 
 
 def _events(body: bytes) -> list[bytes]:
@@ -356,6 +364,23 @@ class HttpDriver:
                 came += data
                 is_ended = not data
         return came
+
+    def followed(self, body: bytes) -> list[bytes]:
+        """The messages of a long response, up to its result. Raises `Lost` and `TimeoutError`."""
+        pieces: list[bytes] = []
+        with _dial(self._address) as connection:
+            connection.sendall(self._heads[0] + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            while not is_followed(pieces):
+                data = connection.recv(READ_BYTES)
+                if not data:
+                    break  # too early: the check will find the result missing
+                pieces.append(data)
+        head, _, came = b"".join(pieces).partition(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise Lost(f"the server refused: {head[:300]!r}")
+        if _CHUNKED.search(head):
+            came = b"".join(chunks_of(came))
+        return _events(came) if _EVENTS.search(head) else [came]
 
     def calls(self, in_flight: int, tool: Tool, plan: Plan) -> Took:
         """Call the tool for some time. Raises `Lost` and `TimeoutError`."""
@@ -504,7 +529,7 @@ class PipeDriver:
         self._pipes = Pipes(command)
         self._numbers = count(FIRST)
         try:
-            _introduce(self._pipes)
+            introduce(self._pipes)
             self._pids = [self._pipes.pid, *more_pids()]
         except BaseException:
             self._pipes.close()
@@ -531,14 +556,14 @@ class WebSocketDriver:
     def calls(self, in_flight: int, tool: Tool, plan: Plan) -> Took:
         """Call the tool for some time. Raises `Lost` and `TimeoutError`."""
         with closing(WebSocket(self._url)) as link:
-            _introduce(link)
+            introduce(link)
             return _calls_in_lines(link, count(FIRST), in_flight, tool, plan, self._pids)
 
     def close(self) -> None:
         """Nothing is open between measurements."""
 
 
-def _introduce(link: Pipes | WebSocket) -> None:
+def introduce(link: Pipes | WebSocket) -> None:
     link.send(_INITIALIZE)
     while not any(b'"serverInfo"' in line for line in link.receive()):
         pass
@@ -576,7 +601,7 @@ def _calls_in_lines(
         for line in lines:
             answer = answered(line)
             if answer is None:
-                logged += _is_log(line)
+                logged += is_log(line)
             elif (called_at := called.pop(answer, None)) is None:
                 raise Lost(f"no answer to {answer} was expected: {line[:160]!r}")
             else:

@@ -71,7 +71,7 @@ async def stdio_server(app: str, journal: Path | None) -> AsyncIterator[Served]:
     finally:
         if journal is not None:
             with trio.CancelScope(shield=True), trio.fail_after(STOP_S):
-                await _end_owner(journal)
+                await end_owner(journal)
 
 
 def stdio_command(app: str, journal: Path | None) -> list[str]:
@@ -79,7 +79,8 @@ def stdio_command(app: str, journal: Path | None) -> list[str]:
     return [*_serve(app, journal), "--stdio", "--linger", str(LINGER_S)]
 
 
-async def _end_owner(journal: Path) -> None:
+async def end_owner(journal: Path) -> None:
+    """End the process behind the relays of a journal, if there is one."""
     if not socket_path(journal).exists():
         return  # no client has connected
     os.kill(int(lock_path(journal).read_text()), signal.SIGTERM)

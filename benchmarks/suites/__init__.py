@@ -14,6 +14,7 @@ from benchmarks.suites import (
     resume,
     scale,
     storm,
+    wrapped,
 )
 
 SUITES: Final = {
@@ -40,6 +41,14 @@ SUITES: Final = {
             rounds=3,
             warms_up=False,
             columns=mixed.COLUMNS,
+        ),
+        Suite(
+            "wrapped",
+            "A server of stdio behind `mcp-streams wrap`, and behind other proxies",
+            wrapped.opened,
+            rounds=3,
+            warms_up=False,
+            columns=wrapped.COLUMNS_SHOWN,
         ),
         Suite(
             "append",

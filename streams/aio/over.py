@@ -7,7 +7,7 @@ are the link's own on the wire. `initialize` is the SDK's, and our client adds i
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import count
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -125,11 +125,15 @@ class _Relay:
         self._questions: dict[RequestId, trio.MemorySendChannel[bytes]] = {}
         self._asked: dict[RequestId, RequestId] = {}  # the SDK's id of a question, by the server's
         self._warnings = Warnings()
+        self._is_closed = False
 
     # From the SDK
 
     async def send(self, sent: SessionMessage) -> None:
+        """Take a message of the SDK. Raises `trio.ClosedResourceError` after the end."""
         message = sent.message
+        if self._is_closed:
+            raise trio.ClosedResourceError
         if isinstance(message, JSONRPCRequest):
             request = self._requests[message.id] = _Request()
             self._nursery.start_soon(self._answer, message, request)
@@ -294,7 +298,8 @@ class _Relay:
     # The end
 
     def close(self) -> None:
-        """Nothing more comes for the SDK."""
+        """Nothing more comes for the SDK, nor from it."""
+        self._is_closed = True
         self._put.close()
 
     async def farewell(self) -> None:
@@ -331,12 +336,11 @@ class _Reading(_Stream):
     async def receive(self) -> _Item:
         """The next message. Raises `anyio.EndOfStream`."""
         await anyio.lowlevel.checkpoint()
+        received = self._relay.received
         try:
-            return self._relay.received.receive_nowait()
-        except trio.WouldBlock:
-            pass
-        try:
-            return await self._in_trio(self._relay.received.receive)
+            with suppress(trio.WouldBlock):
+                return received.receive_nowait()
+            return await self._in_trio(received.receive)
         except (trio.EndOfChannel, trio.ClosedResourceError, GuestEnded):
             raise anyio.EndOfStream from None
 
@@ -354,8 +358,14 @@ class _Writing(_Stream):
     """Messages of the SDK."""
 
     async def send(self, item: SessionMessage, /) -> None:
-        """Take a message, to be sent over whichever connection there is."""
-        await self._in_trio(self._relay.send, item)
+        """Take a message, to be sent over whichever connection there is.
+
+        Raises `anyio.ClosedResourceError` once the transport was left.
+        """
+        try:
+            await self._in_trio(self._relay.send, item)
+        except (trio.ClosedResourceError, GuestEnded):
+            raise anyio.ClosedResourceError from None
 
 
 async def _run_in(scope: trio.CancelScope, link: Link) -> None:

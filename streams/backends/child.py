@@ -1,7 +1,7 @@
 """A command as a backend: a child process that speaks MCP over stdio answers the clients.
 
-What the child and its clients say passes as it is, but for ids and progress tokens: methods that
-are unknown today too. A child per client session by default, so that sessions never meet.
+All messages pass as they are, but for ids and progress tokens: those of methods that are unknown
+today too. A child per client session by default, so that sessions never meet.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,19 +14,28 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.conversation import Died, one_line
+from streams.backends.conversation import Conversation, Died, Question, one_line
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import Supervisor
+from streams.backends.supervision import (
+    HINTED,
+    Lists,
+    Supervisor,
+    listed_tools,
+    matches,
+    names_of_tools,
+)
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, first_of, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
+from streams.server.caller import CallerInfo
+from streams.server.peer import known_of
 
-__all__ = ["ChildBackend", "ChildSettings"]
+__all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
 
 CALL: Final = "tools/call"
 SET_LEVEL: Final = "logging/setLevel"
@@ -42,7 +51,7 @@ NEEDS: Final = {
     "elicitation/create": "elicitation",
     "roots/list": "roots",
 }
-# What a client may be asked by a child that serves all sessions. A question for a client that lacks
+# The questions of a child that serves all sessions. A question for a client that lacks
 # the capability is refused here.
 ALL_CAPABILITIES: Final = {
     "elicitation": {"form": {}, "url": {}},
@@ -51,7 +60,7 @@ ALL_CAPABILITIES: Final = {
 }
 OURS: Final = {"name": "mcp-streams", "version": "1"}
 NEWEST: Final = "2025-11-25"
-# What a client says to the child that has asked for it.
+# Notifications of a client for the child that has asked for them.
 _OF_THIS_CHILD: Final = (ROOTS_CHANGED, attribution.PROGRESS)
 # Of one session. More are passed on, and forgotten when the child is started again.
 SUBSCRIPTIONS_MAX: Final = 1_000
@@ -156,26 +165,45 @@ class ChildBackend:
         return made
 
     async def run(
-        self, find: Callable[[], Supervisor], received: Received, stream: Stream
+        self, find: Callable[[], Supervisor], session: Session, tool: str, stream: Stream
     ) -> tuple[bytes, bool]:
-        """Run a request on the child of the supervisor that `find` returns."""
+        """Run a request on the child of the supervisor that `find` returns.
+
+        `tool` is the name of the tool that it calls, if it calls one.
+        """
         supervisor = find()
         supervisor.enter()
         try:
-            return await self._run(supervisor, received.session, stream)
+            conversation = await supervisor.ready()
+            while True:
+                try:
+                    return await conversation.exchange(stream, session)
+                except Died as died:
+                    try:
+                        conversation = await self._next(supervisor, tool, stream, died)
+                    finally:
+                        died.close_questions()
         finally:
             supervisor.leave()
 
-    async def _run(
-        self, supervisor: Supervisor, session: Session, stream: Stream
-    ) -> tuple[bytes, bool]:
-        while True:
+    async def _next(
+        self, supervisor: Supervisor, tool: str, stream: Stream, died: Died
+    ) -> Conversation:
+        """The next child, for a call that is sent again. Raises `Refusal` for any other."""
+        if died.exchange is None:
+            return await supervisor.ready()  # it was not sent yet
+        if stream.rerun is None:
+            raise died.ending.interrupted()
+        try:
             conversation = await supervisor.ready()
-            try:
-                return await conversation.exchange(stream, session)
-            except Died as died:
-                died.close_questions()
-                raise died.ending.interrupted() from None
+            may_rerun = await supervisor.may_rerun(tool)
+        except Refusal:
+            raise died.ending.interrupted() from None
+        if not may_rerun:
+            raise died.ending.interrupted()
+        await stream.run_again()
+        log.info("a call is sent again", tool=tool, stream=stream.id[:8])
+        return conversation
 
     def delivers(self, method: str) -> bool:
         return True
@@ -196,7 +224,73 @@ class ChildBackend:
         return guest
 
     def restart_handler(self, stream: Stream) -> StreamHandler | None:
-        return None
+        restart = stream.record.restart
+        try:
+            origin = messages.parse(stream.record.origin)
+            params = messages.decode(origin.params, CallTool)
+        except (Refusal, ValueError) as error:
+            log.warning("a call cannot be restarted", stream=stream.id[:8], why=str(error))
+            return None
+        if restart is None or not self.may_rerun(params.name, None):
+            return None
+        stream.progress_token = params.meta.progress_token
+        caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
+        session = Session(caller.name)
+        session.client = caller.client
+        guest = _Guest(self, known_of(session), session)
+        guest.session = session
+        return partial(self._restart, guest, params.name)
+
+    async def _restart(self, guest: "_Guest", tool: str, stream: Stream) -> tuple[bytes, bool]:
+        """Run a call that was running when this process died, on a child of its own."""
+        assert guest.session is not None
+        supervisor = guest.supervisor
+        supervisor.enter()
+        try:
+            if not await supervisor.may_rerun(tool):
+                raise refusal("interrupted")
+            return await self.run(lambda: supervisor, guest.session, tool, stream)
+        finally:
+            guest.close()
+            supervisor.leave()
+
+    def may_rerun(self, tool: str, lists: Lists | None) -> bool:
+        """Whether a call of this tool might be sent again, as far as that is known."""
+        if matches(self.settings, tool):
+            return True
+        return HINTED in self.settings.rerun and (
+            lists is None or lists.is_hinted(tool) is not False
+        )
+
+
+class Checked(msgspec.Struct, frozen=True):
+    """A child as it describes itself."""
+
+    hello: Mapping[str, Any]  # the result of `initialize`
+    tools: tuple[str, ...]  # their names
+
+
+async def check(settings: ChildSettings) -> Checked:
+    """Start a child, initialize it, list its tools, and end it. Raises `Refusal`."""
+    backend = ChildBackend(msgspec.structs.replace(settings, isolate="session"))
+    info = SessionInfo("check", NEWEST, msgspec.Raw(messages.encode(OURS)), {})
+    try:
+        async with backend.running():
+            guest = await backend.open(info, Session("check"))
+            conversation = await guest.supervisor.ready()
+            conversation.tell(messages.notification(INITIALIZED))
+            pages = await listed_tools(conversation)
+            if conversation.process.ending is not None:
+                raise conversation.ending.interrupted()
+        names = [name for page in pages for name in names_of_tools(page)]
+        hello = {name: messages.decode(raw, Any) for name, raw in guest.hello.items()}
+    except ExceptionGroup as errors:  # of the nursery
+        raise first_of(errors) from None
+    except ValueError as error:
+        raise refusal("start_failed").saying(
+            f"The wrapped server has an unreadable hello or list of tools: {error}."
+        ) from None
+    return Checked(hello, tuple(names))
 
 
 class _Guest:
@@ -248,10 +342,13 @@ class _Guest:
         self.session = received.session
         settings = self._settings
         return Run(
-            handler=partial(self._backend.run, self._for_call(), received),
+            handler=partial(self._backend.run, self._for_call(), received.session, params.name),
             progress_token=params.meta.progress_token,
             min_s=settings.resume_min_s,
             max_s=settings.resume_max_s,
+            # A stream without room must not stop a child that other clients use.
+            overflow="fail" if self.is_shared else "block",
+            is_rerunnable=self._backend.may_rerun(params.name, self.supervisor.lists),
         )
 
     def _for_call(self) -> Callable[[], Supervisor]:
@@ -275,10 +372,13 @@ class _Guest:
         return Run(
             handler=partial(self._run_request, received),
             progress_token=_params(params).meta.progress_token,
+            overflow="fail" if self.is_shared else "block",
         )
 
     async def _run_request(self, received: Received, stream: Stream) -> tuple[bytes, bool]:
-        line, is_error = await self._backend.run(lambda: self.supervisor, received, stream)
+        line, is_error = await self._backend.run(
+            lambda: self.supervisor, received.session, "", stream
+        )
         if not is_error and (note := _NOTES.get(str(received.message.method))) is not None:
             await note(self, received, line)
         return line, is_error
@@ -293,9 +393,9 @@ class _Guest:
             return  # the next child has not asked for it
         if child is not None and method == INITIALIZED:
             child.is_initialized = True
-        self.supervisor.tell(one_line(received.line) + b"\n")
+        self.supervisor.tell(one_line(received.line.rstrip(b"\r\n")) + b"\n")
 
-    # What is remembered of the session
+    # The state of the session, for the next child
 
     async def _note_list(self, received: Received, line: bytes) -> None:
         result = messages.look(line).result
@@ -345,12 +445,12 @@ class _Guest:
         key = attribution.key_of(method, message.params) if is_latest_enough else None
         self.standing.notify(line + b"\n", key=key)
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         if not self._is_open:
             raise Refusal(INTERNAL_ERROR, "The client has gone.")
-        return await self.standing.ask(str(question.method), question.params, on_sent=on_sent)
+        return await self.standing.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
+    def check_question(self, question: Question, session: Session) -> None:
         """The child knows what its client can."""
 
     def wants_log(self, message: Message, session: Session) -> bool:
@@ -397,16 +497,16 @@ class _Crowd:
     def _owner(self, params: msgspec.Raw) -> Session | None:
         return self._backend.task_owners.get(attribution.task_of(params) or "")
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         owner = self._owner(question.params)
         if owner is None:
-            log.warning("a shared child asks for no client", method=str(question.method)[:100])
+            log.warning("a shared child asks for no client", method=question.method[:100])
             raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
         self.check_question(question, owner)
-        return await owner.ask(str(question.method), question.params, on_sent=on_sent)
+        return await owner.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
-        method = str(question.method)
+    def check_question(self, question: Question, session: Session) -> None:
+        method = question.method
         needed = NEEDS.get(method)
         if method == "elicitation/create" and _params(question.params).mode == "url":
             needed = "elicitation.url"

@@ -28,6 +28,7 @@ def torture(
     minutes: float = 1.0,
     seed: int | None = None,
     durability: Durability = "power",
+    wrap: bool = False,
     keep: Path | None = None,
     json: bool = False,
 ) -> int:
@@ -46,6 +47,8 @@ def torture(
         Makes the same random choices again; their timing still depends on the machine.
     durability
         As for serve.
+    wrap
+        Test `mcp-streams wrap`: a command is wrapped, and its processes are killed, too.
     keep
         A new folder for journals, logs and notes. Without it they are kept only after a failure.
     json
@@ -56,7 +59,8 @@ def torture(
     from streams.cli.selftest import torture as torturing
 
     chosen = torturing.new_seed() if seed is None else seed
-    settings = torturing.Settings(minutes, chosen, durability)
+    child = torturing.CHILD if wrap else ""
+    settings = torturing.Settings(minutes, chosen, durability, child=child)
     try:
         return torturing.run(settings, keep=keep, as_json=json)
     except FileExistsError:

@@ -174,6 +174,9 @@ class Session:
             own = displaced.taken_ids
         return self._taken[request_id] > (request_id in own)
 
+    def cancel_response(self, request_id: RequestId) -> None:
+        """Continue no response to this resume: its client wants it no more."""
+
     def has_begun(self, stream: Stream) -> bool:
         """Whether this client began the stream, and may cancel its request over any connection."""
         return False

@@ -115,10 +115,10 @@ class Engine:
         overflow: Overflow = "block",
         is_paged: bool = False,
         is_restartable: bool = False,
+        is_rerunnable: bool = False,
         caller: Callable[[], bytes] = bytes,
         is_repeatable: bool = False,
         is_findable: bool = False,
-        may_be_left: bool = False,
         mark: Mark | None = None,
         origin: Message | None = None,
     ) -> Stream:
@@ -126,12 +126,12 @@ class Engine:
 
         With `is_paged` the handler may send several responses: a page token leads from each to the
         next. With `is_restartable` the call is restarted after the server died, if its client can
-        resume it; the journal then keeps what `caller` returns. With `is_repeatable` a second run
-        of the call does no harm, so an idempotency key need not be durable before the first. An
-        `is_findable` call can be found again by a client that was told nothing. A call that
-        `may_be_left` goes on where its client cancels only its own wait (`Operations.cancel`).
-        `mark` stands in the request in place of its idempotency key. `origin` is the request, where
-        that was parsed already.
+        resume it; the journal then keeps what `caller` returns. With `is_rerunnable` it is
+        restartable, and may `run_again` for any client while the server lives. With `is_repeatable`
+        a second run of the call does no harm, so an idempotency key need not be durable before the
+        first. An `is_findable` call can be found again by a client that was told nothing. `mark`
+        stands in the request in place of its idempotency key. `origin` is the request, where that
+        was parsed already.
 
         The caller must have called `make_room`, and must not have waited for anything since.
         """
@@ -152,10 +152,14 @@ class Engine:
             max_s=max_s,
             created_at=now,
             fence=FENCE_FIRST,
-            is_announced=is_reachable or is_paged or may_be_left or mark is not None,
+            is_announced=is_reachable or is_paged or mark is not None,
             pages=() if is_paged else None,
             number=self._streams.index.next_number(),
-            restart=Restart(caller=caller()) if is_restartable and is_reachable else None,
+            restart=(
+                Restart(caller=caller())
+                if is_rerunnable or (is_restartable and is_reachable)
+                else None
+            ),
         )
         stream = self._streams.hold(record, overflow, origin)
         stream.is_reachable, stream.is_findable = is_reachable, is_findable

@@ -174,8 +174,14 @@ class Registry:
 
 
 def is_probably_read(stream: Stream) -> bool:
-    """Whether a stream was written completely to a client that does not confirm the end of it."""
+    """Whether a stream was written completely to a client that does not confirm the end of it.
+
+    A response that stays counts too, even if its client has not fetched it: a client that never
+    does must not be refused new calls for that.
+    """
     state = stream.state
+    if stream.stays:
+        return state.is_ended and stream.delivery is None
     is_written = state.is_ended and state.handed == state.last
-    may_confirm = state.client_confirms and not (state.is_paged or stream.is_findable)
+    may_confirm = state.client_confirms and not state.is_paged
     return is_written and not may_confirm and stream.delivery is None

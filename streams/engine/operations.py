@@ -32,7 +32,7 @@ from streams.protocol.vocabulary import Announcement, Dialect, Poll, PollAll, Re
 _CURSOR: Final = re.compile(r"after-([0-9]{1,18})")
 POLL_PAGE_SIZE: Final = 100  # streams on one page of a poll of all
 # How long a poll of all waits for records of new streams, which take a commit. After that it leaves
-# them out.
+# them out. A client that joins a call waits as long for what the call has just sent.
 RECORDED_S: Final = 1.0
 MISSED_BYTES: Final = 64 * 1024  # of what a client missed that is read before it is told the rest
 _PROGRESS: Final = "notifications/progress"
@@ -199,14 +199,17 @@ class Operations:
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.is_findable = True
+        stream.is_findable = stream.stays = True
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
             check_free(session, reply_id, besides=stream)  # it may have been taken meanwhile
             if state.is_tombstone:
                 raise refusal(state.outcome.value)
-            _check_undelivered(stream, after)
+            if state.is_finished(after) or after < state.delivered:
+                raise refusal("messages_gone", earliestSeq=state.delivered + 1).saying(
+                    "The result of this call was delivered already, and is kept no longer."
+                )
         except Refusal:
             stream.is_left = stream.delivery is None
             raise
@@ -215,7 +218,12 @@ class Operations:
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         _displace(stream, connection, reply_id)
         stream.let_answer(session, after)
-        stream.progress_token = token
+        if stream.record.restart is None:
+            stream.progress_token = token
+        elif not stream.is_rerunning:
+            # A restarted call is compared with its first run, which must have one token alone. So
+            # from now on its progress is not numbered.
+            stream.progress_token = None
         connection.attach(
             Delivery(
                 stream,
@@ -237,7 +245,8 @@ class Operations:
         than one read gives, the rest is delivered as it is.
         """
         state = stream.state
-        await stream.flush()
+        with trio.move_on_after(RECORDED_S):  # a full journal takes longer
+            await stream.flush()
         if state.is_paged:
             return [], stream.asked
         last = state.last - 1 if state.is_ended else state.durable
@@ -487,7 +496,7 @@ class Operations:
     def cancel(self, session: Session, request_id: RequestId, *, detaches: bool = False) -> None:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
 
-        With `detaches`, a call that may be left goes on without its client.
+        With `detaches`, a call that may go on without a connection goes on without its client.
         """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
@@ -498,13 +507,16 @@ class Operations:
                 if delivery.granted is not None:
                     delivery.granted.ended = "cancelled"
                 is_stopped, stream = delivery.stands_for_call, delivery.stream
-                if is_stopped and detaches and stream.record.is_announced:
+                if is_stopped and detaches and stream.record.max_s:
                     stream.leave()
                     is_stopped = False
                 delivery.drop()
                 if is_stopped:
                     self._streams.cancel(stream)
                 return
+        # A newer resume of this client may have displaced the delivery before the cancel came. The
+        # client may continue the older response all the same, which would displace the newer one.
+        session.cancel_response(request_id)
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
@@ -518,7 +530,7 @@ class Operations:
 
     def _stop(self, stream: Stream, *, detaches: bool) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""
-        if not (detaches and stream.record.is_announced):
+        if not (detaches and stream.record.max_s):
             self._streams.cancel(stream)
             return
         stream.leave()

@@ -1,6 +1,7 @@
 """The restarts of one call: how often it is restarted, and the lines that its tool sends once more.
 
-After a restart the tool does everything behind its last checkpoint a second time. The lines that it
+A call is restarted when the server has died, or the child process that ran it. After a restart the
+tool does everything behind its last checkpoint a second time. The lines that it
 sent the first time are in the journal, so each of them is swallowed when the tool sends it once
 more. A line that differs ends the call, because a number that a client has seen cannot get another
 meaning.
@@ -146,6 +147,17 @@ class Rerun:
         self._has_dropped = False
 
     # Changes for the next restart
+
+    async def again(self) -> "Rerun":
+        """The next run of a call that has died while this server lives.
+
+        All that it has sent must be durable. Raises `Refusal` where nothing is kept of the call.
+        """
+        await self._committer.settled()
+        record = await patiently(lambda: self._journal.find(self._record.stream))
+        if record is None or record.restart is None:
+            raise refusal("interrupted")
+        return Rerun(record, self._journal, self._committer, self._limits)
 
     async def begin(self) -> None:
         """Wait until it is time to run the call, and record the attempt.

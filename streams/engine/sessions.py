@@ -90,6 +90,12 @@ class HttpSession(Session):
         # a stream is not known after a restart, so it is not known here either.
         return self.is_anonymous or stream in self._begun
 
+    def cancel_response(self, request_id: RequestId) -> None:
+        for named in self.streams.values():
+            for granted in named.granted.values():
+                if granted.reply_id == request_id:
+                    granted.ended = "cancelled"
+
     def attach(self, delivery: Delivery) -> None:
         if delivery.reply_id is None and not self.is_anonymous:
             self._begun.add(delivery.stream)

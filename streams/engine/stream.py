@@ -19,7 +19,7 @@ from streams import messages
 from streams.clock import wall
 from streams.engine.committer import Committer
 from streams.engine.identity import call_digest
-from streams.engine.lifecycle import LIVE, Event, ProgressToken, StreamState
+from streams.engine.lifecycle import LIVE, Event, ProgressToken, Question, StreamState
 from streams.engine.rerun import Rerun, diverged
 from streams.errors import Ended, Refusal, refusal
 from streams.exchange import authenticated
@@ -159,6 +159,7 @@ class Stream:
         "rerun",
         "scope",
         "state",
+        "stays",
         "was_evicted",
         "witness",
     )
@@ -212,9 +213,10 @@ class Stream:
         # the first message. Then one write has the announcement and a result that comes soon.
         self.is_deferred = self.is_held = self.is_left = False
         # A *findable* call can be found by its caller again, by a short name or by making the same
-        # call (`streams.server.patience`). Its response stays when it was delivered. While it is
-        # *left*, its last client has stopped waiting for it: then progress is not numbered.
-        self.is_findable = self.mark is not None and self.mark.is_once
+        # call (`streams.server.patience`). While it is *left*, its last client has stopped waiting
+        # for it: then progress is not numbered. The response of a call that may be asked for again
+        # `stays` when it was delivered.
+        self.is_findable = self.stays = self.mark is not None and self.mark.is_once
         self.latest_progress = b""
         self.on_attach: Callable[[Stream], None] | None = None
         # After it `was_evicted` it was loaded from the journal, which can find it too. While it
@@ -290,6 +292,20 @@ class Stream:
         if rerun is None or not await self._compared(rerun.swallow(line, is_droppable)):
             await self._offer(lambda: self.state.add(line))
 
+    async def send_lines(self, lines: Sequence[bytes], *, is_droppable: bool = False) -> None:
+        """Send several notifications, as `send` does one, at less cost for each."""
+        limit = self._limits.message_bytes_max
+        is_plain = self.rerun is None and self.ahead_of_messages is None
+        sent, size = 0, self.state.batch_bytes
+        if is_plain and lines and max(map(len, lines)) <= limit:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            while sent < len(lines) and self.state.add(lines[sent]):
+                sent += 1
+            if sent:
+                await self._accepted(size)
+        for line in lines[sent:]:
+            await self.send(line, is_droppable=is_droppable)
+
     async def send_page(self, line: bytes) -> None:
         """Send a response that is not the last one. Raises as `send` does."""
         self._check_size(line)
@@ -299,11 +315,11 @@ class Stream:
         """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
         self.latest_progress = line
-        if self.is_left or token == UNHEARD:
-            await trio.lowlevel.checkpoint()
-            return
         rerun = self.rerun
         if rerun is not None and await self._compared(rerun.swallow(line, is_droppable=True)):
+            return
+        if self.is_left or token == UNHEARD:
+            await trio.lowlevel.checkpoint()
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -446,14 +462,45 @@ class Stream:
         once more.
         """
         assert self.rerun is not None
-        for request_id, question in (await self.rerun.questions()).items():
+        self._reopen(self.rerun, await self.rerun.questions())
+
+    def _reopen(self, rerun: Rerun, questions: dict[RequestId, Question]) -> None:
+        self._rerun_answers = {}
+        for request_id, question in questions.items():
             answer = self._rerun_answers[request_id] = Answer(self)
-            line = self.rerun.answer_to(question.seq)
+            line = rerun.answer_to(question.seq)
             if line is not None:
                 answer.give(messages.parse(line))
             else:
+                if (asked := self._answers.get(request_id)) is not None:
+                    answer.readers = asked.readers
                 self._answers[request_id] = answer
                 self.state.questions[request_id] = question
+
+    async def run_again(self) -> None:
+        """Begin the next run of a call whose child process has died, in a live server.
+
+        Its requests must stay open meanwhile: a client gives each answer once. Raises `Refusal`
+        where the call has died too often.
+        """
+        assert self.rerun is not None
+        self.state.held_back.clear()  # without a number, it was not sent
+        await self.flush()
+        missed = set[RequestId]()
+        while True:
+            rerun = await self.rerun.again()
+            questions = await rerun.questions()
+            missing = {
+                request_id
+                for request_id, question in questions.items()
+                if request_id not in self._answers and rerun.answer_to(question.seq) is None
+            }
+            if missing <= missed:
+                break
+            missed |= missing  # perhaps answered meanwhile: then the answer is stored by now
+        self.rerun = rerun
+        self._reopen(rerun, questions)
+        await rerun.begin()
 
     async def _compared(self, ask: Awaitable[_T]) -> _T:
         """The answer of the rerun. A difference from the first run, a `Refusal`, ends the call."""
@@ -549,10 +596,10 @@ class Stream:
     def acknowledge(self, seq: int) -> None:
         """The client is known to have everything up to `seq`.
 
-        In a stream with pages this deletes nothing, because a client may ask for a page again. The
-        response of a findable call is kept for the same reason.
+        In a stream with pages this deletes nothing, because a client may ask for a page again. A
+        response that stays is kept for the same reason.
         """
-        if self.is_findable and self.state.is_ended:
+        if self.stays and self.state.is_ended:
             seq = min(seq, self.state.last - 1)
         if not self.state.is_paged:
             self.mark_delivered(seq)
@@ -622,6 +669,8 @@ class Stream:
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""
         self.is_reachable = self.is_left = True
+        # A client with positions says what it has, and comes back for the rest.
+        self.stays = self.stays or not self.state.client_confirms
 
     def detach(self, delivery: Follower) -> None:
         """Detach a delivery; nothing changes where another one has taken its place."""

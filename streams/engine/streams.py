@@ -197,7 +197,7 @@ class Streams:
 
     def suspend(self, stream: Stream) -> None:
         """The process ends: the call ends as well, or waits for its restart."""
-        if stream.rerun is None:
+        if stream.rerun is None or not stream.is_reachable:
             self.interrupt(stream)
         else:
             stream.store()

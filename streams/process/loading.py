@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -20,6 +21,7 @@ from streams.logs import log
 from streams.process.options import CannotServe, Command, Options, Remote
 from streams.process.tokens import token_of
 from streams.server.backend import Backend
+from streams.server.handlers import tool_at
 from streams.server.patience import PatienceSettings
 from streams.server.running import RunningServer, open_backend
 from streams.server.server import Server
@@ -27,6 +29,11 @@ from transports import dial
 
 # The packages whose names a file of the user's should not have.
 _OURS: Final = ("streams", "transports")
+
+
+_SDK_ADVICE: Final = " Install the official SDK: pip install 'mcp-streams[sdk]'."
+
+ToolAt = Callable[[FrameType], str | None]
 
 
 class Servable(Protocol):
@@ -51,6 +58,8 @@ class Hosted:
 
     def __init__(self, backend: Backend, limits: Limits, *, require_resume_token: bool) -> None:
         self._backend = backend
+        # The name of the tool that runs in a frame, for a backend whose tools run in this process.
+        self.tool_at: ToolAt = getattr(backend, "tool_at", _no_tool)
         self.limits = limits
         self._require_resume_token = require_resume_token
 
@@ -66,6 +75,10 @@ class Hosted:
             require_resume_token=self._require_resume_token,
             patience=patience,
         )
+
+
+def _no_tool(frame: FrameType) -> str | None:
+    return None
 
 
 def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Servable:
@@ -90,6 +103,11 @@ def load(options: Options, *, on_down: Callable[[], None] = lambda: None) -> Ser
     except ValueError as error:
         raise CannotServe(f"{error}.") from error
     return Hosted(backend, limits, require_resume_token=options.require_resume_token)
+
+
+def tool_namer(server: Servable) -> ToolAt:
+    """Finds the name of the tool that runs in a frame."""
+    return server.tool_at if isinstance(server, Hosted) else tool_at
 
 
 def patience_of(options: Options) -> PatienceSettings:
@@ -154,7 +172,8 @@ def _object(app: str) -> object:
     except CannotServe:
         raise
     except Exception as error:
-        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
+        advice = _SDK_ADVICE if getattr(error, "name", None) == "mcp" else ""
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.{advice}") from error
     return getattr(module, name, None)
 
 

@@ -31,11 +31,10 @@ from streams.process.deadline import (
     let_children_end,
 )
 from streams.process.guard import Guard, guard_for, parse_address
-from streams.process.loading import Servable, load, patience_of
+from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
 from streams.process.systemd import Notices, Sockets, take_sockets
 from streams.process.watchdog import watched
-from streams.server.handlers import tool_at
 from streams.server.http.endpoint import HttpEndpoint
 from streams.server.running import RunningServer
 from transports import http, stdio, websocket
@@ -51,6 +50,8 @@ GARBAGE_MAX: Final = (2_000, 100, 20)
 
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
+
+DOWN: Final = "The command has ended, and it is not started again: the log says why."
 
 # An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
@@ -106,7 +107,7 @@ def _raise_descriptors(connections_max: int) -> None:
 
 
 async def _serve_watched(server: Servable, options: Options, *how: Any) -> None:
-    with watched(options.watchdog_s, tool_at):
+    with watched(options.watchdog_s, tool_namer(server)):
         await _serve(server, options, *how)
 
 
@@ -140,7 +141,7 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         if options.journal is not None:
-            await nursery.start(_serve_relays, running, options)
+            await nursery.start(_serve_relays, running, options, down)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
@@ -150,7 +151,9 @@ async def _serve(
             await stdio.serve(running.serve, fds, message_bytes_max=server.limits.message_bytes_max)
         if not options.is_listening:
             tell_starter(READY)
-            await running.engine.wait_idle(_linger_s(options))
+            # With patience, calls outlive their client. Without a journal it cannot come back.
+            if options.journal is not None or options.patience.patience_s is None:
+                await running.engine.wait_idle(_linger_s(options))
             nursery.cancel_scope.cancel()
 
 
@@ -224,7 +227,7 @@ async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Not
     await down.wait()
     notices.stopping()
     await running.engine.shut_down()
-    raise CannotServe("The command has failed too often; the log says how: run it by itself.")
+    raise CannotServe(DOWN)
 
 
 async def _reload(guard: Guard, notices: Notices) -> None:
@@ -365,7 +368,11 @@ def _why_not(address: str, error: OSError) -> str:
 
 
 async def _serve_relays(
-    running: RunningServer, options: Options, *, task_status: trio.TaskStatus[None]
+    running: RunningServer,
+    options: Options,
+    down: trio.Event,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     assert options.journal is not None
     ours = options.hello()
@@ -391,6 +398,7 @@ async def _serve_relays(
             running.serve,
             path,
             hello_check=check,
+            farewell=lambda: DOWN if down.is_set() else None,
             message_bytes_max=running.limits.message_bytes_max,
         )
         try:

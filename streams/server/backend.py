@@ -88,9 +88,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     overflow: Overflow = "block"
     is_paged: bool = False
     is_restartable: bool = False
+    is_rerunnable: bool = False
     is_repeatable: bool = False
     is_findable: bool = False
-    may_be_left: bool = False
 
 
 class Received(msgspec.Struct, frozen=True):

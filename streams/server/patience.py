@@ -65,7 +65,7 @@ WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: ho
 SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
 HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
 LISTED_MAX: Final = 50  # calls in the answer of `list_calls`
-ARGUMENTS_LETTERS: Final = 100  # of a call in that answer
+ARGUMENTS_BYTES: Final = 100  # of a call in that answer
 TOOLS_MAX: Final = 10_000  # of a backend whose names are remembered
 
 _NAME_LETTERS: Final = 4  # of a short name, or more where two calls would share it
@@ -169,12 +169,11 @@ class _Asked(msgspec.Struct, eq=False):
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A call of a principal that the server keeps."""
+    """A call of a principal that the server keeps, for a listing."""
 
     stream: str
-    number: int  # in the order of creation
-    code: str  # its short name, and more letters
-    params: CallTool
+    tool: str
+    arguments: str  # the beginning
     created_at: float
     state: str
     progress: str = ""
@@ -282,10 +281,10 @@ class Patience:
         with trio.move_on_after(SETTLE_S):
             await stream.flush()
             await stream.written(stream.state.last)
-        kept = await self._kept(stream.record.principal)
+        name = await self._name(stream)
         is_awaited = self._asked.get(stream) is asked and asked.due_at <= trio.current_time()
         if is_awaited and not stream.state.is_ended:
-            self._dismiss(stream, _name(stream.id, kept))
+            self._dismiss(stream, name)
 
     def _dismiss(self, stream: Stream, name: str) -> None:
         """Answer the client that waits for a running call, which goes on without it."""
@@ -338,27 +337,29 @@ class Patience:
         return True
 
     async def _list(self, principal: str) -> dict[str, Any]:
-        kept = await self._kept(principal)
+        found = await self.operations.calls(principal)
+        ids = [_id_of(each) for each in found]
+        newest = filter(None, map(_kept_of, reversed(found)))
+        kept = list(itertools.islice(newest, LISTED_MAX))
         if not kept:
             return _text("No calls of yours are kept.") | {"structuredContent": {"calls": []}}
         now, lines, calls = trio.current_time() + self._wall_ahead_s, [], []
-        for each in list(reversed(kept))[:LISTED_MAX]:
-            name, age_s = _name(each.stream, kept), max(0.0, now - each.created_at)
-            given = bytes(each.params.arguments).decode(errors="replace")[:ARGUMENTS_LETTERS]
+        for each in kept:
+            name, age_s = _name(each.stream, ids), max(0.0, now - each.created_at)
             state = each.state + (each.progress and f" ({each.progress})")
-            lines.append(f"- {name}: {each.params.name} {given}, {_age(age_s)} ago: {state}")
+            lines.append(f"- {name}: {each.tool} {each.arguments}, {_age(age_s)} ago: {state}")
             calls.append(
                 {
                     "call": name,
-                    "tool": each.params.name,
-                    "arguments": given,
+                    "tool": each.tool,
+                    "arguments": each.arguments,
                     "ageS": round(age_s, 1),
                     "state": each.state,
                     "progress": each.progress,
                 }
             )
-        if len(kept) > LISTED_MAX:
-            lines.append(f"- and {len(kept) - LISTED_MAX} older ones")
+        if next(newest, None) is not None:
+            lines.append("- and older ones")
         lines.append(f"Call `{self.name_of(_WAIT)}` with one of these names to get its result.")
         return _text("\n".join(lines)) | {"structuredContent": {"calls": calls}}
 
@@ -402,6 +403,7 @@ class Patience:
         is_wait: bool,
     ) -> None:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
+        check_free(connection.session, request_id, besides=stream)
         current = stream.delivery
         if isinstance(current, Delivery) and _is_patient(current):
             is_same = (current.reader, current.waiting_id) == (connection.session, request_id)
@@ -410,25 +412,25 @@ class Patience:
                     while stream.delivery is current:
                         await stream.change()
             elif not is_same:
-                self._dismiss(stream, _name(stream.id, await self._kept(stream.record.principal)))
+                self._dismiss(stream, await self._name(stream))
         await self.operations.join(
             connection, stream, reply_id=request_id, token=token, is_wait=is_wait
         )
 
     async def _find(self, principal: str, name: str) -> Stream | None:
         """The call of this short name. Where two share it, the newer one was told a longer name."""
-        wanted = name.strip().upper().translate(_ALIKE)
+        wanted = name.strip(" \"'`").upper().translate(_ALIKE)
         if len(wanted) < _NAME_LETTERS:
             return None
-        for each in await self._kept(principal):
-            if each.code.startswith(wanted):
-                return await self.operations.load_call(each.stream)
+        for each in map(_id_of, await self.operations.calls(principal)):
+            if _code(each).startswith(wanted):
+                stream = await self.operations.load_call(each)
+                return stream if stream is not None and _is_call(stream) else None
         return None
 
-    async def _kept(self, principal: str) -> list[_Kept]:
-        """The calls of a principal that are kept, the oldest first."""
-        found = await self.operations.calls(principal)
-        return list(filter(None, map(_kept_of, found)))
+    async def _name(self, stream: Stream) -> str:
+        kept = await self.operations.calls(stream.record.principal)
+        return _name(stream.id, map(_id_of, kept))
 
     # Calls that run once
 
@@ -507,18 +509,16 @@ class PatientGuest:
         if not isinstance(run, Run):
             return run
         is_once = await patience.is_once(self, received, params.name)
-        is_patient = _has_no_patience(received.session)
-        max_s = run.max_s
-        if is_patient:
-            max_s = KEPT_S
-        elif is_once:
-            max_s = max(max_s, ONCE_S)
+        has_interim = settings.patience_s is not None
+        if not (has_interim or is_once or settings.keep_cancelled != "never"):
+            return run
+        is_impatient = _has_no_patience(received.session)
+        kept_s = KEPT_S if is_impatient else ONCE_S if is_once else 0.0
         return msgspec.structs.replace(
             run,
             handler=patience.watched(run.handler, began_at),
-            max_s=max_s,
-            is_findable=is_patient and settings.patience_s is not None,
-            may_be_left=settings.keep_cancelled != "never",
+            max_s=max(run.max_s, kept_s),
+            is_findable=is_impatient and has_interim,
         )
 
     # Listings
@@ -649,6 +649,15 @@ def _answers_again(stream: Stream) -> bool:
     return state.delivered < state.last and not (state.has_failed and is_seen)
 
 
+def _is_call(stream: Stream) -> bool:
+    """Whether a stream is that of a tool, and not of another request."""
+    return messages.parse(stream.record.origin).method == "tools/call"
+
+
+def _id_of(found: Stream | Record) -> str:
+    return found.id if isinstance(found, Stream) else found.stream
+
+
 def _kept_of(found: Stream | Record) -> _Kept | None:
     """A kept call; None for a stream of another request."""
     record = found.record if isinstance(found, Stream) else found
@@ -665,11 +674,11 @@ def _kept_of(found: Stream | Record) -> _Kept | None:
         state = "waiting for an answer" if is_asking else "running"
     else:
         state = "failed" if has_failed else "done"
+    params = messages.decode(origin.params, CallTool)
     return _Kept(
         stream=record.stream,
-        number=record.number,
-        code=_code(record.stream),
-        params=messages.decode(origin.params, CallTool),
+        tool=params.name,
+        arguments=bytes(params.arguments)[:ARGUMENTS_BYTES].decode(errors="ignore"),
         created_at=record.created_at,
         state=state,
         progress=_progress(found) if isinstance(found, Stream) and state == "running" else "",
@@ -677,15 +686,22 @@ def _kept_of(found: Stream | Record) -> _Kept | None:
 
 
 def _code(stream_id: str) -> str:
-    """The letters of a stream's short name. They do not reveal its id, which is a secret."""
-    digest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
-    return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest)
+    """The letters of a stream's short name. They do not reveal its id, which is a secret.
+
+    The first is no digit, since a model might write a name of digits as a number.
+    """
+    first, *rest = hashlib.sha256(b"call:" + stream_id.encode()).digest()
+    letters = _ALPHABET[10:]
+    return letters[first % len(letters)] + "".join(_ALPHABET[byte % 32] for byte in rest)
 
 
-def _name(stream_id: str, kept: Iterable[_Kept]) -> str:
-    """The short name of a call: as few letters, from four on, as it shares with no other call."""
+def _name(stream_id: str, kept: Iterable[str]) -> str:
+    """The short name of a call: as few letters, from four on, as it shares with no other call.
+
+    `kept` are the ids of all streams of its principal.
+    """
     code = _code(stream_id)
-    others = [each.code for each in kept if each.stream != stream_id]
+    others = [_code(each) for each in kept if each != stream_id]
     length = _NAME_LETTERS
     while any(each.startswith(code[:length]) for each in others):
         length += 1
@@ -699,7 +715,7 @@ def _progress(stream: Stream) -> str:
     try:
         told = messages.decode(messages.parse(stream.latest_progress).params, _Progress)
     except (ValueError, Refusal):
-        return ""  # of a backend whose progress is none that MCP knows
+        return ""  # a backend may send progress of another shape
     total = "" if told.total is None else f"/{told.total:g}"
     return f"{told.progress:g}{total} {told.message or ''}".rstrip()
 

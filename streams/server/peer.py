@@ -97,7 +97,7 @@ class Guests:
     def of(self, session: Session) -> Guest:
         """The guest of a session."""
         guest = self._guests.get(session)
-        return guest or self._keep(session, self._backend.reopen(_known_of(session), session))
+        return guest or self._keep(session, self._backend.reopen(known_of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
         if (former := self._guests.get(session)) is not None:
@@ -110,7 +110,7 @@ class Guests:
         self._guests.pop(session).close()
 
 
-def _known_of(session: Session) -> SessionInfo:
+def known_of(session: Session) -> SessionInfo:
     """The client of a session, as far as that is known after a restart, or without `initialize`."""
     client = session.client or ClientInfo()
     return SessionInfo(
@@ -372,10 +372,10 @@ class Peer:
             overflow=run.overflow,
             is_paged=run.is_paged,
             is_restartable=run.is_restartable,
+            is_rerunnable=run.is_rerunnable,
             caller=received.caller.kept,
             is_repeatable=run.is_repeatable,
             is_findable=run.is_findable,
-            may_be_left=run.may_be_left,
             mark=mark,
             origin=origin,
         )
@@ -388,11 +388,14 @@ class Peer:
         if token is not None:
             self._deliver_page(message, token, params.meta.progress_token, connection)
             return
-        if await self._is_answered_by_patience(message, line, params, connection):
-            return
+        patience = self._guests.patience
+        if patience is not None:
+            received = self._received(message, line)
+            if await patience.answers(self._guest, received, params, connection):
+                return
         if key is not None:
             begin = partial(self._call_once, message, params, line, key, connection)
-        elif await self._is_once(message, line, params):
+        elif patience is not None and await patience.is_once(self._guest, received, params.name):
             begin = partial(self._call_again, message, params, line, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
@@ -476,21 +479,6 @@ class Peer:
             self.session.checking.pop(message.id, None)
             operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
-
-    async def _is_answered_by_patience(
-        self, message: Message, line: bytes, params: CallTool, connection: Connection
-    ) -> bool:
-        patience = self._guests.patience
-        if patience is None:
-            return False
-        received = self._received(message, line)
-        return await patience.answers(self._guest, received, params, connection)
-
-    async def _is_once(self, message: Message, line: bytes, params: CallTool) -> bool:
-        patience = self._guests.patience
-        if patience is None or not patience.settings.once:
-            return False
-        return await patience.is_once(self._guest, self._received(message, line), params.name)
 
     async def _call_again(
         self, message: Message, params: CallTool, line: bytes, connection: Connection

@@ -1,4 +1,7 @@
-"""The official conformance suite, scenario by scenario: a server with all that it names."""
+"""The official conformance suite, scenario by scenario: a server with all that it names.
+
+It is served twice: as our `Server`, and as a server object of the official SDK.
+"""
 
 import re
 from collections.abc import Iterator
@@ -10,7 +13,10 @@ import pytest
 from tests.sdk.stock import Node
 from tests.wire.process import ServerProcess
 
-APP: Final = f"{Path(__file__).parent / 'conformance_server.py'}:server"
+APPS: Final = {
+    "ours": f"{Path(__file__).parent / 'conformance_server.py'}:server",
+    "sdk": f"{Path(__file__).parent / 'conformance_sdk_server.py'}:server",
+}
 SUITE: Final = "@modelcontextprotocol/conformance"
 NEXT_SUITE: Final = "conformance-next"  # a draft version, for scenarios that the released one lacks
 
@@ -56,9 +62,12 @@ _ALL_PASSED: Final = re.compile(r"^Passed: ([1-9]\d*)/\1, 0 failed, 0 warnings$"
 pytestmark = pytest.mark.timeout(120, func_only=True)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("conformance"), app=APP) as server:
+@pytest.fixture(scope="module", params=APPS)
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("conformance")
+    with ServerProcess(folder, app=APPS[request.param]) as server:
         yield server
 
 

@@ -1,10 +1,13 @@
 """Server objects of the official SDK, behind our transports, with the SDK's own client."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import anyio
 import mcp_types as types
@@ -27,9 +30,12 @@ from streams.errors import CallFailed, LifespanFailed
 from streams.exchange import Caller
 from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
+from tests.rigs import ROOT
 from tests.rigs.backend_served import Served, backend_served
 from tests.rigs.proxy import Proxy
+from tests.wire.process import ServerProcess
 from transports import dial
+from transports.sdk import over
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*as of 2026-07-28.*"),
@@ -196,6 +202,29 @@ def test_a_server_of_fastmcp_is_told_of_wrap() -> None:
     assert recognised(kind())
     with pytest.raises(TypeError, match=r"mcp-streams wrap -- fastmcp run FILE\.py"):
         SdkBackend(kind())
+
+
+def test_without_the_sdk_the_extra_is_named() -> None:
+    program = """
+import sys
+sys.modules["mcp"] = sys.modules["mcp_types"] = None
+from streams.backends.sdk import SdkBackend, recognised
+kind = type("MCPServer", (), {"__module__": "mcp.server.mcpserver.server"})
+assert recognised(kind()) and not recognised(object())
+try:
+    SdkBackend(kind())
+except TypeError as error:
+    print(error)
+from transports.sdk import over
+try:
+    over("ws://127.0.0.1:9")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.stdout.count("pip install 'mcp-streams[sdk]'") == 2, done.stdout + done.stderr
 
 
 async def test_the_hello_is_the_sdks() -> None:
@@ -636,6 +665,61 @@ async def test_the_handler_of_a_notification_may_ask_its_client() -> None:
     assert found == ["file:///now"]
 
 
+async def test_a_question_of_a_session_that_has_ended_fails() -> None:
+    """A task of the server's own may hold a session for longer than its client stays."""
+    server = MCPServer("x")
+    failures: list[MCPError] = []
+    sessions: list[Any] = []
+
+    @server.tool()
+    async def remember(ctx: Context) -> str:
+        sessions.append(ctx.session)
+        return "done"
+
+    async def ask(session: Any) -> None:
+        try:
+            await session.list_roots()
+        except MCPError as error:
+            failures.append(error)
+
+    async with backend_served(SdkBackend(server)) as served, trio.open_nursery() as nursery:
+        async with OurClient(dial(served.ws_url), answers={"roots/list": never}) as client:
+            await client.call_tool("remember")
+            nursery.start_soon(ask, sessions[0])
+            await trio.sleep(0.1)
+            assert not failures
+        with trio.fail_after(5):
+            while not failures:
+                await trio.sleep(0.01)
+        await ask(sessions[0])
+    assert [each.code for each in failures] == [types.CONNECTION_CLOSED] * 2
+
+
+async def never(_: Any) -> Any:
+    await trio.sleep_forever()
+
+
+async def test_progress_under_a_token_goes_to_the_call_that_has_it() -> None:
+    """As authors of low-level servers send it: without naming the request."""
+    server = MCPServer("x")
+
+    @server.tool()
+    async def work(ctx: Context) -> str:
+        token = (ctx.request_context.meta or {}).get("progress_token")
+        assert token is not None
+        await ctx.session.send_progress_notification(token, 1, 2)
+        await ctx.session.send_progress_notification("of another", 1, 2)
+        return "done"
+
+    async with (
+        backend_served(SdkBackend(server)) as served,
+        OurClient(dial(served.http_url)) as client,
+        client.call("work") as call,
+    ):
+        tokens = [messages.decode(each.params, Json)["progressToken"] async for each in call]
+    assert tokens == [call.request_id, "of another"]
+
+
 async def test_a_session_of_before_a_restart_is_known_to_the_sdk() -> None:
     """Its client does not initialize again, and the tools still see who it is."""
     journal, keyring = MemoryJournal(), Keyring.load(None)
@@ -685,3 +769,48 @@ async def test_a_connection_s_cleanup_runs_when_its_last_call_has_ended() -> Non
         go_on.set()
         with trio.fail_after(5):
             await closed.wait()
+
+
+# In a process of its own
+
+APP: Final = f"{ROOT / 'tests' / 'sdk' / 'objects_server.py'}:server"
+
+
+async def test_a_kill_of_the_server_ends_its_calls_and_not_the_session(tmp_path: Path) -> None:
+    """The program goes on: its call is told to be interrupted, and the next one runs."""
+    with ServerProcess(tmp_path, app=APP) as server:
+        begun = trio.Event()
+
+        async def on_progress(*_: Any) -> None:
+            if not begun.is_set():
+                begun.set()
+                await trio.to_thread.run_sync(server.restart)
+
+        async with Client(over(server.url, connect_s=20)) as client:
+            with pytest.raises(MCPError) as interrupted:
+                await client.call_tool("counts", {"rows": 0}, progress_callback=on_progress)
+            assert interrupted.value.error.data["reason"] == "interrupted"
+            assert text_of(await client.call_tool("counts", {"rows": 3})) == "3 rows"
+
+
+async def test_a_thread_that_nothing_can_stop_does_not_delay_the_end(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, app=APP) as server:
+        codes: list[int] = []
+
+        async def on_progress(*_: Any) -> None:
+            codes.append(await trio.to_thread.run_sync(server.stop))
+
+        async with Client(over(server.url, connect_s=20)) as client:
+            with pytest.raises(MCPError, match="server stopped before the call was done"):
+                await client.call_tool("blocks", progress_callback=on_progress)
+    assert codes == [0]
+
+
+async def test_the_watchdog_names_a_tool_that_holds_up_the_event_loop(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path, app=APP, options=("--watchdog", "0.2")) as server:
+        async with Client(over(server.url, connect_s=20)) as client:
+            await client.call_tool("holds", {"seconds": 1})
+        await trio.to_thread.run_sync(server.hear, "a handler blocks all connections")
+        said = next(line for line in server.log if "blocks all connections" in line)
+    assert "tool=holds" in said
+    assert "objects_server.py" in said

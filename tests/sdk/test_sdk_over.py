@@ -1,7 +1,9 @@
 """The official SDK's client over `transports.sdk.over`: unchanged programs that survive cuts."""
 
 import asyncio
+import random
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +19,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.server import Server as LowLevelServer
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from pydantic import BaseModel
 
 from streams.aio.guest import Guest
@@ -190,6 +193,62 @@ async def test_a_question_survives_a_cut_and_is_asked_once(scheme: str) -> None:
             go_on.set()
     assert text_of(results[0]) == "accept Ada"
     assert questions == ["name?"]
+
+
+@pytest.mark.parametrize("scheme", ["ws", "http"])
+async def test_random_cuts_lose_nothing_and_repeat_nothing(scheme: str) -> None:
+    """100 calls, five at once: each reports ten steps and asks one question."""
+    chance = random.Random(scheme)
+    runs: Counter[int] = Counter()
+    asked: Counter[int] = Counter()
+    server = MCPServer("x")
+
+    @server.tool()
+    async def work(number: int, ctx: Context) -> str:
+        runs[number] += 1
+        for step in range(10):
+            await ctx.report_progress(step)
+            await anyio.sleep(chance.random() * 0.01)
+        answer = await ctx.elicit(f"{number}", Name)
+        return answer.data.name if answer.action == "accept" else ""
+
+    async def answer(context: Any, params: Any) -> Any:
+        asked[int(params.message)] += 1
+        await trio.sleep(chance.random() * 0.02)
+        return types.ElicitResult(action="accept", content={"name": f"n{params.message}"})
+
+    backend = SdkBackend(server, resume_min_s=0)
+    async with (
+        backend_served(backend) as served,
+        proxied(served, scheme) as (proxy, url),
+        Client(over(url), elicitation_callback=answer) as client,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def cut_often() -> None:
+            while True:
+                await trio.sleep(chance.random() * 0.2)
+                proxy.cut()
+
+        async def call(number: int) -> None:
+            steps: list[float] = []
+
+            async def on_progress(progress: float, *_: Any) -> None:
+                steps.append(progress)
+
+            result = await client.call_tool(
+                "work", {"number": number}, progress_callback=on_progress
+            )
+            assert text_of(result) == f"n{number}"
+            assert sorted(steps) == list(range(10))
+
+        nursery.start_soon(cut_often)
+        for first in range(0, 100, 5):
+            async with trio.open_nursery() as calls:
+                for number in range(first, first + 5):
+                    calls.start_soon(call, number)
+        nursery.cancel_scope.cancel()
+    assert runs == asked == Counter(range(100))
 
 
 async def test_messages_come_once_in_order_and_unchanged() -> None:
@@ -373,6 +432,18 @@ async def test_a_client_session_takes_it_too() -> None:
         assert refused.value.error == types.ErrorData(
             code=-32042, message="not now", data={"why": "late"}
         )
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_after_its_end_the_streams_are_closed(loop: str) -> None:
+    async def main() -> None:
+        async with over("ws://127.0.0.1:9") as (read, write):
+            pass
+        with pytest.raises(anyio.ClosedResourceError):
+            await write.send(SessionMessage(types.JSONRPCNotification(jsonrpc="2.0", method="x")))
+        assert [each async for each in read] == []
+
+    anyio.run(main, backend=loop)
 
 
 # Servers that are not ours, and servers that are not there

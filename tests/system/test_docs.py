@@ -75,6 +75,34 @@ async def test_the_configuration_of_a_host_starts_a_server(tmp_path: Path) -> No
     assert result["content"][0]["text"] == "yearly: 1 rows"
 
 
+@pytest.mark.parametrize("number", [0, 1])
+async def test_the_configurations_for_hosts_that_give_up_start_a_server(
+    tmp_path: Path, number: int
+) -> None:
+    page = ROOT / "docs" / "use" / "patience.md"
+    config = msgspec.json.decode(blocks(page, "json")[number].text)
+    [server] = next(iter(config.values())).values()
+    place = server["args"].index("--")
+    assert server["args"][place + 1 :] == ["npx", "-y", "some-server"]
+    here = [sys.executable, "-m", "tests.rigs.stdio_server"]
+    name = ("--journal", str(tmp_path / "journal.db"))
+    command = [
+        sys.executable,
+        "-m",
+        "streams.cli",
+        "wrap",
+        *name,
+        *server["args"][1:place],
+        "--",
+        *here,
+    ]
+    assert Path(server["command"]).name == "mcp-streams"
+    with trio.fail_after(60):
+        async with Client(partial(stdio.connect, command, cwd=ROOT)) as client:
+            names = [tool.name for tool in await client.list_tools()]
+    assert names[-2:] == ["wait_for_call", "list_calls"]
+
+
 def test_the_recording_is_of_the_server_in_the_readme() -> None:
     shown = unescape(re.sub(r"<[^>]*>", "\n", (ROOT / "docs" / "recording.svg").read_text()))
     for step in record.STEPS:

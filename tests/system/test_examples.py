@@ -78,7 +78,10 @@ def test_an_example_is_one_file_that_can_be_read_at_once(path: Path) -> None:
             imported |= {name.name.split(".")[0] for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             imported.add(str(node.module).split(".")[0])
-    assert imported <= {"streams", "transports", "trio"} | sys.stdlib_module_names
+    allowed = {"streams", "transports", "trio"} | sys.stdlib_module_names
+    if path.name == "official_sdk.py":
+        allowed |= {"mcp", "mcp_types", "anyio", "pydantic"}  # those of the extra `sdk`
+    assert imported <= allowed
 
 
 @every_example
@@ -96,6 +99,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def serving(name: str, folder: Path) -> ServerProcess:
     return ServerProcess(folder, app=f"{FOLDER / name}.py:server")
+
+
+# official_sdk.py
+
+
+async def test_a_program_of_the_official_sdk_survives_cuts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = load("official_sdk")
+    with serving("official_sdk", folder) as server:
+        async with trio.open_nursery() as nursery:
+            proxy = Proxy(server.port)
+            await nursery.start(proxy.serve)
+
+            async def cut_often() -> None:
+                for _ in range(3):
+                    await trio.sleep(0.15)
+                    proxy.cut()
+
+            nursery.start_soon(cut_often)
+            await example.main(f"ws://127.0.0.1:{proxy.port}")
+            nursery.cancel_scope.cancel()
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*(f"{row} of 5" for row in range(1, 6)), "Built 5 targets for Ada."]
 
 
 # paging.py

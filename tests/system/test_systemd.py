@@ -17,7 +17,7 @@ from tests.rigs.command import run
 from tests.wire.process import APP, CLI
 from tests.wire.raw import DEADLINE_S
 
-# The steps of systemd between fork and exec: the sockets become 3, 4, …; LISTEN_PID is the child.
+# The steps of systemd between fork and exec: the sockets become 3, 4, …, LISTEN_PID is the child.
 ACTIVATE = """
 import os, sys
 fds = [int(fd) for fd in sys.argv[1].split(",") if fd]

@@ -3,11 +3,12 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import trio
 
 from streams.cli.selftest.ledger import SHORT, Ledger, Story
+from streams.cli.selftest.torture_child import LAST_WORDS
 from streams.client.call import RunningCall
 from streams.client.client import Client
 from streams.errors import CallFailed, CallLost, CannotConnect, ClientError
@@ -108,6 +109,7 @@ class Caller:
                 self._story.is_over = True
                 if _reason(failed) == "interrupted" and self._story.tool != LASTING:
                     self._see_sign()
+                    self._check_last_words(failed.data)
                 else:
                     self._ledger.fail(f"{self._story.name}: {failed!r}")
             except ClientError as error:
@@ -118,6 +120,14 @@ class Caller:
                 return
         self._sign_at = None
         self._ledger.settle(self._story)
+
+    def _check_last_words(self, data: Any) -> None:
+        """A call whose child has ended is told how, with the end of its standard error."""
+        if "signal" not in data and "exitCode" not in data:
+            return  # the server itself was killed
+        self._ledger.figures.last_words += 1
+        if LAST_WORDS not in data.get("stderrTail", ""):
+            self._ledger.fail(f"{self._story.name}: the child's last words are missing: {data}")
 
     async def _visit(self) -> None:
         """Make a client and read for a while. One short call follows the other meanwhile."""

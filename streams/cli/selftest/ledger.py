@@ -49,7 +49,9 @@ class Figures(msgspec.Struct):
     misordered: int = 0
     damaged: int = 0
     run_twice: int = 0
+    last_words: int = 0  # of calls that told how their child ended
     kills: int = 0
+    child_kills: int = 0  # of the wrapped command
     restarts: int = 0  # after SIGTERM
     cuts: int = 0
     recovery_median_s: float = 0.0

@@ -61,15 +61,31 @@ class Rig(Protocol):
         """End the server with SIGTERM; return whether it ran."""
 
 
+class Serving:
+    """The arguments of the command, for a server file or, after `wrap`, for a command."""
+
+    def __init__(self, app: str = "", wrapped: Sequence[str] = ()) -> None:
+        """`app` is served, unless a command is `wrapped`."""
+        self._start = ["wrap"] if wrapped else ["serve", app]
+        self._end = ["--", *wrapped] if wrapped else []
+        self._stdio = [] if wrapped else ["--stdio"]
+
+    def command(self, journal: Path, options: Sequence[str], scheme: str = "") -> list[str]:
+        """The command that listens for `scheme`, or serves over stdio."""
+        where = [f"--{scheme}", "127.0.0.1:0"] if scheme else self._stdio
+        words = [*self._start, *where, "--journal", str(journal), *options, *self._end]
+        return [sys.executable, "-m", "streams.cli", *words]
+
+
 class StdioRig:
     """Spawns the server as MCP hosts do; the process is a relay to the journal's owner."""
 
-    def __init__(self, app: str, journal: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, app: str | Serving, journal: Path, options: Sequence[str] = ()) -> None:
+        serving = Serving(app) if isinstance(app, str) else app
         self._journal = journal
         self._relays: set[int] = set()
         self._stopped: set[int] = set()  # of the relays
-        self._command = [sys.executable, "-m", "streams.cli", "serve", app, "--stdio"]
-        self._command += ["--journal", str(journal), *options]
+        self._command = serving.command(journal, options)
 
     @asynccontextmanager
     async def dialer(self) -> AsyncIterator[ClientChannel]:
@@ -181,15 +197,15 @@ class ListeningRig:
     def __init__(
         self,
         scheme: str,
-        app: str,
+        app: str | Serving,
         journal: Path,
         nursery: trio.Nursery,
         options: Sequence[str] = (),
     ) -> None:
         self._scheme = scheme
         # The port is another one each time, so that no other process can have taken it meanwhile.
-        self._command = [sys.executable, "-m", "streams.cli", "serve", app]
-        self._command += [f"--{scheme}", "127.0.0.1:0", "--journal", str(journal), *options]
+        serving = Serving(app) if isinstance(app, str) else app
+        self._command = serving.command(journal, options, scheme)
         self._log = _Log(log_path(journal))
         self._nursery = nursery
         self._server: trio.Process | None = None

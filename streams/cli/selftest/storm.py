@@ -1,6 +1,7 @@
 """The random failures of the servers and the network in a torture run, and how the run ends."""
 
 import math
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ import trio
 
 from streams.cli.selftest.callers import Caller
 from streams.cli.selftest.ledger import Ledger
-from streams.cli.selftest.rigs import NoServer, Rig
+from streams.cli.selftest.rigs import STOP_S, NoServer, Rig
+from streams.cli.selftest.torture_child import CHILDREN
 
 CALLERS: Final = 3  # per transport
 
@@ -19,6 +21,7 @@ SERVER_LASTS_S: Final = (0.001, 2.0)  # from the start of a server to its end
 UNIFORM_ONE_IN: Final = 4
 NETWORK_LASTS_S: Final = (0.05, 3.0)  # between two failures of the network
 SILENCE_S: Final = (0.1, 3.0)
+CHILD_LASTS_S: Final = (0.02, 1.0)  # between two kills of a wrapped command
 CUT_AFTER_BYTES: Final = 4_000
 SIGTERM_ONE_IN: Final = 8
 WHILE_IT_STARTS_ONE_IN: Final = 4
@@ -31,9 +34,10 @@ CALM_S: Final = 60.0
 class Front:
     """One transport: a server, its users, and their failures."""
 
-    def __init__(self, name: str, rig: Rig, folder: Path, dice: Random) -> None:
-        notes = folder / f"{name}.notes"
-        notes.mkdir()
+    def __init__(self, name: str, rig: Rig, notes: Path, dice: Random) -> None:
+        """`notes` is a folder for the tools' notes, and for those of a wrapped command."""
+        (notes / CHILDREN).mkdir(parents=True)
+        self._notes = notes
         self.ledger = Ledger(name, notes)
         self._rig = rig
         self._dice = dice
@@ -107,6 +111,14 @@ class Front:
                 await trio.sleep(self._dice.uniform(*SILENCE_S))
                 self._rig.reset()
 
+    async def kill_children_repeatedly(self) -> None:
+        """Kill the processes of a wrapped command, until cancelled."""
+        while True:
+            await trio.sleep(self._dice.uniform(*CHILD_LASTS_S))
+            if children := sorted(children_of(self._notes)):
+                self._note_fault()
+                self.ledger.figures.child_kills += _kill(self._dice.choice(children))
+
     def _note_fault(self) -> None:
         for caller in self._callers:
             caller.note_fault()
@@ -128,7 +140,37 @@ class Front:
             await self._rig.stop()
         except NoServer as error:
             self.ledger.fail(f"the server: {error}")
+        with trio.move_on_after(STOP_S):
+            while children_of(self._notes):
+                await trio.sleep(RETRY_S)
+        for child in children_of(self._notes):
+            self.ledger.fail(f"the child {child} runs on without its server")
+            _kill(child)
         self.ledger.settle_all()
+
+
+def children_of(notes: Path) -> set[int]:
+    """The processes of a wrapped command that run, by the files that they have left."""
+    found = set()
+    for file in (notes / CHILDREN).iterdir():
+        command = Path("/proc", file.name, "cmdline")
+        try:
+            is_running = os.fsencode(notes) in command.read_bytes()
+        except OSError:  # it has ended
+            is_running = False
+        if is_running:
+            found.add(int(file.name))
+        else:
+            file.unlink()
+    return found
+
+
+def _kill(process: int) -> bool:
+    try:
+        os.kill(process, signal.SIGKILL)
+    except ProcessLookupError:
+        return False  # it has just ended
+    return True
 
 
 class Storm:
@@ -159,6 +201,7 @@ class Storm:
                         for front in self.fronts:
                             nursery.start_soon(front.kill_repeatedly)
                             nursery.start_soon(front.cut_repeatedly)
+                            nursery.start_soon(front.kill_children_repeatedly)
                 self.is_over = True
                 self._whole.deadline = trio.current_time() + CALM_S
                 for front in self.fronts:

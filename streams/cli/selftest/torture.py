@@ -3,10 +3,13 @@
 Each transport has one server, with a journal and users of its own. At random moments the server is
 killed with SIGKILL, also while it starts, or ended with SIGTERM; its connections are cut, reset or
 silenced. After that, every call that was begun is followed to its end.
+
+A wrapped run has a command in place of the server file. Its processes are killed as well.
 """
 
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +25,12 @@ from rich.table import Column, Table
 from streams import logs
 from streams.cli.base import DONE, FAILED
 from streams.cli.selftest.ledger import Figures
-from streams.cli.selftest.rigs import ListeningRig, Rig, StdioRig
+from streams.cli.selftest.rigs import ListeningRig, Rig, Serving, StdioRig
 from streams.cli.selftest.storm import Front, Storm
 from streams.limits import Durability
 
 APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
+CHILD: Final = str(Path(__file__).with_name("torture_child.py"))
 TRANSPORTS: Final = ("stdio", "websocket", "http")
 # How often progress is printed, on a terminal and elsewhere.
 SHOW_EVERY_S: Final = 0.25
@@ -36,11 +40,13 @@ REPORT: Final = "report.json"
 
 # A call without a ticket is never resumed, and counts towards this limit.
 LIMITS: Final = ("--limit", "streams_per_principal_max=1000000")
+# Few enough that idle children must make room for new ones.
+WRAPPING: Final = ("--children-max", "8", "--rerun", "hinted")
 
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a run. `app` is the server: tests pass a faulty one, to show that faults are
-    found.
+    found. With `child`, a script, that is wrapped in its place, and its processes are killed, too.
     """
 
     minutes: float
@@ -48,6 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
     durability: Durability = "power"
     app: str = APP
     transports: Sequence[str] = TRANSPORTS
+    child: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -95,7 +102,7 @@ async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Fig
             Front(
                 name,
                 _rig(name, settings, folder, nursery),
-                folder,
+                _notes(name, folder),
                 Random(dice.random()),  # nosec B311 # as above
             )
             for name in settings.transports
@@ -115,12 +122,21 @@ async def _torture(settings: Settings, folder: Path, is_quiet: bool) -> list[Fig
 
 
 def _rig(name: str, settings: Settings, folder: Path, nursery: trio.Nursery) -> Rig:
-    options = ("--durability", settings.durability, *LIMITS)
+    options: tuple[str, ...] = ("--durability", settings.durability, *LIMITS)
     journal = folder / f"{name}.db"
+    serving = Serving(settings.app)
+    if settings.child:
+        # Without `site`, it starts in some milliseconds.
+        serving = Serving(wrapped=[sys.executable, "-S", settings.child, str(_notes(name, folder))])
+        options += WRAPPING
     if name == "stdio":
-        return StdioRig(settings.app, journal, options)
+        return StdioRig(serving, journal, options)
     scheme = "ws" if name == "websocket" else name
-    return ListeningRig(scheme, settings.app, journal, nursery, options)
+    return ListeningRig(scheme, serving, journal, nursery, options)
+
+
+def _notes(name: str, folder: Path) -> Path:
+    return folder / f"{name}.notes"
 
 
 @contextmanager
@@ -151,7 +167,8 @@ def _shown(
 
 def _line(storm: Storm) -> str:
     figures = [front.ledger.figures for front in storm.fronts]
-    kills, cuts = sum(one.kills for one in figures), sum(one.cuts for one in figures)
+    kills = sum(one.kills + one.child_kills for one in figures)
+    cuts = sum(one.cuts for one in figures)
     delivered = sum(one.delivered for one in figures)
     lost, twice = sum(one.lost for one in figures), sum(one.seen_twice for one in figures)
     when = "waiting for the last calls" if storm.is_over else f"{storm.left_s:.0f} s left"

@@ -4,18 +4,16 @@ All that a tool sends follows from its arguments, so that a call that is restart
 Each run of a tool is written down as well, so that a tool that was run twice is found.
 """
 
-import hashlib
 import os
 from collections import Counter
 from pathlib import Path
-from typing import Final, TypedDict
+from typing import TypedDict
 
 import trio
 
+from streams.cli.selftest.torture_child import RUNS, note_run, proof_of
 from streams.server.call import Call
 from streams.server.server import Server
-
-RUNS: Final = "runs"  # the file of the runs, among the notes
 
 server = Server("torture", version="1", resume_min_s=0)
 
@@ -36,8 +34,7 @@ class Worked(TypedDict):
 
 def entry_of(name: str, number: int) -> Entry:
     """The content of message `number` of the call `name`."""
-    proof = hashlib.sha256(f"{name} {number}".encode()).hexdigest()
-    return Entry(call=name, number=number, proof=proof)
+    return Entry(call=name, number=number, proof=proof_of(name, number))
 
 
 @server.tool
@@ -86,12 +83,6 @@ async def short(call: Call, name: str, count: int, per_second: float, notes: str
 async def reading(call: Call, name: str, count: int, per_second: float, notes: str) -> Worked:
     """Like `short`, and may be run again."""
     return await short(call, name, count, per_second, notes)
-
-
-def note_run(notes: Path, name: str) -> None:
-    """Write down that a tool was run. A process that is killed leaves this in the file."""
-    with (notes / RUNS).open("a") as file:
-        file.write(f"{name}\n")
 
 
 def noted_runs(notes: Path) -> Counter[str]:

@@ -212,3 +212,20 @@ async def test_pages_outlive_the_session_that_asked_for_the_first_one(
             second = await turned(other, 1, token)
             await trio.sleep(1)
             assert page_text(second.events[-1][1]["result"]) == "2"
+
+
+async def test_a_resume_that_is_cancelled_late_does_not_come_back(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    """SDKs continue a response that ended without a result, also that of a cancelled request."""
+    async with open_house(server) as house, browsing(house, REQUESTS) as browser:
+        token = await cut_off(browser)
+        steps.log("a")
+        in_vain = await browser.post(2, RESUME_REQUEST, **token)
+        newer = await browser.post(3, RESUME_REQUEST, **token)
+        await browser.tell("notifications/cancelled", requestId=2)
+        assert (await browser.go_on(in_vain.ids[0])).status == 405
+        steps.finish()
+        await wait_all_tasks_blocked()
+        final = newer.events[-1][1]
+        assert (final["id"], text_of(final)) == (3, "done")

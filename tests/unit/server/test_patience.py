@@ -1,5 +1,6 @@
 """Interim answers, `wait_for_call` and `list_calls`, on the engine with a mock clock."""
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
@@ -7,10 +8,16 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from streams import Call, Limits, Server
-from streams.backends import PatienceSettings
+from streams import Call, Client, Limits, Server, messages
+from streams.backends import Guest, PatienceSettings
+from streams.engine.stream import Stream
+from streams.errors import Refusal
+from streams.journal.memory import MemoryJournal
 from streams.keys import Keyring
 from streams.server import patience as module
+from streams.server.backend import Received, Run, SessionInfo, Standing
+from streams.server.local import LocalBackend
+from streams.server.running import open_backend
 from tests.rigs.server import (
     EXTENDED,
     PLAIN,
@@ -28,6 +35,7 @@ from tests.rigs.server import (
     text_of,
 )
 from tests.rigs.web import EVENTS, JSON, browsing
+from transports.memory import MemoryServer
 
 USER = "os(1000)"
 PATIENT = PatienceSettings(patience_s=2)
@@ -282,6 +290,55 @@ async def test_a_call_outlives_its_connection(
         assert [each["state"] for each in await calls(second)] == ["done"]
 
 
+async def test_results_that_are_never_fetched_make_room_for_new_calls(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested", limits=Limits(streams_per_principal_max=3))
+
+    @server.tool
+    async def work(seconds: float) -> float:
+        await trio.sleep(seconds)
+        return seconds
+
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        codes = []
+        for number in range(6):
+            await talker.call(number, "work", seconds=3 + number)
+            codes.append(code_in(await talker.answer(number)))
+            await trio.sleep(30)
+        assert [each["call"] for each in await calls(talker)] == codes[:2:-1]
+        for number in (3, 4, 5):
+            assert text_of(await wait_for(talker, 10 + number, codes[number])) == f"{number + 3}.0"
+        for number in range(3):
+            await talker.call(30 + number, "work", seconds=1e5)
+            await talker.answer(30 + number)
+        refused = await talker.request(40, "tools/call", name="work", arguments={"seconds": 1})
+        assert reason(refused) == "too_many_streams"  # these run
+
+
+async def test_a_result_that_came_in_time_is_forgotten_when_it_was_confirmed(
+    autojump_clock: MockClock,
+) -> None:
+    server = Server("tested")
+
+    @server.tool
+    async def work() -> str:
+        await trio.sleep(1)
+        return "done"
+
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "work")
+        await talker.answer(1)
+        (kept,) = await calls(talker)
+        await trio.sleep(300)
+        await talker.request(2, "ping")  # a sign of life
+        await trio.sleep(300)
+        assert kept["state"] == "done"
+        assert await calls(talker) == []
+
+
 async def test_a_call_ends_with_the_connection_that_alone_could_find_it(
     server: Server, steps: Steps, autojump_clock: MockClock
 ) -> None:
@@ -469,6 +526,110 @@ async def test_a_client_that_continues_by_event_id_gets_the_interim_answer_too(
         assert text_of(waited.json) == "done"
 
 
+# Other ways to call
+
+
+async def test_our_client_may_wait_for_a_call_too(
+    server: Server, steps: Steps, autojump_clock: MockClock
+) -> None:
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step", token="t")
+        code = code_in(await talker.answer(1))
+        memory = MemoryServer(principal=USER)
+        await house.nursery.start(memory.serve, house.running.serve)
+        async with Client(memory.connect) as client:
+            async with client.call("wait_for_call", {"call": code, "wait_s": 1}) as call:
+                assert code in (await call.result())["content"][0]["text"]
+            async with client.call("wait_for_call", {"call": code}) as call:
+                await wait_all_tasks_blocked()
+                steps.log("live")
+                steps.finish()
+                assert (await call.result())["content"][0]["text"] == "done"
+            async with client.call("wait_for_call", {"call": code}) as call:
+                assert (await call.result())["content"][0]["text"] == "done"
+
+
+async def test_pages_are_waited_for_as_well(autojump_clock: MockClock) -> None:
+    server = Server("tested")
+
+    @server.tool(pages=True)
+    async def count(call: Call) -> AsyncIterator[str]:
+        for number in (1, 2):
+            await trio.sleep(5)
+            yield str(number)
+
+    async with open_house(server, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "count")
+        code = code_in(await talker.answer(1))
+        for number, page in enumerate(("1", "2")):
+            for attempt in range(5):
+                answer = await wait_for(talker, 10 * number + attempt + 2, code)
+                if text_of(answer) == page:
+                    break
+                assert code_in(answer) == code
+            else:
+                raise AssertionError("the page has not come")
+            if page == "1":
+                token = answer["result"]["nextResumeToken"]
+                turned = await talker.page(50, "count", token)
+                assert turned["_meta"][KEPT] == code
+
+
+class Listing(LocalBackend):
+    """A backend that runs `tools/list` as a stream, as a child process does."""
+
+    def delivers(self, method: str) -> bool:
+        return method == "tools/list" or super().delivers(method)
+
+    async def open(self, session: SessionInfo, standing: Standing) -> Any:
+        return ListingGuest(await super().open(session, standing))
+
+
+class ListingGuest:
+    def __init__(self, inner: Guest) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def request(self, received: Received) -> Any:
+        if received.message.method != "tools/list":
+            return await self._inner.request(received)
+
+        async def handler(stream: Stream) -> tuple[bytes, bool]:
+            await trio.sleep(1)
+            try:
+                answer = await self._inner.request(received)
+            except Refusal as refused:
+                return messages.error(stream.request_id, refused), True
+            return messages.result(stream.request_id, answer), False
+
+        return Run(handler=handler)
+
+
+async def test_a_listing_that_takes_time_has_our_tools_too(autojump_clock: MockClock) -> None:
+    server = Server("tested")
+
+    @server.tool(annotations={"readOnlyHint": True})
+    def add(x: int) -> int:
+        return x
+
+    settings = PatienceSettings(patience_s=2, once=("hinted",))
+    opened = open_backend(Listing(server), MemoryJournal(), Keyring.load(None), patience=settings)
+    async with opened as running, trio.open_nursery() as nursery:
+        house = House(running, MemoryJournal(), nursery)
+        tools = await listed(house)
+        assert [tool["name"] for tool in tools] == ["add", "wait_for_call", "list_calls"]
+        assert "outputSchema" not in tools[0]
+        assert tools[0]["annotations"] == {"readOnlyHint": True}
+        talker = await house.dial(PLAIN, USER)
+        refused = await talker.request(5, "tools/list", cursor="bad")
+        assert "cursor" in refused["message"]
+        nursery.cancel_scope.cancel()
+
+
 # Restarts
 
 
@@ -499,6 +660,36 @@ async def test_after_a_crash_the_result_is_still_there(
             assert text_of(await wait_for(talker, number, done)) == "after 5"
             failed = await wait_for(talker, 10 + number, lost)
             assert reason(failed["error"]) == "interrupted"
+
+
+async def test_a_call_that_is_restarted_is_waited_for_before_and_after(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    @server.tool(restart=True)
+    async def work(call: Call) -> str:
+        for number in range(1, 21):
+            await call.progress(number, 20)
+            await call.log("info", number)
+            await trio.sleep(0.5)
+        return "done"
+
+    keyring = Keyring.load(None)
+    async with open_house(server, keyring=keyring, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "work", token="first")
+        code = code_in(await talker.answer(1))
+        await talker.call(2, "wait_for_call", token="second", call=code)
+        await talker.answer(2)
+        journal = house.as_after_a_crash()
+    async with open_house(server, journal=journal, keyring=keyring, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        for number in range(10):
+            await talker.call(number, "wait_for_call", token=number, call=code)
+            answer = await talker.answer(number)
+            if text_of(answer) == "done":
+                break
+        assert text_of(answer) == "done"
+        assert said(talker.seen)[-1] == 20
 
 
 # Listings

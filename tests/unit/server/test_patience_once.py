@@ -281,6 +281,20 @@ async def test_without_the_option_a_timeout_cancels(rig: Rig, autojump_clock: Mo
         assert rig.steps.was_cancelled
 
 
+async def test_a_call_that_nobody_can_find_goes_on_too(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=KEEP) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        await wait_all_tasks_blocked()
+        await talker.tell("notifications/cancelled", requestId=1, reason=TYPESCRIPT)
+        await trio.sleep(3600)
+        assert not rig.steps.is_over.is_set()
+        rig.steps.finish()
+        await wait_all_tasks_blocked()
+        assert rig.steps.is_over.is_set()
+        assert not rig.steps.was_cancelled
+
+
 async def test_who_only_keeps_cancelled_calls_keeps_no_cut_ones(
     rig: Rig, autojump_clock: MockClock
 ) -> None:
