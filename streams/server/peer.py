@@ -419,14 +419,13 @@ class Peer:
             tool.check_scopes(scopes)
         if not dialects.may_have_page_token(line, self._guests.page_token_names):
             return message, line, params, None
-        if tool is None:  # its pages, if it has any, are the backend's own
-            return message, line, params, None
         token = dialects.page_token(message.params)
-        token_in_arguments, arguments = dialects.split_arguments(params.arguments, tool.takes)
-        token = token_in_arguments if token is None else token
-        if arguments is not params.arguments:
-            params = msgspec.structs.replace(params, arguments=arguments)
-            message, line = _with_arguments(message, arguments)
+        if tool is not None:
+            token_in_arguments, arguments = dialects.split_arguments(params.arguments, tool.takes)
+            token = token_in_arguments if token is None else token
+            if arguments is not params.arguments:
+                params = msgspec.structs.replace(params, arguments=arguments)
+                message, line = _with_arguments(message, arguments)
         return message, line, params, token
 
     async def _begin_in_task(

@@ -1,7 +1,6 @@
 """A remote server for the tests of attached ones: tools that wait for a file."""
 
 import os
-from collections.abc import AsyncIterator
 from typing import Any
 
 import trio
@@ -55,13 +54,6 @@ async def ask(call: Call, after: str = "") -> Any:
     answer = await call.request("elicitation/create", QUESTION)
     await appeared(after)
     return answer
-
-
-@server.tool(pages=True)
-async def numbers(call: Call, n: int) -> AsyncIterator[str]:
-    """Count, one number a page."""
-    for number in range(1, n + 1):
-        yield str(number)
 
 
 @server.tool(annotations={"readOnlyHint": True})

@@ -144,15 +144,6 @@ async def test_a_cancel_reaches_the_remote_tool(scheme: str, tmp_path: Path) -> 
             await trio.sleep(0.02)
 
 
-async def test_the_pages_of_a_remote_tool_are_turned_there() -> None:
-    async with (
-        through_network("ws") as (_, running),
-        Client(running, idempotency_keys=False) as host,
-    ):
-        pages = [page async for page in host.pages("numbers", {"n": 3})]
-        assert [page["content"][0]["text"] for page in pages] == ["1", "2", "3"]
-
-
 async def test_two_hosts_do_not_disturb_each_other(tmp_path: Path) -> None:
     until = tmp_path / "until"
     async with through_network("http") as (_, running), talking(running) as first:
