@@ -16,6 +16,7 @@ from benchmarks.suites import (
     resume,
     scale,
     storm,
+    wrapped,
 )
 from benchmarks.suites.peers import SDK_CLIENT
 
@@ -104,6 +105,21 @@ def _lone(transport: str, most: float) -> Goal:
     return _calls(durable, calls.after(bare), 1, calls.P50, most, at_most=True)
 
 
+def _wrapped(what: str, row: str, of: str, bound: float, *, at_most: bool = False) -> Goal:
+    return Goal(f"wrapped, {what}", "wrapped", row, of, 0, bound, at_most)
+
+
+def _beside(peer: str) -> Goal:
+    """Our rate over that of another proxy, over HTTP with 32 calls in flight."""
+    ours, theirs = (
+        wrapped.row(wrapped.FAST, way, 32, calls.RATE)
+        for way in (wrapped.WRAPS[calls.HTTP], f"{peer}, HTTP")
+    )
+    return _wrapped(f"32 at once over HTTP, calls/s over {peer}", ours, theirs, 5)
+
+
+_WRAP_STDIO: Final = wrapped.WRAPS[calls.STDIO]
+
 _HTTP_CALLS: Final = calls.ours(calls.HTTP, calls.DURABLE)
 
 GOALS: Final = (
@@ -153,6 +169,27 @@ GOALS: Final = (
         0,
         2,
         is_ceiling=True,
+    ),
+    _wrapped(
+        "1 at once over stdio, p50 over the bare server, Python SDK",
+        wrapped.row(wrapped.SDK, _WRAP_STDIO, 1, calls.P50),
+        wrapped.row(wrapped.SDK, wrapped.BARE, 1, calls.P50),
+        1.5,
+        at_most=True,
+    ),
+    _wrapped(
+        "live over stdio, messages/s over the child's own pipe",
+        wrapped.live(_WRAP_STDIO),
+        wrapped.live(wrapped.BARE),
+        0.7,
+    ),
+    _beside("supergateway"),
+    _beside("mcp-proxy"),
+    _wrapped(
+        "live over HTTP, messages/s over supergateway",
+        wrapped.live(wrapped.WRAPS[calls.HTTP]),
+        wrapped.live("supergateway, HTTP"),
+        5,
     ),
     Goal("append, over rowid + index", "append", append.OURS, append.PLAIN, 200, 6),
     Goal("append, commit p99", "append", append.COMMIT_P99, "", 200, 5, is_ceiling=True),

@@ -66,7 +66,7 @@ def main() -> None:
     rest = b""
     while data := os.read(_IN, _READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
+        for line in filter(None, lines):
             request = decode(line)
             if request.method and request.id is not None:
                 result = _result(request)

@@ -1,7 +1,7 @@
 """A command as a backend: a child process that speaks MCP over stdio answers the clients.
 
-What the child and its clients say passes as it is, but for ids and progress tokens: methods that
-are unknown today too. A child per client session by default, so that sessions never meet.
+All messages pass as they are, but for ids and progress tokens: those of methods that are unknown
+today too. A child per client session by default, so that sessions never meet.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -14,13 +14,20 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.conversation import Conversation, Died, one_line
+from streams.backends.conversation import Conversation, Died, Question, one_line
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import HINTED, Lists, Supervisor, matches
+from streams.backends.supervision import (
+    HINTED,
+    Lists,
+    Supervisor,
+    listed_tools,
+    matches,
+    names_of_tools,
+)
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, first_of, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
@@ -28,7 +35,7 @@ from streams.server.backend import CallTool, Received, Run, SessionInfo, Standin
 from streams.server.caller import CallerInfo
 from streams.server.peer import known_of
 
-__all__ = ["ChildBackend", "ChildSettings"]
+__all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
 
 CALL: Final = "tools/call"
 SET_LEVEL: Final = "logging/setLevel"
@@ -44,7 +51,7 @@ NEEDS: Final = {
     "elicitation/create": "elicitation",
     "roots/list": "roots",
 }
-# What a client may be asked by a child that serves all sessions. A question for a client that lacks
+# The questions of a child that serves all sessions. A question for a client that lacks
 # the capability is refused here.
 ALL_CAPABILITIES: Final = {
     "elicitation": {"form": {}, "url": {}},
@@ -53,7 +60,7 @@ ALL_CAPABILITIES: Final = {
 }
 OURS: Final = {"name": "mcp-streams", "version": "1"}
 NEWEST: Final = "2025-11-25"
-# What a client says to the child that has asked for it.
+# Notifications of a client for the child that has asked for them.
 _OF_THIS_CHILD: Final = (ROOTS_CHANGED, attribution.PROGRESS)
 # Of one session. More are passed on, and forgotten when the child is started again.
 SUBSCRIPTIONS_MAX: Final = 1_000
@@ -256,6 +263,36 @@ class ChildBackend:
         )
 
 
+class Checked(msgspec.Struct, frozen=True):
+    """A child as it describes itself."""
+
+    hello: Mapping[str, Any]  # the result of `initialize`
+    tools: tuple[str, ...]  # their names
+
+
+async def check(settings: ChildSettings) -> Checked:
+    """Start a child, initialize it, list its tools, and end it. Raises `Refusal`."""
+    backend = ChildBackend(msgspec.structs.replace(settings, isolate="session"))
+    info = SessionInfo("check", NEWEST, msgspec.Raw(messages.encode(OURS)), {})
+    try:
+        async with backend.running():
+            guest = await backend.open(info, Session("check"))
+            conversation = await guest.supervisor.ready()
+            conversation.tell(messages.notification(INITIALIZED))
+            pages = await listed_tools(conversation)
+            if conversation.process.ending is not None:
+                raise conversation.ending.interrupted()
+        names = [name for page in pages for name in names_of_tools(page)]
+        hello = {name: messages.decode(raw, Any) for name, raw in guest.hello.items()}
+    except ExceptionGroup as errors:  # of the nursery
+        raise first_of(errors) from None
+    except ValueError as error:
+        raise refusal("start_failed").saying(
+            f"The wrapped server has an unreadable hello or list of tools: {error}."
+        ) from None
+    return Checked(hello, tuple(names))
+
+
 class _Guest:
     """One session of a client. The `Audience` of its child, unless that serves all sessions."""
 
@@ -309,6 +346,8 @@ class _Guest:
             progress_token=params.meta.progress_token,
             min_s=settings.resume_min_s,
             max_s=settings.resume_max_s,
+            # A stream without room must not stop a child that other clients use.
+            overflow="fail" if self.is_shared else "block",
             is_rerunnable=self._backend.may_rerun(params.name, self.supervisor.lists),
         )
 
@@ -333,6 +372,7 @@ class _Guest:
         return Run(
             handler=partial(self._run_request, received),
             progress_token=_params(params).meta.progress_token,
+            overflow="fail" if self.is_shared else "block",
         )
 
     async def _run_request(self, received: Received, stream: Stream) -> tuple[bytes, bool]:
@@ -353,9 +393,9 @@ class _Guest:
             return  # the next child has not asked for it
         if child is not None and method == INITIALIZED:
             child.is_initialized = True
-        self.supervisor.tell(one_line(received.line) + b"\n")
+        self.supervisor.tell(one_line(received.line.rstrip(b"\r\n")) + b"\n")
 
-    # What is remembered of the session
+    # The state of the session, for the next child
 
     async def _note_list(self, received: Received, line: bytes) -> None:
         result = messages.look(line).result
@@ -405,12 +445,12 @@ class _Guest:
         key = attribution.key_of(method, message.params) if is_latest_enough else None
         self.standing.notify(line + b"\n", key=key)
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         if not self._is_open:
             raise Refusal(INTERNAL_ERROR, "The client has gone.")
-        return await self.standing.ask(str(question.method), question.params, on_sent=on_sent)
+        return await self.standing.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
+    def check_question(self, question: Question, session: Session) -> None:
         """The child knows what its client can."""
 
     def wants_log(self, message: Message, session: Session) -> bool:
@@ -457,16 +497,16 @@ class _Crowd:
     def _owner(self, params: msgspec.Raw) -> Session | None:
         return self._backend.task_owners.get(attribution.task_of(params) or "")
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         owner = self._owner(question.params)
         if owner is None:
-            log.warning("a shared child asks for no client", method=str(question.method)[:100])
+            log.warning("a shared child asks for no client", method=question.method[:100])
             raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
         self.check_question(question, owner)
-        return await owner.ask(str(question.method), question.params, on_sent=on_sent)
+        return await owner.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
-        method = str(question.method)
+    def check_question(self, question: Question, session: Session) -> None:
+        method = question.method
         needed = NEEDS.get(method)
         if method == "elicitation/create" and _params(question.params).mode == "url":
             needed = "elicitation.url"

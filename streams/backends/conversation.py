@@ -7,6 +7,7 @@ handler. The reader waits only when an inbox is full, which in turn stops the ch
 This is one file because a request in flight and the reader are two ends of one queue.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
@@ -16,8 +17,16 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.attribution import CANCELLED, LOG, PROGRESS, SUBSCRIPTION, Attribution
-from streams.backends.lines import ENDS_BYTES, Lines, Long
+from streams.backends.attribution import (
+    CANCELLED,
+    LOG,
+    PROGRESS,
+    SUBSCRIPTION,
+    Attribution,
+    has_method,
+    id_in,
+)
+from streams.backends.lines import ENDS_BYTES, Lines, Long, mend
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
 from streams.engine.stream import Stream
@@ -26,13 +35,13 @@ from streams.logs import Warnings, log
 from streams.messages import Kind, Message, RequestId
 from streams.protocol.extension import KEY
 
-# What the reader may put aside for one request before the handler has taken it.
+# The messages that the reader puts aside for one request before the handler has taken them.
 INBOX_BYTES_MAX: Final = 256 * 1024
 INBOX_LINES_MAX: Final = 2_000
 GARBAGE_MAX: Final = 100  # lines in a row that are no JSON-RPC
 QUESTIONS_MAX: Final = 100  # of one child, without an answer
 CANCELLED_MAX: Final = 1_000  # requests that were cancelled and may still be answered
-SHUT_S: Final = 1.0  # between the end of the output of a child and its exit
+LATER_MAX: Final = 1_000  # notifications that wait for an answer ahead of them
 
 _TOOL_CALL: Final = "tools/call"
 _PING: Final = "ping"
@@ -52,16 +61,25 @@ class Died(Exception):  # an event, and no error of this project
             self.exchange.close_questions()
 
 
+class Question(msgspec.Struct, frozen=True):
+    """A request of the child."""
+
+    id: RequestId
+    method: str
+    params: msgspec.Raw
+    sent: msgspec.Raw | msgspec.UnsetType  # the params that it has, if it has any
+
+
 class Audience(Protocol):
     """The clients behind a child, for messages that belong to no request."""
 
     def stray(self, message: Message, line: bytes) -> None:
         """Take a notification. The line has no newline."""
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         """Ask a question and wait for the answer. Raises `Refusal`."""
 
-    def check_question(self, question: Message, session: Session) -> None:
+    def check_question(self, question: Question, session: Session) -> None:
         """Raise `Refusal` where the client of a request in flight cannot take this question."""
 
     def wants_log(self, message: Message, session: Session) -> bool:
@@ -100,17 +118,22 @@ class Exchange:
         self.questions: dict[RequestId, trio.CancelScope] = {}  # of the child, by its ids
         self._arrived = trio.lowlevel.ParkingLot()
 
-    def counts(self) -> bool:
-        """See `InFlight`. A cancelled request may still say something, for a while."""
-        at = self.cancelled_at
-        return at is None or self._conversation.may_follow(at)
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client does not wait for it any more."""
+        return self.cancelled_at is not None
+
+    def may_follow(self) -> bool:
+        """See `InFlight`."""
+        return self.cancelled_at is not None and self._conversation.may_follow(self.cancelled_at)
 
     def put(self, item: tuple[Message, bytes] | BaseException, size: int = 0) -> None:
         """Put a message into the inbox, or the error that ends the request."""
         if self.cancelled_at is None:
             self.inbox.append(item)
             self.size += size
-            self._arrived.unpark_all()
+            if len(self.inbox) == 1:
+                self._arrived.unpark_all()
 
     async def take(self) -> list[tuple[Message, bytes] | BaseException]:
         """Wait for messages, and take all that have come."""
@@ -158,12 +181,16 @@ class Conversation:
         self._sent: dict[RequestId, RequestId] = {}  # our ids of the child's questions
         self._last = 0
         self._lines = Lines(settings.message_bytes_max)
+        # Notifications that follow an answer wait until the handler has it, so that they stay
+        # behind it: the requests whose handlers have not, and the notifications.
+        self._answered: set[Exchange] = set()
+        self._later: deque[tuple[Message, bytes]] = deque()
         self._garbage = 0  # lines in a row
         self._warnings = Warnings()
         self._has_garbage = False
         self._is_deaf = False  # what it says means nothing
         self._room = trio.lowlevel.ParkingLot()
-        self._full: set[Exchange] = set()
+        self._full: set[Exchange] = set()  # those that may be, since the last read
         self.dropped = 0  # messages that came too late
 
     @property
@@ -205,8 +232,6 @@ class Conversation:
                 self._full = {each for each in self._full if each.is_full}
                 if self._full:
                     await self._room.park()
-        await trio.sleep(SHUT_S)  # until it has ended, usually
-        self.process.kill("it has closed its output")
 
     async def killed(self, why: str) -> None:
         """End the child now, for this reason, and wait until it has ended."""
@@ -291,16 +316,26 @@ class Conversation:
     async def _answer_to(self, exchange: Exchange) -> tuple[bytes, bool]:
         """Send on all messages of a request up to its answer."""
         while True:
+            plain: list[bytes] = []  # log messages, which are sent together
             for item in await exchange.take():
                 if isinstance(item, BaseException):
+                    await exchange.stream.send_lines(plain, is_droppable=True)
                     raise item
                 message, line = item
+                if message.method == LOG and message.id is msgspec.UNSET:
+                    if self._audience.wants_log(message, exchange.session):
+                        plain.append(line + b"\n")
+                    continue
+                if plain:
+                    await exchange.stream.send_lines(plain, is_droppable=True)
+                    plain = []
                 if message.method is msgspec.UNSET:
                     return answer_line(exchange, message, line)
                 if message.id is msgspec.UNSET:
                     await self._forward(exchange, message, line)
                 else:
-                    await self._host.start(self._ask_client, exchange, message)
+                    await self._host.start(self._ask_client, exchange, question_in(message, line))
+            await exchange.stream.send_lines(plain, is_droppable=True)
             exchange.size = 0
             self._room.unpark_all()
 
@@ -311,9 +346,6 @@ class Conversation:
             token = stream.progress_token
             if token is not None:  # else the progress was for this process alone
                 await stream.send_progress(token, attribution.with_token(line, token))
-        elif method == LOG:
-            if self._audience.wants_log(message, exchange.session):
-                await stream.send(line + b"\n", is_droppable=True)
         elif method == CANCELLED:
             await self._withdraw(exchange, message, line)
         else:
@@ -330,6 +362,9 @@ class Conversation:
     def _clear(self, exchange: Exchange) -> None:
         """Its handler takes nothing more."""
         self._full.discard(exchange)
+        self._answered.discard(exchange)
+        if self._later and not self._answered:
+            self._host.start_soon(self._take_later)  # after the handler has given its answer
         self._room.unpark_all()
         for item in exchange.inbox:
             if isinstance(item, tuple) and item[0].id is not msgspec.UNSET:
@@ -339,7 +374,8 @@ class Conversation:
     def _cancel(self, exchange: Exchange) -> None:
         """Tell the child that no answer is awaited. It may say something all the same."""
         self._clear(exchange)
-        if self.process.ending is not None:
+        is_answered = exchange.number not in self._attribution.requests
+        if is_answered or self.process.ending is not None:
             return
         exchange.cancelled_at = trio.current_time()
         self._cancelled[exchange.number] = exchange
@@ -350,11 +386,10 @@ class Conversation:
     # Questions of the child
 
     async def _ask_client(
-        self, exchange: Exchange, question: Message, *, task_status: trio.TaskStatus[None]
+        self, exchange: Exchange, question: Question, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Ask a question of a request in flight, in the request's stream."""
         their_id = question.id
-        assert isinstance(their_id, int | str)
         has_started = False
 
         def on_sent(our_id: RequestId) -> None:
@@ -368,7 +403,7 @@ class Conversation:
             try:
                 self._audience.check_question(question, exchange.session)
                 ask = exchange.stream.ask
-                answer = await ask(str(question.method), question.params, on_sent=on_sent)
+                answer = await ask(question.method, question.sent, on_sent=on_sent)
                 await self._give(their_id, answer)
             except StreamsError as error:
                 self._refuse(their_id, error)
@@ -378,10 +413,9 @@ class Conversation:
         if not has_started:
             task_status.started()
 
-    async def _ask_stray(self, question: Message, scope: trio.CancelScope) -> None:
+    async def _ask_stray(self, question: Question, scope: trio.CancelScope) -> None:
         """Ask a question that belongs to no request."""
         their_id = question.id
-        assert isinstance(their_id, int | str)
         with scope:
 
             def on_sent(our_id: RequestId) -> None:
@@ -421,7 +455,7 @@ class Conversation:
             scope.cancel()
         await exchange.stream.send(attribution.with_member(line, ("params", "requestId"), our_id))
 
-    # What the child says
+    # Messages of the child
 
     def _hear(self, data: bytes) -> None:
         lines = self._lines.feed(data)
@@ -443,13 +477,13 @@ class Conversation:
             if not line.isascii():
                 line.decode()  # msgspec does not check UTF-8 in values that it skips
             message = messages.look(line)
-        except RecursionError:
-            self._take_long(Long(line[:ENDS_BYTES], line[-ENDS_BYTES:]))
-        except ValueError:
-            self._take_batch(line)
-        else:
-            self._garbage = 0
-            self._take(line, message)
+        except (ValueError, RecursionError):
+            if (mended := mend(line)) is None:
+                self._take_batch(line)
+                return
+            line, message = mended, messages.look(mended)
+        self._garbage = 0
+        self._take(line, message)
 
     def _take_batch(self, line: bytes) -> None:
         """Take the messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
@@ -459,10 +493,22 @@ class Conversation:
                 parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
                 found = [(each, messages.look(each)) for each in parts]
         if not found:
-            self._take_garbage(line)
+            self._take_unreadable(line)
         for part, message in found:
             self._garbage = 0
             self._take(part, message)
+
+    def _take_unreadable(self, line: bytes) -> None:
+        """A line that is no message. If it looks like an answer, it ends its call."""
+        head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
+        number = None if has_method(head) else id_in(head, tail)
+        exchange = None if number is None else self._attribution.named(number)
+        if exchange is None or not line.startswith(b"{"):
+            self._take_garbage(line)
+            return
+        why = "The answer of the wrapped server is no JSON-RPC: see the log."
+        exchange.put(Refusal(INTERNAL_ERROR, why))
+        self._warnings.warn("an answer of a child is no JSON-RPC", child=self.pid, start=str(head))
 
     def _take_garbage(self, line: bytes) -> None:
         self._garbage += 1
@@ -481,8 +527,8 @@ class Conversation:
 
     def _take_long(self, line: Long) -> None:
         too_large = refusal("too_large", limit=self._settings.message_bytes_max)
-        if attribution.has_method(line.head):
-            if (number := attribution.id_in(line.head, line.tail)) is not None:
+        if has_method(line.head):
+            if (number := id_in(line.head, line.tail)) is not None:
                 self._refuse(number, too_large)
         elif (exchange := self._attribution.of_long(line.head, line.tail)) is not None:
             exchange.put(too_large)
@@ -497,10 +543,10 @@ class Conversation:
                 self._put(exchange, message, line)
             elif message.method == PROGRESS:
                 self._drop()
-            elif message.method != CANCELLED:
-                self._audience.stray(message, line)
+            elif (self._answered or self._later) and len(self._later) < LATER_MAX:
+                self._later.append((message, line))
             else:
-                self._withdraw_stray(message, line)
+                self._take_stray(message, line)
         else:
             self._take_question(line, message)
 
@@ -515,6 +561,7 @@ class Conversation:
                 exchange.put(Refusal(INTERNAL_ERROR, "The wrapped server has sent no result."))
             else:
                 self._put(exchange, message, line)
+            self._answered.add(exchange)
             self._attribution.requests.pop(exchange.number)  # a second answer belongs to none
         elif exchange is not None:
             self._end(exchange)
@@ -544,7 +591,17 @@ class Conversation:
             self._put(exchange, message, line)
         else:
             scope = self._strays[message.id] = trio.CancelScope()
-            self._host.start_soon(self._ask_stray, message, scope)
+            self._host.start_soon(self._ask_stray, question_in(message, line), scope)
+
+    def _take_stray(self, message: Message, line: bytes) -> None:
+        if message.method == CANCELLED:
+            self._withdraw_stray(message, line)
+        else:
+            self._audience.stray(message, line)
+
+    async def _take_later(self) -> None:
+        while self._later and not self._answered:
+            self._take_stray(*self._later.popleft())
 
     def _withdraw_stray(self, message: Message, line: bytes) -> None:
         their_id = attribution.cancelled_id(message.params)
@@ -562,8 +619,7 @@ class Conversation:
             self._drop()
             return
         exchange.put((message, line), len(line))
-        if exchange.is_full:
-            self._full.add(exchange)
+        self._full.add(exchange)
 
     def _drop(self) -> None:
         self.dropped += 1
@@ -612,6 +668,14 @@ def _with_our_token(raw: msgspec.Raw, ours: msgspec.Raw, method: str) -> msgspec
     meta["progressToken"] = ours
     params["_meta"] = msgspec.Raw(messages.encode(meta))
     return msgspec.Raw(messages.encode(params))
+
+
+def question_in(message: Message, line: bytes) -> Question:
+    """The question in a request of the child."""
+    assert isinstance(message.id, int | str)
+    has_params = b'"params"' in line
+    sent = message.params if has_params else msgspec.UNSET
+    return Question(message.id, str(message.method), message.params, sent)
 
 
 def answer_line(exchange: Exchange, message: Message, line: bytes) -> tuple[bytes, bool]:

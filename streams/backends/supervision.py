@@ -67,7 +67,7 @@ class Place(Protocol):
     """The places of all children of a backend."""
 
     async def take(self) -> None:
-        """Take a place for a child. Raises `Refusal` where there is none."""
+        """Take a place for a child. Raises `Refusal` where all are taken."""
 
     def leave(self) -> None:
         """A child has ended."""
@@ -144,7 +144,7 @@ class Supervisor:
         self._has_started = False
         self._pending: list[bytes] = []  # notifications for the next child
 
-    # What runs on it
+    # Its streams
 
     def enter(self) -> None:
         """A stream begins to use it."""
@@ -346,16 +346,8 @@ class Supervisor:
         return self.lists.is_hinted(tool) is True
 
     async def _read_hints(self, conversation: Conversation) -> None:
-        cursor: str | None = None
-        for _ in range(LISTS_MAX):
-            params = {} if cursor is None else {"cursor": cursor}
-            answer = await _asked(conversation, TOOLS, params)
-            if answer is None or answer.result is msgspec.UNSET:
-                return
-            self.lists.note_hints(answer.result)
-            cursor = next_cursor(answer.result)
-            if cursor is None:
-                return
+        for page in await listed_tools(conversation):
+            self.lists.note_hints(page)
 
 
 def matches(settings: ChildSettings, tool: str) -> bool:
@@ -378,6 +370,28 @@ def _result(answer: Message) -> msgspec.Raw:
     return msgspec.Raw(b"null") if answer.result is msgspec.UNSET else answer.result
 
 
+async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
+    """The pages of the child's list of tools; none of a child that has no list."""
+    pages: list[msgspec.Raw] = []
+    cursor: str | None = None
+    while len(pages) < LISTS_MAX:
+        params = {} if cursor is None else {"cursor": cursor}
+        answer = await _asked(conversation, TOOLS, params)
+        if answer is None or answer.result is msgspec.UNSET:
+            break
+        assert isinstance(answer.result, msgspec.Raw)
+        pages.append(answer.result)
+        cursor = _next_cursor(answer.result)
+        if cursor is None:
+            break
+    return pages
+
+
+def names_of_tools(page: msgspec.Raw) -> list[str]:
+    """The names of the tools on a page. Raises `ValueError` for anything else."""
+    return [tool.name for tool in messages.decode(page, _Tools).tools]
+
+
 class _Hints(msgspec.Struct, rename="camel"):
     read_only_hint: Any = None
     idempotent_hint: Any = None
@@ -396,7 +410,7 @@ class _Page(msgspec.Struct, rename="camel"):
     next_cursor: str | None = None
 
 
-def next_cursor(result: msgspec.Raw) -> str | None:
+def _next_cursor(result: msgspec.Raw) -> str | None:
     """Where the next page of a list begins; None after the last."""
     try:
         return messages.decode(result, _Page).next_cursor

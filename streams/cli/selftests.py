@@ -59,7 +59,8 @@ def torture(
     from streams.cli.selftest import torture as torturing
 
     chosen = torturing.new_seed() if seed is None else seed
-    settings = torturing.Settings(minutes, chosen, durability, wraps=wrap)
+    child = torturing.CHILD if wrap else ""
+    settings = torturing.Settings(minutes, chosen, durability, child=child)
     try:
         return torturing.run(settings, keep=keep, as_json=json)
     except FileExistsError:

@@ -69,7 +69,7 @@ async def call(talker: Talker, tool: str, id: int = 1, **arguments: Any) -> Json
 
 
 async def state(talker: Talker, id: int = 90) -> Json:
-    """What the naughty child knows of itself."""
+    """The naughty child's memory."""
     found: Json = said(await call(talker, "state", id))
     return found
 

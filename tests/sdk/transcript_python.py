@@ -15,8 +15,11 @@ from mcp import Client, MCPError, types
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
+from transports.sdk import over
+
 Json = dict[str, Any]
 
+STEP_S: Final = 20
 ANSWERS: Final = json.loads(sys.argv[2])
 
 
@@ -68,8 +71,6 @@ def opened(where: Json) -> AbstractAsyncContextManager[Any]:
             StdioServerParameters(command=command, args=arguments, env=where["environment"])
         )
     if where["url"].startswith("ws"):
-        from transports.sdk import over
-
         return over(where["url"])
     return streamable_http_client(where["url"])
 
@@ -151,7 +152,10 @@ async def main() -> None:
     )
     async with client:
         for step in given["steps"]:
-            await take(client, recorder, step)
+            with anyio.move_on_after(STEP_S) as waiting:
+                await take(client, recorder, step)
+            if waiting.cancelled_caught:
+                raise SystemExit(f"no end of {step}; heard {recorder.heard}")
     print(json.dumps({"sent": recorder.sent, "received": recorder.received}))
 
 

@@ -91,7 +91,14 @@ client.setRequestHandler(CreateMessageRequestSchema, () => answers["sampling/cre
 client.setRequestHandler(ElicitRequestSchema, () => answers["elicitation/create"]);
 client.setRequestHandler(ListRootsRequestSchema, () => answers["roots/list"]);
 await client.connect(recorded(opened()));
-for (const step of steps) await take(client, step);
+for (const step of steps) {
+  const waiting = setTimeout(() => {
+    console.error(`no end of ${JSON.stringify(step)}`);
+    process.exit(1);
+  }, 20_000);
+  await take(client, step);
+  clearTimeout(waiting);
+}
 if (client.transport.terminateSession) await client.transport.terminateSession();
 await client.close();
 console.log(JSON.stringify({ sent, received }));

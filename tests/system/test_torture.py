@@ -11,13 +11,16 @@ from tests.rigs.command import Following, run
 
 PATIENCE_S = 100.0  # the last calls have a minute of their own
 FAULTY = f"{HERE / 'faulty_torture_server.py'}:server"
+FAULTY_CHILD = HERE / "faulty_torture_child.py"
+WRONG = ("lost", "seen_twice", "misordered", "damaged", "run_twice", "unfinished")
 
 # `mcp-streams torture`, with another server.
 ELSEWHERE = (
     sys.executable,
     "-c",
     "import sys; from pathlib import Path; from streams.cli.selftest import torture; "
-    "settings = torture.Settings(0.02, 1, app=sys.argv[2], transports=('websocket',)); "
+    "served = {sys.argv[3]: sys.argv[2]}; "
+    "settings = torture.Settings(0.02, 1, transports=('websocket',), **served); "
     "sys.exit(torture.run(settings, keep=Path(sys.argv[1]), as_json=True))",
 )
 
@@ -54,8 +57,7 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
         ends = ("finished", "interrupted", "unannounced", "refused")
         assert sum(one[name] for name in ends) == one["calls"]
         assert one["recovery_worst_s"] >= one["recovery_median_s"]
-        wrong = ("lost", "seen_twice", "misordered", "damaged", "run_twice", "unfinished")
-        assert {one[name] for name in wrong} == {0}
+        assert {one[name] for name in WRONG} == {0}
         assert (kept / f"{one['transport']}.db").exists()
     assert sum(one["kills"] for one in report["figures"]) >= 1
     assert not processes_at(kept)
@@ -63,13 +65,42 @@ def test_nothing_is_lost_until_ctrl_c_ends_it_with_the_figures_so_far(tmp_path: 
 
 def test_a_faulty_server_is_found_out(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    done = run(str(kept), FAULTY, command=ELSEWHERE, within_s=PATIENCE_S)
+    done = run(str(kept), FAULTY, "app", command=ELSEWHERE, within_s=PATIENCE_S)
     assert done.returncode == 1
     [one] = json.loads(done.stdout)["figures"]
     # Each call that comes to its end has one of each, and the last ones do.
     for fault in ("lost", "seen_twice", "misordered", "damaged", "run_twice"):
         assert one[fault] >= 1, fault
     assert "missing: [1, 3" in "".join(one["failures"])
+    assert not processes_at(kept)
+
+
+def test_wrapped_calls_end_once_though_children_owners_and_networks_fail(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = ("torture", "--wrap", "--minutes", "10", "--seed", "7", "--keep", str(kept))
+    with Following(*words, on_terminal=True) as torturing:
+        torturing.wait_for(r"\d+ s left: [1-9]\d\d* kills")
+        torturing.interrupt()
+        torturing.wait_for("waiting for the last calls")
+        code, out = torturing.end(within_s=PATIENCE_S)
+    assert code == 0, out
+    report = json.loads((kept / torture.REPORT).read_bytes())
+    for one in report["figures"]:
+        ends = ("finished", "interrupted", "unannounced", "refused")
+        assert sum(one[name] for name in ends) == one["calls"] > 0
+        assert {one[name] for name in WRONG} == {0}
+        assert one["last_words"] <= one["interrupted"]
+    assert not processes_at(kept)
+
+
+def test_a_faulty_child_is_found_out(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    words = (str(kept), str(FAULTY_CHILD), "child")
+    done = run(*words, command=ELSEWHERE, within_s=PATIENCE_S)
+    assert done.returncode == 1
+    [one] = json.loads(done.stdout)["figures"]
+    for fault in ("lost", "seen_twice", "damaged"):
+        assert one[fault] >= 1, fault
     assert not processes_at(kept)
 
 

@@ -30,7 +30,7 @@ from streams.cli.selftest.storm import Front, Storm
 from streams.limits import Durability
 
 APP: Final = f"{Path(__file__).with_name('torture_server.py')}:server"
-CHILD: Final = Path(__file__).with_name("torture_child.py")
+CHILD: Final = str(Path(__file__).with_name("torture_child.py"))
 TRANSPORTS: Final = ("stdio", "websocket", "http")
 # How often progress is printed, on a terminal and elsewhere.
 SHOW_EVERY_S: Final = 0.25
@@ -46,7 +46,7 @@ WRAPPING: Final = ("--children-max", "8", "--rerun", "hinted")
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a run. `app` is the server: tests pass a faulty one, to show that faults are
-    found. With `wraps` the server is a wrapped command, whose processes are killed as well.
+    found. With `child`, a script, that is wrapped in its place, and its processes are killed, too.
     """
 
     minutes: float
@@ -54,7 +54,7 @@ class Settings(msgspec.Struct, frozen=True):
     durability: Durability = "power"
     app: str = APP
     transports: Sequence[str] = TRANSPORTS
-    wraps: bool = False
+    child: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -125,9 +125,9 @@ def _rig(name: str, settings: Settings, folder: Path, nursery: trio.Nursery) -> 
     options: tuple[str, ...] = ("--durability", settings.durability, *LIMITS)
     journal = folder / f"{name}.db"
     serving = Serving(settings.app)
-    if settings.wraps:
+    if settings.child:
         # Without `site`, it starts in some milliseconds.
-        serving = Serving(wrapped=[sys.executable, "-S", str(CHILD), str(_notes(name, folder))])
+        serving = Serving(wrapped=[sys.executable, "-S", settings.child, str(_notes(name, folder))])
         options += WRAPPING
     if name == "stdio":
         return StdioRig(serving, journal, options)

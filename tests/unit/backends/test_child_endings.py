@@ -12,7 +12,9 @@ import pytest
 import structlog
 import trio
 
+from streams import Refusal
 from streams.backends import process
+from streams.backends.child import check
 from streams.backends.secrets import Secrets
 from tests.rigs import ROOT
 from tests.rigs.children import call, settings, state, text, wrapped
@@ -39,11 +41,6 @@ async def gone(*pids: int) -> None:
     with trio.fail_after(10):
         while any(map(is_alive, pids)):
             await trio.sleep(0.01)
-
-
-def descriptors() -> set[str]:
-    """What the descriptors of this process lead to, without those of trio itself."""
-    return {os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
 
 
 # At the start
@@ -119,6 +116,14 @@ async def test_no_process_can_be_started_for_one_session_alone(
         assert text(await call(await house.dial(PLAIN), "echo")) == "{}"
 
 
+async def test_a_command_is_checked() -> None:
+    found = await check(settings())
+    assert found.hello["serverInfo"]["name"] == "naughty"
+    assert {"echo", "state"} <= {*found.tools}
+    with pytest.raises(Refusal, match="I cannot start: no database"):
+        await check(settings(does={"start": "exit"}))
+
+
 # In a call
 
 
@@ -183,6 +188,23 @@ async def test_secrets_are_struck_out_of_the_last_words() -> None:
         told = error["message"] + error["data"]["stderrTail"]
         assert "connecting with [redacted] and [redacted]" in told
         assert not any(each in told for each in (secret, "hunter22", "pa55word"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "token=abcdefgh",
+        "PASSWORD: abcdefgh",
+        "{'api_key': 'abcdefgh'}",
+        '{"client_secret":"abcdefgh"}',
+        "postgres://me:abcdefgh@host/db",
+        "Authorization: Bearer abcdefgh",
+        "sk-proj-abcdefgh0123456789",
+        "ghp_abcdefgh0123456789",
+    ],
+)
+def test_secrets_are_known_by_their_forms(words: str) -> None:
+    assert "abcdefgh" not in Secrets({}, ()).struck_out(f"Failed with {words}, sorry.")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +311,7 @@ async def test_a_child_that_closes_its_pipes_is_dead(fd: int) -> None:
                 await talker.call(number, "echo")
         error = (await talker.answer(1))["error"]
         assert error["data"]["reason"] == "interrupted"
-        assert "it has closed its" in error["message"]
+        assert "it has closed its pipes" in error["message"]
 
 
 async def test_no_descriptor_is_left() -> None:
@@ -320,13 +342,17 @@ async def test_children_inherit_no_descriptors(tmp_path: Path) -> None:
             assert [each for each in links if not each.startswith("pipe:")] == []
 
 
-def test_children_die_with_this_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["settings().command", "(*SHELL, *settings().command)"])
+def test_children_die_with_this_process(command: str, tmp_path: Path) -> None:
+    """The second command is a shell that starts the server, as `npx` does."""
     program = tmp_path / "owner.py"
     program.write_text(
         "import trio\n"
-        "from tests.rigs.children import state, wrapped\n"
+        "from tests.rigs.children import settings, state, wrapped\n"
+        "SHELL = ('sh', '-c', '\"$@\"; true', 'sh')\n"
         "async def main():\n"
-        "    async with wrapped(does={'start': 'stubborn'}) as (house, _):\n"
+        f"    given = {{'command': {command}, 'does': {{'start': 'stubborn'}}}}\n"
+        "    async with wrapped(**given) as (house, _):\n"
         "        print((await state(await house.dial({})))['pid'], flush=True)\n"
         "        await trio.sleep_forever()\n"
         "trio.run(main)\n"

@@ -121,7 +121,7 @@ async def test_a_child_that_dies_over_and_over_is_down(monkeypatch: pytest.Monke
         assert downs == [1]
 
 
-# What the next child is told
+# Told to the next child
 
 
 async def test_the_next_child_has_the_clients_hello_level_and_subscriptions() -> None:
