@@ -363,7 +363,9 @@ def encode(value: Any) -> bytes:
 
 
 def request(id: RequestId, method: str, params: Any) -> bytes:
-    """A request, as a line."""
+    """A request, as a line. Params that are `UNSET` are left out."""
+    if params is msgspec.UNSET:
+        return _line({"jsonrpc": "2.0", "id": id, "method": method})
     return _line({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
 
 

@@ -5,7 +5,6 @@ cancelled question, the only request in flight. A message of none of them belong
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -54,8 +53,12 @@ class InFlight(Protocol):
     number: int  # its id, and its progress token, at the child
     task: str | None  # the task that it asks about
 
-    def counts(self) -> bool:
-        """Whether messages without a name may be its own."""
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its client does not wait for it any more."""
+
+    def may_follow(self) -> bool:
+        """Whether messages of a cancelled request may still come."""
 
 
 _Request = TypeVar("_Request", bound=InFlight)
@@ -97,16 +100,19 @@ class Attribution(Generic[_Request]):
 
     @property
     def only(self) -> _Request | None:
-        """The only request in flight; None unless there is just one."""
-        if len(self.requests) == 1:
-            (request,) = self.requests.values()
-            return request if request.counts() else None
-        counted = self._counted()
-        first = next(counted, None)
-        return None if first is None or next(counted, None) is not None else first
+        """The only request in flight; None unless there is just one.
 
-    def _counted(self) -> Iterator[_Request]:
-        return (each for each in self.requests.values() if each.counts())
+        A request that was cancelled is never meant, but may be: then none is the only one.
+        """
+        found: _Request | None = None
+        for request in self.requests.values():
+            if not request.is_cancelled:
+                if found is not None:
+                    return None
+                found = request
+            elif request.may_follow():
+                return None
+        return found
 
     def of_long(self, head: bytes, tail: bytes) -> _Request | None:
         """The request that is answered by a line of which only the ends are known."""

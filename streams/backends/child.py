@@ -14,7 +14,7 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.conversation import Conversation, Died, one_line
+from streams.backends.conversation import Conversation, Died, Question, one_line
 from streams.backends.process import ChildSettings
 from streams.backends.supervision import (
     HINTED,
@@ -393,7 +393,7 @@ class _Guest:
             return  # the next child has not asked for it
         if child is not None and method == INITIALIZED:
             child.is_initialized = True
-        self.supervisor.tell(one_line(received.line) + b"\n")
+        self.supervisor.tell(one_line(received.line.rstrip(b"\r\n")) + b"\n")
 
     # The state of the session, for the next child
 
@@ -445,12 +445,12 @@ class _Guest:
         key = attribution.key_of(method, message.params) if is_latest_enough else None
         self.standing.notify(line + b"\n", key=key)
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         if not self._is_open:
             raise Refusal(INTERNAL_ERROR, "The client has gone.")
-        return await self.standing.ask(str(question.method), question.params, on_sent=on_sent)
+        return await self.standing.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
+    def check_question(self, question: Question, session: Session) -> None:
         """The child knows what its client can."""
 
     def wants_log(self, message: Message, session: Session) -> bool:
@@ -497,16 +497,16 @@ class _Crowd:
     def _owner(self, params: msgspec.Raw) -> Session | None:
         return self._backend.task_owners.get(attribution.task_of(params) or "")
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         owner = self._owner(question.params)
         if owner is None:
-            log.warning("a shared child asks for no client", method=str(question.method)[:100])
+            log.warning("a shared child asks for no client", method=question.method[:100])
             raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
         self.check_question(question, owner)
-        return await owner.ask(str(question.method), question.params, on_sent=on_sent)
+        return await owner.ask(question.method, question.sent, on_sent=on_sent)
 
-    def check_question(self, question: Message, session: Session) -> None:
-        method = str(question.method)
+    def check_question(self, question: Question, session: Session) -> None:
+        method = question.method
         needed = NEEDS.get(method)
         if method == "elicitation/create" and _params(question.params).mode == "url":
             needed = "elicitation.url"

@@ -17,8 +17,16 @@ import trio
 
 from streams import messages
 from streams.backends import attribution
-from streams.backends.attribution import CANCELLED, LOG, PROGRESS, SUBSCRIPTION, Attribution
-from streams.backends.lines import ENDS_BYTES, Lines, Long
+from streams.backends.attribution import (
+    CANCELLED,
+    LOG,
+    PROGRESS,
+    SUBSCRIPTION,
+    Attribution,
+    has_method,
+    id_in,
+)
+from streams.backends.lines import ENDS_BYTES, Lines, Long, mend
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
 from streams.engine.stream import Stream
@@ -34,7 +42,6 @@ GARBAGE_MAX: Final = 100  # lines in a row that are no JSON-RPC
 QUESTIONS_MAX: Final = 100  # of one child, without an answer
 CANCELLED_MAX: Final = 1_000  # requests that were cancelled and may still be answered
 LATER_MAX: Final = 1_000  # notifications that wait for an answer ahead of them
-SHUT_S: Final = 1.0  # between the end of the output of a child and its exit
 
 _TOOL_CALL: Final = "tools/call"
 _PING: Final = "ping"
@@ -54,16 +61,25 @@ class Died(Exception):  # an event, and no error of this project
             self.exchange.close_questions()
 
 
+class Question(msgspec.Struct, frozen=True):
+    """A request of the child."""
+
+    id: RequestId
+    method: str
+    params: msgspec.Raw
+    sent: msgspec.Raw | msgspec.UnsetType  # the params that it has, if it has any
+
+
 class Audience(Protocol):
     """The clients behind a child, for messages that belong to no request."""
 
     def stray(self, message: Message, line: bytes) -> None:
         """Take a notification. The line has no newline."""
 
-    async def ask(self, question: Message, on_sent: Callable[[RequestId], None]) -> Message:
+    async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         """Ask a question and wait for the answer. Raises `Refusal`."""
 
-    def check_question(self, question: Message, session: Session) -> None:
+    def check_question(self, question: Question, session: Session) -> None:
         """Raise `Refusal` where the client of a request in flight cannot take this question."""
 
     def wants_log(self, message: Message, session: Session) -> bool:
@@ -102,10 +118,14 @@ class Exchange:
         self.questions: dict[RequestId, trio.CancelScope] = {}  # of the child, by its ids
         self._arrived = trio.lowlevel.ParkingLot()
 
-    def counts(self) -> bool:
-        """See `InFlight`. A cancelled request may still say something, for a while."""
-        at = self.cancelled_at
-        return at is None or self._conversation.may_follow(at)
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the client does not wait for it any more."""
+        return self.cancelled_at is not None
+
+    def may_follow(self) -> bool:
+        """See `InFlight`."""
+        return self.cancelled_at is not None and self._conversation.may_follow(self.cancelled_at)
 
     def put(self, item: tuple[Message, bytes] | BaseException, size: int = 0) -> None:
         """Put a message into the inbox, or the error that ends the request."""
@@ -212,8 +232,6 @@ class Conversation:
                 self._full = {each for each in self._full if each.is_full}
                 if self._full:
                     await self._room.park()
-        await trio.sleep(SHUT_S)  # until it has ended, usually
-        self.process.kill("it has closed its output")
 
     async def killed(self, why: str) -> None:
         """End the child now, for this reason, and wait until it has ended."""
@@ -316,7 +334,7 @@ class Conversation:
                 if message.id is msgspec.UNSET:
                     await self._forward(exchange, message, line)
                 else:
-                    await self._host.start(self._ask_client, exchange, message)
+                    await self._host.start(self._ask_client, exchange, question_in(message, line))
             await exchange.stream.send_lines(plain, is_droppable=True)
             exchange.size = 0
             self._room.unpark_all()
@@ -368,11 +386,10 @@ class Conversation:
     # Questions of the child
 
     async def _ask_client(
-        self, exchange: Exchange, question: Message, *, task_status: trio.TaskStatus[None]
+        self, exchange: Exchange, question: Question, *, task_status: trio.TaskStatus[None]
     ) -> None:
         """Ask a question of a request in flight, in the request's stream."""
         their_id = question.id
-        assert isinstance(their_id, int | str)
         has_started = False
 
         def on_sent(our_id: RequestId) -> None:
@@ -386,7 +403,7 @@ class Conversation:
             try:
                 self._audience.check_question(question, exchange.session)
                 ask = exchange.stream.ask
-                answer = await ask(str(question.method), question.params, on_sent=on_sent)
+                answer = await ask(question.method, question.sent, on_sent=on_sent)
                 await self._give(their_id, answer)
             except StreamsError as error:
                 self._refuse(their_id, error)
@@ -396,10 +413,9 @@ class Conversation:
         if not has_started:
             task_status.started()
 
-    async def _ask_stray(self, question: Message, scope: trio.CancelScope) -> None:
+    async def _ask_stray(self, question: Question, scope: trio.CancelScope) -> None:
         """Ask a question that belongs to no request."""
         their_id = question.id
-        assert isinstance(their_id, int | str)
         with scope:
 
             def on_sent(our_id: RequestId) -> None:
@@ -461,13 +477,13 @@ class Conversation:
             if not line.isascii():
                 line.decode()  # msgspec does not check UTF-8 in values that it skips
             message = messages.look(line)
-        except RecursionError:
-            self._take_long(Long(line[:ENDS_BYTES], line[-ENDS_BYTES:]))
-        except ValueError:
-            self._take_batch(line)
-        else:
-            self._garbage = 0
-            self._take(line, message)
+        except (ValueError, RecursionError):
+            if (mended := mend(line)) is None:
+                self._take_batch(line)
+                return
+            line, message = mended, messages.look(mended)
+        self._garbage = 0
+        self._take(line, message)
 
     def _take_batch(self, line: bytes) -> None:
         """Take the messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
@@ -477,10 +493,22 @@ class Conversation:
                 parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
                 found = [(each, messages.look(each)) for each in parts]
         if not found:
-            self._take_garbage(line)
+            self._take_unreadable(line)
         for part, message in found:
             self._garbage = 0
             self._take(part, message)
+
+    def _take_unreadable(self, line: bytes) -> None:
+        """A line that is no message. If it looks like an answer, it ends its call."""
+        head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
+        number = None if has_method(head) else id_in(head, tail)
+        exchange = None if number is None else self._attribution.named(number)
+        if exchange is None or not line.startswith(b"{"):
+            self._take_garbage(line)
+            return
+        why = "The answer of the wrapped server is no JSON-RPC: see the log."
+        exchange.put(Refusal(INTERNAL_ERROR, why))
+        self._warnings.warn("an answer of a child is no JSON-RPC", child=self.pid, start=str(head))
 
     def _take_garbage(self, line: bytes) -> None:
         self._garbage += 1
@@ -499,8 +527,8 @@ class Conversation:
 
     def _take_long(self, line: Long) -> None:
         too_large = refusal("too_large", limit=self._settings.message_bytes_max)
-        if attribution.has_method(line.head):
-            if (number := attribution.id_in(line.head, line.tail)) is not None:
+        if has_method(line.head):
+            if (number := id_in(line.head, line.tail)) is not None:
                 self._refuse(number, too_large)
         elif (exchange := self._attribution.of_long(line.head, line.tail)) is not None:
             exchange.put(too_large)
@@ -563,7 +591,7 @@ class Conversation:
             self._put(exchange, message, line)
         else:
             scope = self._strays[message.id] = trio.CancelScope()
-            self._host.start_soon(self._ask_stray, message, scope)
+            self._host.start_soon(self._ask_stray, question_in(message, line), scope)
 
     def _take_stray(self, message: Message, line: bytes) -> None:
         if message.method == CANCELLED:
@@ -640,6 +668,14 @@ def _with_our_token(raw: msgspec.Raw, ours: msgspec.Raw, method: str) -> msgspec
     meta["progressToken"] = ours
     params["_meta"] = msgspec.Raw(messages.encode(meta))
     return msgspec.Raw(messages.encode(params))
+
+
+def question_in(message: Message, line: bytes) -> Question:
+    """The question in a request of the child."""
+    assert isinstance(message.id, int | str)
+    has_params = b'"params"' in line
+    sent = message.params if has_params else msgspec.UNSET
+    return Question(message.id, str(message.method), message.params, sent)
 
 
 def answer_line(exchange: Exchange, message: Message, line: bytes) -> tuple[bytes, bool]:

@@ -1,4 +1,4 @@
-"""What a remote server said last: its answer to `initialize` and its lists, kept in a file.
+"""The last answers of a remote server to `initialize` and to requests for lists, in a file.
 
 A host drops a server that is not there when the host starts. With this file it gets an answer.
 """
@@ -27,6 +27,20 @@ Pages = dict[str, msgspec.Raw]
 Members = Mapping[str, msgspec.Raw]
 
 
+class _Hints(msgspec.Struct, rename="camel"):
+    read_only_hint: Any = None
+    idempotent_hint: Any = None
+
+
+class _Listed(msgspec.Struct):
+    name: str
+    annotations: _Hints | None = None
+
+
+class _Listing(msgspec.Struct):
+    tools: list[_Listed] = []
+
+
 class _File(msgspec.Struct):
     hello: dict[str, msgspec.Raw] | None = None
     lists: dict[str, Pages] = {}
@@ -52,6 +66,19 @@ class Kept:
     def pages(self, method: str) -> Pages | None:
         """The pages of a list; None if it was never read."""
         return self._kept.lists.get(method)
+
+    def is_hinted(self, tool: str) -> bool:
+        """Whether the server says of a tool that a second run does no harm."""
+        for page in (self.pages("tools/list") or {}).values():
+            try:
+                listed = messages.decode(page, _Listing).tools
+            except ValueError:
+                continue
+            for each in listed:
+                if each.name == tool and each.annotations is not None:
+                    hints = each.annotations
+                    return hints.read_only_hint is True or hints.idempotent_hint is True
+        return False
 
     async def keep_hello(self, hello: dict[str, msgspec.Raw]) -> None:
         """Keep the answer to `initialize`."""
@@ -85,8 +112,8 @@ def stale(result: bytes | Members) -> dict[str, Any]:
     members = messages.decode(result, dict[str, Any]) if isinstance(result, bytes) else dict(result)
     meta: Any = members.get("_meta", {})
     if isinstance(meta, msgspec.Raw):
-        meta = messages.decode(meta, dict[str, msgspec.Raw])
-    return {**members, "_meta": {**meta, STALE: True}}
+        meta = messages.decode(meta, Any)
+    return {**members, "_meta": {**(meta if isinstance(meta, dict) else {}), STALE: True}}
 
 
 def _read(path: Path) -> _File:

@@ -19,11 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 import trio
 
+from streams.backends.guard import Guard, entry
 from streams.backends.secrets import Secrets
 from streams.errors import Refusal, refusal
 from streams.forks import in_child, withhold
@@ -49,10 +50,13 @@ STDERR_LINE_BYTES_MAX: Final = 64 * 1024  # a longer line is cut
 LOGGED_LINES: Final = 1_000
 LOGGED_LINES_PER_S: Final = 100.0
 LAST_READS_MAX: Final = 64  # of each pipe of a dead child, whose grandchildren may still write
+SHUT_S: Final = 1.0  # how long a child may live after it has closed its input or output
 GONE_S: Final = 5.0  # how long SIGKILL may take; a process in the kernel may take longer
 _PR_SET_PDEATHSIG: Final = 1
 # Names of systemd's variables, which are meant for this process alone.
 _OURS: Final = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_PID")
+
+_T = TypeVar("_T")
 
 Isolation = Literal["session", "none", "call"]
 RestartPolicy = Literal["on-failure", "always", "never"]
@@ -154,6 +158,8 @@ class Process:
         self._tail = ""
         self._line = b""  # the start of a line of standard error
         self._logged = RateLimit(LOGGED_LINES, LOGGED_LINES_PER_S)
+        self._is_reaped = False
+        self._has_shut = trio.Event()  # it has closed its input or output; usually it ends
         self._outbox: deque[bytes | memoryview] = deque()
         self._outbox_bytes = 0
         self._moved = trio.lowlevel.ParkingLot()  # the outbox has become shorter, or useless
@@ -169,6 +175,7 @@ class Process:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write_waiting)
+                nursery.start_soon(self._end_if_shut)
                 if self._child.stderr is not None:
                     nursery.start_soon(self._read_stderr)
                 await self._exit()
@@ -184,7 +191,15 @@ class Process:
         """Wait for the exit, kill what is left of the group, and reap."""
         await _exited(self.pid)
         self.signal(signal.SIGKILL)
-        self._child.wait()
+        self._is_reaped = True
+        with trio.CancelScope(shield=True):
+            await _in_spawner(self._reap)
+
+    def _reap(self) -> None:
+        if self._child.returncode is None:
+            _guard.remove(self.pid)
+            self._child.wait()
+            _guard.leave()
 
     def _finish(self) -> None:
         for _ in range(LAST_READS_MAX):
@@ -206,6 +221,11 @@ class Process:
         _close(self._child.stderr)
         self.has_ended.set()
 
+    async def _end_if_shut(self) -> None:
+        await self._has_shut.wait()
+        await trio.sleep(SHUT_S)
+        self.kill("it has closed its pipes")
+
     # Output
 
     async def read(self) -> bytes:
@@ -213,7 +233,10 @@ class Process:
         assert self._child.stdout is not None
         while not self._child.stdout.closed:
             await trio.lowlevel.wait_readable(self._child.stdout)
-            if (data := _read_now(self._child.stdout.fileno())) is not None:
+            data = _read_now(self._child.stdout.fileno())
+            if data == b"":
+                self._has_shut.set()
+            if data is not None:
                 return data
         return b""
 
@@ -259,7 +282,7 @@ class Process:
         except BlockingIOError:
             return 0
         except OSError:
-            self.kill("it has closed its input")
+            self._has_shut.set()
             return len(data)
 
     async def _write_waiting(self) -> None:
@@ -318,7 +341,7 @@ class Process:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to all of its process group."""
-        if self._child.returncode is None:  # else the number may be another group's
+        if not self._is_reaped:  # else the number may be another group's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
@@ -338,7 +361,7 @@ async def start(settings: ChildSettings) -> Process:
     """Start a child. Raises `Refusal` in the words of the operating system."""
     try:
         with trio.CancelScope(shield=True):  # or else nothing would own the child
-            child = await _in_spawner(partial(_popen, settings))
+            child = await _in_spawner(partial(_start, settings))
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         place = f" {error.filename}" if isinstance(error, OSError) and error.filename else ""
@@ -348,7 +371,21 @@ async def start(settings: ChildSettings) -> Process:
     return Process(child, settings)
 
 
-def _popen(settings: ChildSettings) -> "subprocess.Popen[bytes]":
+_guard: Final = Guard()
+
+
+def _start(settings: ChildSettings) -> "subprocess.Popen[bytes]":
+    pipe = _guard.enter()
+    try:
+        child = _popen(settings, pipe)
+    except BaseException:
+        _guard.leave()
+        raise
+    _guard.add(child.pid)
+    return child
+
+
+def _popen(settings: ChildSettings, guard: int | None) -> "subprocess.Popen[bytes]":
     pipes: dict[str, int | None] = {
         "log": subprocess.PIPE,
         "inherit": None,
@@ -363,18 +400,19 @@ def _popen(settings: ChildSettings) -> "subprocess.Popen[bytes]":
         cwd=settings.cwd,
         env=settings.environment,
         start_new_session=True,
-        preexec_fn=_die_with_parent(),  # noqa: PLW1509  # two system calls, prepared before
+        preexec_fn=_die_with_parent(guard),  # noqa: PLW1509  # a few system calls, prepared before
     )
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def _die_with_parent(guard: int | None) -> Callable[[], None]:
     """Makes the child die with this process: called in the child, between fork and exec."""
-    if _prctl is None:
-        return None
-    prctl, parent, getppid = _prctl, os.getpid(), os.getppid
+    prctl, parent, getpid, getppid = _prctl, os.getpid(), os.getpid, os.getppid
 
     def die_with_parent() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if guard is not None:
+            os.write(guard, entry(getpid()))
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if getppid() != parent:  # it has died before the call
             os._exit(1)
 
@@ -404,11 +442,9 @@ def _spawner() -> _Jobs:
 in_child(_spawner.cache_clear)  # a forked child has no such thread
 
 
-async def _in_spawner(
-    work: "Callable[[], subprocess.Popen[bytes]]",
-) -> "subprocess.Popen[bytes]":
+async def _in_spawner(work: Callable[[], _T]) -> _T:
     token, is_done = trio.lowlevel.current_trio_token(), trio.Event()
-    found: list[subprocess.Popen[bytes]] = []
+    found: list[_T] = []
     failed: list[Exception] = []
 
     def job() -> None:

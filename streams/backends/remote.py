@@ -2,7 +2,7 @@
 
 Each session has a `Link`, a session of its own with the remote server. A request of the host is a
 stream of ours. Its messages are those that the remote server sends for the same request, as they
-came but for ids and progress tokens. `_Relay` is one such request.
+came but for ids and progress tokens (`streams.backends.remote_request`).
 
 | the remote server | after a cut, or an outage |
 |---|---|
@@ -11,12 +11,10 @@ came but for ids and progress tokens. `_Relay` is one such request.
 | any other | calls end as `interrupted`, or are sent again where `rerun` allows it |
 
 A call that may run twice is one of MCP's methods that only read, or a tool that `rerun` names.
-
-This is one file because the backend, its guests and their relays share the link and its end.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -26,29 +24,25 @@ import msgspec
 import trio
 
 from streams import messages
-from streams.backends.kept import Kept, Members, Pages, stale
+from streams.backends.attribution import CANCELLED, cancelled_id, is_news, key_of
+from streams.backends.kept import FILE_BYTES_MAX, Kept, Members, Pages, stale
 from streams.backends.link import Link, RemoteCall, greeting
+from streams.backends.remote_request import CALL, Question, RemoteRequest
 from streams.client import wire
 from streams.client.call import RunningCall
 from streams.client.connection import ClientConnection
 from streams.engine.engine import StreamHandler
-from streams.engine.lifecycle import LIVE
 from streams.engine.stream import Stream
 from streams.errors import (
     INTERNAL_ERROR,
-    CallFailed,
-    CallLost,
     CannotConnect,
     ClientError,
-    Ended,
     Refusal,
     ServerRefused,
-    StreamGone,
-    refusal,
 )
 from streams.exchange import Dialer, Scopes
 from streams.logs import log
-from streams.messages import Kind, Message, RequestId, Run
+from streams.messages import Message, RequestId
 from streams.protocol.extension import EXTENSION
 from streams.protocol.ticket import Ticket
 from streams.server import backend
@@ -58,16 +52,13 @@ from streams.server.methods import progress_token
 # Without a server, and with what it said last, `initialize` is answered after this time at most.
 OFFLINE_AFTER_S: Final = 2.0
 
-# How often a request that may run twice is sent in all, if its connection is lost each time.
-ATTEMPTS_MAX: Final = 5
-
-# A call of a server of ours is checkpointed with its first message, and then after so many messages
-# or seconds. After a crash, no more than those come once more from the remote server.
-CHECKPOINT_LINES: Final = 400
-CHECKPOINT_S: Final = 0.25
-
 # Pages of one list that are read to be kept.
 PAGES_MAX: Final = 100
+
+LISTS_BYTES_MAX: Final = FILE_BYTES_MAX // 4  # of one list
+
+# The lists are read again at most so often, however often the server says that they changed.
+LISTS_EVERY_S: Final = 1.0
 
 # How long the end of this backend waits for cancels that the remote server has not got.
 FAREWELL_S: Final = 1.0
@@ -80,9 +71,7 @@ _LISTS: Final = {  # and the notification that a list has changed
     "resources/templates/list": "notifications/resources/list_changed",
     "prompts/list": "notifications/prompts/list_changed",
 }
-_CALL: Final = "tools/call"
 _INITIALIZED: Final = "notifications/initialized"
-_PROGRESS: Final = wire.PROGRESS.encode()
 _ALL_CAPABILITIES: Final = {
     name: msgspec.Raw(b"{}") for name in ("elicitation", "sampling", "roots")
 }
@@ -121,7 +110,7 @@ class RemoteBackend:
         self.settings = settings
         self.kept: Kept
         self.nursery: trio.Nursery
-        self._cancelling = 0
+        self.cancelling = 0
         self._restarted: _RemoteGuest | None = None  # for the calls of an earlier process
 
     @property
@@ -137,7 +126,7 @@ class RemoteBackend:
                 yield
             finally:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + FAREWELL_S):
-                    while self._cancelling:
+                    while self.cancelling:
                         await trio.sleep(0.01)
                 self.nursery.cancel_scope.cancel()
 
@@ -169,7 +158,7 @@ class RemoteBackend:
         except ValueError as error:
             log.warning("a call cannot be resumed", stream=stream.id[:8], why=str(error))
             return None
-        if ticket is None and not self.may_run_again(_CALL, params.name):
+        if ticket is None and not self.may_run_again(CALL, params.name):
             return None
         stream.progress_token = params.meta.progress_token
         return partial(self._resume, origin, params.name, ticket)
@@ -189,44 +178,14 @@ class RemoteBackend:
         guest = self._restarted
         with guest.used():
             guest.close()  # once no call uses it
-            return await _Relay(guest, origin, tool).run(stream, ticket)
+            return await RemoteRequest(guest, origin, tool).run(stream, ticket)
 
     def may_run_again(self, method: str, tool: str) -> bool:
         """Whether a request may be sent again after its connection was lost."""
-        if method != _CALL:
+        if method != CALL:
             return method in wire.HARMLESS
         is_named = any(fnmatchcase(tool, each) for each in self.settings.rerun if each != HINTED)
-        return is_named or (HINTED in self.settings.rerun and self.is_hinted(tool))
-
-    def is_hinted(self, tool: str) -> bool:
-        """Whether the server says of a tool that a second run does no harm."""
-        for page in (self.kept.pages("tools/list") or {}).values():
-            try:
-                listed = messages.decode(page, _Listing).tools
-            except ValueError:
-                continue
-            for each in listed:
-                if each.name == tool and each.annotations is not None:
-                    hints = each.annotations
-                    return hints.read_only_hint is True or hints.idempotent_hint is True
-        return False
-
-    def cancel(self, guest: "_RemoteGuest", call: RemoteCall) -> None:
-        """Have the remote server cancel a call, however long that takes."""
-
-        async def cancel() -> None:
-            with guest.used():
-                try:
-                    with trio.move_on_after(self.settings.give_up_s):
-                        await call.cancel()
-                except ClientError as error:
-                    log.info("a call was not cancelled", why=str(error))
-                finally:
-                    await guest.link.leave(call)
-                    self._cancelling -= 1
-
-        self._cancelling += 1
-        self.nursery.start_soon(cancel)
+        return is_named or (HINTED in self.settings.rerun and self.kept.is_hinted(tool))
 
 
 class _Nowhere:
@@ -252,7 +211,7 @@ class _RemoteGuest:
         self.home = home
         self.settings = home.settings
         self.is_closed = False
-        self.relays: dict[RunningCall, _Relay] = {}
+        self.relays: dict[RunningCall, RemoteRequest] = {}
         self.link = Link(
             home.settings.dial,
             greeting(session.revision, session.client_info, session.capabilities),
@@ -261,6 +220,7 @@ class _RemoteGuest:
         )
         self._standing = standing
         self._told: dict[str, Pages] = {}  # the lists, as the host knows them
+        self._asked: dict[RequestId | None, Question] = {}  # outside of calls
         self._is_offline = False  # the host was answered with what the server said before
         self._users = 0
         self._stale_lists = trio.Event()
@@ -325,14 +285,14 @@ class _RemoteGuest:
 
     async def call(self, received: Received, params: CallTool) -> backend.Run:
         await trio.lowlevel.checkpoint()
-        may_run_again = self.home.may_run_again(_CALL, params.name)
+        may_run_again = self.home.may_run_again(CALL, params.name)
         return backend.Run(
             handler=self._handler(received.message, params.name),
             progress_token=params.meta.progress_token,
             min_s=self.settings.resume_min_s,
             max_s=self.settings.resume_max_s,
             is_restartable=self._is_ours or may_run_again,
-            is_repeatable=may_run_again or self.home.is_hinted(params.name),
+            is_repeatable=may_run_again or self.home.kept.is_hinted(params.name),
         )
 
     @property
@@ -357,7 +317,7 @@ class _RemoteGuest:
     def _handler(self, message: Message, tool: str) -> StreamHandler:
         async def handle(stream: Stream) -> tuple[bytes, bool]:
             with self.used():
-                return await _Relay(self, message, tool).run(stream, None)
+                return await RemoteRequest(self, message, tool).run(stream, None)
 
         return handle
 
@@ -371,17 +331,55 @@ class _RemoteGuest:
         self.is_closed = True
         self._end_if_unused()
 
-    def used(self) -> "_Use":
+    @contextmanager
+    def used(self) -> Iterator[None]:
         """Keep the session open for the length of a block."""
-        return _Use(self)
+        self._add_user(+1)
+        try:
+            yield
+        finally:
+            self._add_user(-1)
 
-    def add_user(self, change: int) -> None:
+    def _add_user(self, change: int) -> None:
         self._users += change
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
         if self.is_closed and not self._users:
             self._scope.cancel()
+
+    # For its requests
+
+    @property
+    def url(self) -> str:
+        return self.settings.url
+
+    def may_run_again(self, method: str, tool: str) -> bool:
+        return self.home.may_run_again(method, tool)
+
+    def cancel(self, call: RemoteCall) -> None:
+        async def cancel() -> None:
+            try:
+                with trio.move_on_after(self.settings.give_up_s):
+                    await call.cancel()
+            except ClientError as error:
+                log.info("a call was not cancelled", why=str(error))
+            finally:
+                await self.link.leave(call)
+                self.home.cancelling -= 1
+
+        self.home.cancelling += 1
+        self.release(cancel)
+
+    def release(self, wait: Callable[[], Awaitable[None]]) -> None:
+        async def released() -> None:
+            try:
+                await wait()
+            finally:
+                self._add_user(-1)
+
+        self._add_user(+1)
+        self.home.nursery.start_soon(released)
 
     # As the listener of the link
 
@@ -390,22 +388,36 @@ class _RemoteGuest:
 
     def notified(self, message: Message) -> None:
         method = str(message.method)
-        if method in (wire.PROGRESS, wire.CANCELLED):
+        if method == wire.PROGRESS:
             return  # of a request that is over
-        key = method if method in _LISTS.values() else None
-        if key is not None:
+        if method == CANCELLED:
+            self._withdraw(message)
+            return
+        if method in _LISTS.values():
             self._stale_lists.set()
-        elif method == wire.UPDATED:
-            key = f"{method} {messages.decode(message.params, dict[str, Any]).get('uri')}"
+        key = key_of(method, message.params) if is_news(method) else None
         self._standing.notify(messages.notification(method, message.params), key=key)
 
+    def _withdraw(self, message: Message) -> None:
+        """The remote server does not want an answer any more."""
+        question = self._asked.get(cancelled_id(message.params))
+        if question is not None:
+            if (line := question.withdrawn(message)) is not None:
+                self._standing.notify(line)
+            question.scope.cancel()
+
     async def respond(self, message: Message, call: RunningCall | None) -> bytes:
+        assert isinstance(message.id, int | str)
         relay = None if call is None else self.relays.get(call)
         if relay is not None and isinstance(call, RemoteCall):
             answer = await relay.answer(message, call)
         else:
-            answer = await self._standing.ask(str(message.method), message.params)
-        assert isinstance(message.id, int | str)
+            question = self._asked[message.id] = Question()
+            try:
+                await question.put(self._standing, message)
+                answer = await question.wait()
+            finally:
+                del self._asked[message.id]
         return messages.answer(msgspec.structs.replace(answer, id=message.id))
 
     # The lists of the server
@@ -443,6 +455,7 @@ class _RemoteGuest:
                     await kept.keep_pages(method, pages)
                     self._compare(method, pages)
             await self._stale_lists.wait()
+            await trio.sleep(LISTS_EVERY_S)
 
     def _compare(self, method: str, pages: Pages) -> None:
         """Tell the host of a list that is not what it knows."""
@@ -451,328 +464,6 @@ class _RemoteGuest:
             del self._told[method]
             changed = _LISTS[method]
             self._standing.notify(messages.notification(changed), key=changed)
-
-
-class _Use:
-    """Keeps a guest's session open."""
-
-    def __init__(self, guest: _RemoteGuest) -> None:
-        self._guest = guest
-
-    def __enter__(self) -> None:
-        self._guest.add_user(+1)
-
-    def __exit__(self, *error: object) -> None:
-        self._guest.add_user(-1)
-
-
-class _Untaken(CallLost):
-    """The remote server has not taken the request."""
-
-
-class _Question:
-    """A request of the remote server within a call, and the host's answer to it."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-        self._is_here = trio.Event()
-        self.is_sent = trio.Event()
-        self._answer: Message | Refusal = Refusal(INTERNAL_ERROR, "The call has ended.")
-
-    @property
-    def is_answered(self) -> bool:
-        return self._is_here.is_set()
-
-    def give(self, answer: Message | Refusal | None) -> None:
-        """None: there will be no answer."""
-        if answer is not None:
-            self._answer = answer
-        self.is_sent.set()
-        self._is_here.set()
-
-    async def wait(self) -> Message:
-        await self._is_here.wait()
-        if isinstance(self._answer, Refusal):
-            raise self._answer
-        return self._answer
-
-
-class _Relay:
-    """One request of the host, as it runs on the remote server."""
-
-    def __init__(self, guest: _RemoteGuest, request: Message, tool: str) -> None:
-        self._guest = guest
-        self._home = guest.home
-        self._request = request
-        self._method = str(request.method)
-        self._tool = tool
-        self._questions: dict[RequestId, _Question] = {}
-        self._open: list[_Question] = []  # that the remote server may not have the answers of
-        self._stream: Stream
-        self._tasks: trio.Nursery
-        self._turn = trio.Lock()  # held while a run is passed on, up to its checkpoint
-        self._lines = 0  # passed on since the last checkpoint
-        self._checkpointed_at: float | None = None
-        self._progress: float | None = None  # the most that was reported, before a rerun
-        self._is_second = False
-
-    async def run(self, stream: Stream, ticket: Ticket | None) -> tuple[bytes, bool]:
-        """Run the request, or go on with it. Returns its response. Raises `Refusal`."""
-        self._stream = stream
-        attempts = 0
-        while True:
-            attempts += 1
-            call = await self._begun(ticket)
-            try:
-                return await self._passed_on(call)
-            except (CallLost, StreamGone, CannotConnect) as error:
-                await self._guest.link.leave(call)
-                may_run_again = isinstance(error, _Untaken) or self._home.may_run_again(
-                    self._method, self._tool
-                )
-                is_over = isinstance(error, CannotConnect) or attempts >= ATTEMPTS_MAX
-                if is_over or not may_run_again:
-                    raise self._interrupted(error) from None
-                log.info("a request is sent again", method=self._method, why=str(error))
-                ticket, self._is_second = None, True
-                await trio.sleep(min(2.0 ** (attempts - 2), 4.0))
-            except CallFailed as error:
-                await self._guest.link.leave(call)
-                failed = Refusal(error.code, error.message, error.data)
-                return messages.error(stream.request_id, failed), True
-
-    async def _begun(self, ticket: Ticket | None) -> RemoteCall:
-        link, keeps = self._guest.link, self._stream.rerun is not None
-        try:
-            if ticket is not None:
-                return await link.resume(ticket)
-            return await link.begin(
-                self._method,
-                self._request.params,
-                wants_progress=self._stream.is_progress_wanted,
-                kept=0 if keeps else None,
-            )
-        except CannotConnect as error:
-            raise self._guest.unreachable(error) from None
-        except ClientError as error:
-            raise self._interrupted(error) from None
-
-    def _interrupted(self, error: ClientError) -> Refusal:
-        return refusal("interrupted").saying(
-            f"The connection to {self._guest.settings.url} was lost, and the server cannot resume "
-            f"this request: make it again if that is safe. ({error})"
-        )
-
-    async def _passed_on(self, call: RemoteCall) -> tuple[bytes, bool]:
-        """Pass on all messages of the call. Raises `ClientError`."""
-        guest = self._guest
-        failure: ClientError | Refusal | None = None
-        is_over = False
-        guest.relays[call] = self
-        try:
-            async with trio.open_nursery() as self._tasks:
-                if call.kept is not None and call.ticket is None:
-                    self._tasks.start_soon(self._keep_ticket, call)
-                try:
-                    async for run in call.runs():
-                        async with self._turn:
-                            await self._take(run)
-                            await self._checkpoint(call)
-                except (ClientError, Refusal) as error:
-                    failure = error
-                self._tasks.cancel_scope.cancel()
-            is_over = not isinstance(failure, Refusal)
-        finally:
-            del guest.relays[call]
-            for question in self._questions.values():
-                question.give(None)
-            if not is_over:
-                self._leave_unfinished(call)
-        if failure is not None:
-            raise failure
-        return self._response(call)
-
-    def _leave_unfinished(self, call: RemoteCall) -> None:
-        """The host does not want the call any more, or this process ends."""
-        if self._stream.is_suspended:
-            self._guest.link.keeps_session = True  # the next process goes on with it
-        else:
-            self._home.cancel(self._guest, call)
-
-    def _response(self, call: RemoteCall) -> tuple[bytes, bool]:
-        response = call.response
-        is_error = response.kind is Kind.ERROR
-        if is_error and (lost := wire.error_of(response)).reason in (wire.LOST, wire.UNTAKEN):
-            kind = _Untaken if lost.reason == wire.UNTAKEN else CallLost
-            raise kind(lost.message)
-        self._home.nursery.start_soon(self._release, call)
-        self._guest.add_user(+1)  # until then
-        if not is_error:
-            self._guest.note_result(self._request, response.result)
-            assert isinstance(response.result, msgspec.Raw)
-            is_error = self._method == _CALL and messages.is_tool_error(response.result)
-        return messages.answer(
-            msgspec.structs.replace(response, id=self._stream.request_id)
-        ), is_error
-
-    async def _release(self, call: RemoteCall) -> None:
-        """Let the remote server forget the call, once the response is safe here."""
-        stream = self._stream
-        try:
-            if call.kept is not None:
-                while stream.state.outcome is LIVE:
-                    await trio.sleep(0.01)
-                if not stream.is_deferred:
-                    await stream.flush()
-            call.settle()
-            await self._guest.link.leave(call)
-        finally:
-            self._guest.add_user(-1)
-
-    # Messages of the remote server
-
-    async def _take(self, run: Run) -> None:
-        self._open = [each for each in self._open if not each.is_answered]
-        *lines, last = run.lines
-        for line in lines:
-            await self._send(line)
-        message = messages.look(last)
-        if message.kind is Kind.REQUEST:
-            await self._ask(message)
-        else:
-            await self._send(last)
-        self._lines += run.count
-
-    async def _send(self, line: bytes) -> None:
-        if _PROGRESS in line and await self._report(line):
-            return
-        if b"notifications/cancelled" in line and self._withdraw(line):
-            return
-        await self._stream.send(line)
-
-    async def _report(self, line: bytes) -> bool:
-        """Send this line if it is progress, under the host's token."""
-        message = messages.look(line)
-        if message.method != wire.PROGRESS:
-            return False
-        token = self._stream.progress_token
-        try:
-            params = messages.decode(message.params, dict[str, msgspec.Raw])
-            progress = messages.decode(params.get("progress", b"null"), float | int | None)  # type: ignore[arg-type]
-        except ValueError:
-            return True  # nothing that a host could read
-        if token is None or self._is_known(progress):
-            return True
-        params["progressToken"] = msgspec.Raw(messages.encode(token))
-        await self._stream.send_progress(token, messages.notification(wire.PROGRESS, params))
-        return True
-
-    def _is_known(self, progress: float | None) -> bool:
-        """Whether a second attempt has come no further than the first. MCP: "The progress value
-        MUST increase with each notification".
-        """
-        is_known = (
-            self._is_second
-            and None not in (progress, self._progress)
-            and progress <= self._progress  # type: ignore[operator]
-        )
-        if not is_known:
-            self._progress = progress
-        return is_known
-
-    def _withdraw(self, line: bytes) -> bool:
-        """The remote server does not want an answer any more. Our id of the question is another."""
-        message = messages.look(line)
-        if message.method != wire.CANCELLED:
-            return False
-        try:
-            cancelled = messages.decode(message.params, dict[str, Any]).get("requestId")
-        except ValueError:
-            return True
-        if isinstance(cancelled, int | str) and cancelled in self._questions:
-            self._questions[cancelled].scope.cancel()
-        return True
-
-    async def _ask(self, message: Message) -> None:
-        """Ask the host; returns when the question has its place in the stream."""
-        assert isinstance(message.id, int | str)
-        question = self._questions.setdefault(message.id, _Question())
-        self._open.append(question)
-        self._tasks.start_soon(self._put, message, question)
-        await question.is_sent.wait()
-
-    async def _put(self, message: Message, question: _Question) -> None:
-        answer: Message | Refusal | None = None
-        try:
-            with question.scope:
-
-                def sent(_: RequestId) -> None:
-                    question.is_sent.set()
-
-                answer = await self._stream.ask(str(message.method), message.params, on_sent=sent)
-        except Refusal as refused:
-            answer = refused
-        finally:
-            question.give(answer)
-
-    async def answer(self, message: Message, call: RemoteCall) -> Message:
-        """The host's answer to a request of the remote server. Raises `Refusal`."""
-        assert isinstance(message.id, int | str)
-        question = self._questions.setdefault(message.id, _Question())
-        if not call.is_numbered:  # else it is among the messages of the call
-            self._tasks.start_soon(self._put_behind, call, message, question)
-        try:
-            return await question.wait()
-        finally:
-            del self._questions[message.id]
-
-    async def _put_behind(self, call: RemoteCall, message: Message, question: _Question) -> None:
-        """Ask the host behind the messages that came before."""
-        while call.has_unread:
-            await trio.sleep(0.01)
-        async with self._turn:
-            pass  # they are passed on
-        await self._put(message, question)
-
-    # For the next process
-
-    async def _keep_ticket(self, call: RemoteCall) -> None:
-        assert call.announced is not None
-        await call.announced.wait()
-        async with self._turn:
-            await self._checkpoint(call)
-
-    async def _checkpoint(self, call: RemoteCall) -> None:
-        """Keep the ticket of the call, and how far it is passed on.
-
-        Not while the host has a question to answer: after a restart it must come once more.
-        """
-        ticket, now = call.ticket, trio.current_time()
-        if call.kept is None or ticket is None or self._open:
-            return
-        last = self._checkpointed_at
-        is_due = last is None or self._lines >= CHECKPOINT_LINES or now - last >= CHECKPOINT_S
-        if not is_due:
-            return
-        with suppress(Ended):  # a host's cancel has ended the stream, and ends this task next
-            await self._stream.checkpoint(messages.encode(str(ticket)))
-        self._lines, self._checkpointed_at = 0, trio.current_time()
-        if call.is_numbered:
-            call.keep(ticket.after or 0)
-
-
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: Any = None
-    idempotent_hint: Any = None
-
-
-class _Listed(msgspec.Struct):
-    name: str
-    annotations: _Hints | None = None
-
-
-class _Listing(msgspec.Struct):
-    tools: list[_Listed] = []
 
 
 class _Page(msgspec.Struct, rename="camel"):
@@ -797,6 +488,8 @@ async def _read_pages(connection: ClientConnection, method: str) -> Pages | None
         if reply is None or not isinstance(reply.result, msgspec.Raw):
             return None
         pages[cursor] = reply.result
+        if sum(map(len, pages.values())) > LISTS_BYTES_MAX:
+            return None
         try:
             cursor = messages.decode(reply.result, _Page).next_cursor
         except ValueError:

@@ -56,7 +56,7 @@ try:
     from mcp.shared.jsonrpc_dispatcher import handler_exception_to_error_data
     from mcp.shared.message import ServerMessageMetadata
     from mcp.shared.transport_context import TransportContext
-    from mcp_types import REQUEST_TIMEOUT
+    from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 except ImportError:
     _IS_INSTALLED = False
 else:
@@ -203,6 +203,7 @@ class _SdkGuest:
         self._running = 0
         self._is_closed = False
         self._notified: set[trio.CancelScope] = set()
+        self._asking: set[trio.CancelScope] = set()  # the session, without a request
         self._numbers = count(1)
         self._on_progress: dict[ProgressToken, ProgressFnT] = {}  # of the client, on questions
         self.exchanges: dict[ProgressToken, _Exchange] = {}  # by the tokens of their clients
@@ -228,7 +229,7 @@ class _SdkGuest:
                 self.hello = await self._runner.on_request(exchange, _INITIALIZE, params)
             except BaseException as error:
                 await let_pass(error)
-                raise refused_for(error, _INITIALIZE) from None
+                raise _refused(error, _INITIALIZE) from None
             finally:
                 exchange.close()
             self._is_initialized = True
@@ -242,7 +243,7 @@ class _SdkGuest:
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            for scope in self._notified:
+            for scope in (*self._notified, *self._asking):
                 scope.cancel()
             self._end_if_idle()
 
@@ -285,7 +286,7 @@ class _SdkGuest:
                 exchange.cancel_requested.set()
                 await let_pass(error)
                 self.backend.adviser.look_at(error)
-                raise refused_for(error, name) from None
+                raise _refused(error, name) from None
             finally:
                 exchange.close()
                 del self.backend.running_requests[stream]
@@ -371,6 +372,20 @@ class _SdkGuest:
             raise MCPError(REQUEST_TIMEOUT, f"Request {method!r} timed out")
         return _result_of(answer, method)
 
+    async def ask_session(
+        self, method: str, params: Mapping[str, Any] | None, opts: "CallOptions | None"
+    ) -> dict[str, Any]:
+        """Ask the client without a request of its own. Raises `MCPError`, also at its end."""
+        with trio.CancelScope() as scope:
+            if self._is_closed:
+                scope.cancel()
+            self._asking.add(scope)
+            try:
+                return await self.ask(self.standing.ask, method, params, opts)
+            finally:
+                self._asking.discard(scope)
+        raise MCPError(CONNECTION_CLOSED, "Connection closed")
+
 
 class _Exchange:
     """One request of the client, or one notification: the SDK's `DispatchContext`."""
@@ -447,8 +462,9 @@ class _Exchange:
     ) -> dict[str, Any]:
         if self._is_closed:
             raise NoBackChannelError(method)
-        ask = self._guest.standing.ask if self._stream is None else self._stream.ask
-        return await self._guest.ask(ask, method, params, opts)
+        if self._stream is None:
+            return await self._guest.ask_session(method, params, opts)
+        return await self._guest.ask(self._stream.ask, method, params, opts)
 
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: "CallOptions | None" = None
@@ -457,27 +473,27 @@ class _Exchange:
             log.debug("a message after the end of its request was dropped", method=method[:100])
         elif self._stream is None:
             _notify(self._guest.standing, method, params)
-        elif method == _PROGRESS and params is not None:
-            await self._progress(self._stream, params)
+        elif method == _PROGRESS and params and params.get("progressToken") == self._token:
+            await self._report(self._stream, params)
         else:
             await _sent(self._stream.send(_line(method, params), is_droppable=method == _LOG))
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        if self._token is not None:
-            params: dict[str, Any] = {"progressToken": self._token, "progress": progress}
-            if total is not None:
-                params["total"] = total
-            if message is not None:
-                params["message"] = message
-            await self.notify(_PROGRESS, params)
+        stream = self._stream
+        if stream is None or self._is_closed or stream.progress_token is None:
+            return
+        params: dict[str, Any] = {"progress": progress}
+        if total is not None:
+            params["total"] = total
+        if message is not None:
+            params["message"] = message
+        await self._report(stream, params)
 
-    async def _progress(self, stream: Stream, params: Mapping[str, Any]) -> None:
-        token = stream.progress_token
-        if params.get("progressToken") != self._token:
-            await _sent(stream.send(_line(_PROGRESS, params)))  # of whatever the author means
-        elif token is not None:
+    async def _report(self, stream: Stream, params: Mapping[str, Any]) -> None:
+        """Report progress of this request, under the token that its client has by now."""
+        if (token := stream.progress_token) is not None:
             line = _line(_PROGRESS, {**params, "progressToken": token})
             await _sent(stream.send_progress(token, line))
 
@@ -510,7 +526,7 @@ class _Outbound:
     ) -> dict[str, Any]:
         if (exchange := self._current()) is not None:
             return await exchange.send_raw_request(method, params, opts)
-        return await self._guest.ask(self._guest.standing.ask, method, params, opts)
+        return await self._guest.ask_session(method, params, opts)
 
     async def notify(
         self, method: str, params: Mapping[str, Any] | None, opts: "CallOptions | None" = None
@@ -553,7 +569,7 @@ def _low_level(server: Any) -> "Server[Any]":
     )
 
 
-def refused_for(error: BaseException, name: str) -> Refusal:
+def _refused(error: BaseException, name: str) -> Refusal:
     """The JSON-RPC error for an exception of the SDK or of a handler, as the SDK words it."""
     if isinstance(error, Refusal):
         return error

@@ -11,7 +11,19 @@ _NAME: Final = re.compile(
     r"(?<!^)(?<!old)pwd|(^|[_-])(pass|pat|dsn|jwt|sid)($|[_-])",
     re.IGNORECASE,
 )
-_IN_URL: Final = re.compile(r"(?<=://)[^/\s@:]*:([^/\s@]+)(?=@)")
+# In a text, the name stands before the value.
+_NAMED: Final = re.compile(
+    r"(?P<name>[\w.-]*(?:token|secret|passw(?:or)?d|passphrase|pwd|api[_-]?key|access[_-]?key"
+    r"|private[_-]?key|credentials?)[\w-]*[\"']?\s*[=:]\s*[\"']?)[^\s\"',;&]{4,}",
+    re.IGNORECASE,
+)
+# The forms of secrets that are in wide use.
+_FORMS: Final = re.compile(
+    r"\b(?:sk-[A-Za-z0-9_-]{16,}|gh[oprsu]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{16,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}|xox[abprs]-[A-Za-z0-9-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{30,})"
+)
+_IN_URL: Final = re.compile(r"(?P<user>(?<=://)[^/\s@:]*):(?P<secret>[^/\s@]+)(?=@)")
 LETTERS_MIN: Final = 4  # a shorter value would be found in every other word
 
 
@@ -27,6 +39,8 @@ class Secrets:
         """A text without the secrets, and without what has the form of one."""
         for value in self._values:
             text = text.replace(value, REDACTED)
+        text = _IN_URL.sub(rf"\g<user>:{REDACTED}", text)
+        text = _FORMS.sub(REDACTED, _NAMED.sub(rf"\g<name>{REDACTED}", text))
         return redacted(None, "", text)
 
 
@@ -34,7 +48,7 @@ def _of_variables(env: Mapping[str, str]) -> Iterator[str]:
     for name, value in env.items():
         if _NAME.search(name):
             yield value
-        yield from (found[1] for found in _IN_URL.finditer(value))
+        yield from (found["secret"] for found in _IN_URL.finditer(value))
 
 
 def _of_arguments(command: Sequence[str]) -> Iterator[str]:
@@ -47,5 +61,5 @@ def _of_arguments(command: Sequence[str]) -> Iterator[str]:
         is_secret = _NAME.search(left) is not None
         if separator and is_secret:
             yield right
-        yield from (found[1] for found in _IN_URL.finditer(argument))
+        yield from (found["secret"] for found in _IN_URL.finditer(argument))
         name = argument if argument.startswith("-") and is_secret and not separator else ""

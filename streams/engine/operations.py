@@ -199,7 +199,7 @@ class Operations:
         """
         session, state = connection.session, stream.state
         check_free(session, reply_id, besides=stream)
-        stream.is_findable = True
+        stream.is_findable = stream.stays = True
         stream.leave()  # no more progress is numbered under the token of another client
         try:
             missed, after = await self._missed(stream)
@@ -218,7 +218,12 @@ class Operations:
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         _displace(stream, connection, reply_id)
         stream.let_answer(session, after)
-        stream.progress_token = token
+        if stream.record.restart is None:
+            stream.progress_token = token
+        elif not stream.is_rerunning:
+            # A restarted call is compared with its first run, which must have one token alone. So
+            # from now on its progress is not numbered.
+            stream.progress_token = None
         connection.attach(
             Delivery(
                 stream,

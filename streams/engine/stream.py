@@ -315,11 +315,11 @@ class Stream:
         """Send progress. Where there is no room, only the latest of each token is kept."""
         await self._let_out_ahead_of(line)
         self.latest_progress = line
-        if self.is_left or token == UNHEARD:
-            await trio.lowlevel.checkpoint()
-            return
         rerun = self.rerun
         if rerun is not None and await self._compared(rerun.swallow(line, is_droppable=True)):
+            return
+        if self.is_left or token == UNHEARD:
+            await trio.lowlevel.checkpoint()
             return
         size = self.state.batch_bytes
         if self.state.add_progress(token, line):
@@ -668,7 +668,9 @@ class Stream:
 
     def leave(self) -> None:
         """The attached client stops waiting and can find the stream again: detach it next."""
-        self.is_reachable = self.is_left = self.stays = True
+        self.is_reachable = self.is_left = True
+        # A client with positions says what it has, and comes back for the rest.
+        self.stays = self.stays or not self.state.client_confirms
 
     def detach(self, delivery: Follower) -> None:
         """Detach a delivery; nothing changes where another one has taken its place."""

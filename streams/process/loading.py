@@ -31,6 +31,8 @@ from transports import dial
 _OURS: Final = ("streams", "transports")
 
 
+_SDK_ADVICE: Final = " Install the official SDK: pip install 'mcp-streams[sdk]'."
+
 ToolAt = Callable[[FrameType], str | None]
 
 
@@ -170,7 +172,8 @@ def _object(app: str) -> object:
     except CannotServe:
         raise
     except Exception as error:
-        raise CannotServe(f"{place} cannot be imported: {_described(error)}.") from error
+        advice = _SDK_ADVICE if getattr(error, "name", None) == "mcp" else ""
+        raise CannotServe(f"{place} cannot be imported: {_described(error)}.{advice}") from error
     return getattr(module, name, None)
 
 

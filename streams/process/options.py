@@ -25,6 +25,8 @@ REAPING_S: Final = 1.0  # from a SIGKILL of the last child to the end of all tas
 
 TOKEN_VARIABLE: Final = "MCP_STREAMS_TOKEN"  # the bearer token that commands send
 
+NAME_LETTERS_MAX: Final = 500  # of a command in the hello, which has 4 KiB
+
 READY: Final = "ready\n"  # an owner sends it to the relay that started it, once it listens
 STARTER_VARIABLE: Final = "MCP_STREAMS_STARTER_FD"
 
@@ -190,7 +192,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def _named(self) -> str:
         if not isinstance(self.app, str):
-            return str(self.app)
+            return str(self.app)[:NAME_LETTERS_MAX]  # `key` has all of it
         place, _, name = self.app.rpartition(":")
         if place.endswith(".py"):
             place = str(Path(place).resolve())

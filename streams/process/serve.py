@@ -51,6 +51,8 @@ GARBAGE_MAX: Final = (2_000, 100, 20)
 # Descriptors besides those of connections; HTTP and WebSocket may have `connections_max` each.
 DESCRIPTORS_BESIDES: Final = 256
 
+DOWN: Final = "The command has ended, and it is not started again: the log says why."
+
 # An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
 
@@ -139,7 +141,7 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         if options.journal is not None:
-            await nursery.start(_serve_relays, running, options)
+            await nursery.start(_serve_relays, running, options, down)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
@@ -225,7 +227,7 @@ async def _stop_when_down(down: trio.Event, running: RunningServer, notices: Not
     await down.wait()
     notices.stopping()
     await running.engine.shut_down()
-    raise CannotServe("The command has ended, and it is not started again: the log says why.")
+    raise CannotServe(DOWN)
 
 
 async def _reload(guard: Guard, notices: Notices) -> None:
@@ -366,7 +368,11 @@ def _why_not(address: str, error: OSError) -> str:
 
 
 async def _serve_relays(
-    running: RunningServer, options: Options, *, task_status: trio.TaskStatus[None]
+    running: RunningServer,
+    options: Options,
+    down: trio.Event,
+    *,
+    task_status: trio.TaskStatus[None],
 ) -> None:
     assert options.journal is not None
     ours = options.hello()
@@ -392,6 +398,7 @@ async def _serve_relays(
             running.serve,
             path,
             hello_check=check,
+            farewell=lambda: DOWN if down.is_set() else None,
             message_bytes_max=running.limits.message_bytes_max,
         )
         try:

@@ -339,8 +339,8 @@ class Patience:
     async def _list(self, principal: str) -> dict[str, Any]:
         found = await self.operations.calls(principal)
         ids = [_id_of(each) for each in found]
-        newest = list(reversed(found))[:LISTED_MAX]
-        kept = list(filter(None, map(_kept_of, newest)))
+        newest = filter(None, map(_kept_of, reversed(found)))
+        kept = list(itertools.islice(newest, LISTED_MAX))
         if not kept:
             return _text("No calls of yours are kept.") | {"structuredContent": {"calls": []}}
         now, lines, calls = trio.current_time() + self._wall_ahead_s, [], []
@@ -358,8 +358,8 @@ class Patience:
                     "progress": each.progress,
                 }
             )
-        if len(found) > LISTED_MAX:
-            lines.append(f"- and {len(found) - LISTED_MAX} older ones")
+        if next(newest, None) is not None:
+            lines.append("- and older ones")
         lines.append(f"Call `{self.name_of(_WAIT)}` with one of these names to get its result.")
         return _text("\n".join(lines)) | {"structuredContent": {"calls": calls}}
 
@@ -403,6 +403,7 @@ class Patience:
         is_wait: bool,
     ) -> None:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
+        check_free(connection.session, request_id, besides=stream)
         current = stream.delivery
         if isinstance(current, Delivery) and _is_patient(current):
             is_same = (current.reader, current.waiting_id) == (connection.session, request_id)
@@ -423,7 +424,8 @@ class Patience:
             return None
         for each in map(_id_of, await self.operations.calls(principal)):
             if _code(each).startswith(wanted):
-                return await self.operations.load_call(each)
+                stream = await self.operations.load_call(each)
+                return stream if stream is not None and _is_call(stream) else None
         return None
 
     async def _name(self, stream: Stream) -> str:
@@ -507,17 +509,16 @@ class PatientGuest:
         if not isinstance(run, Run):
             return run
         is_once = await patience.is_once(self, received, params.name)
-        is_patient = _has_no_patience(received.session)
-        max_s = run.max_s
-        if is_patient:
-            max_s = KEPT_S
-        elif is_once:
-            max_s = max(max_s, ONCE_S)
+        has_interim = settings.patience_s is not None
+        if not (has_interim or is_once or settings.keep_cancelled != "never"):
+            return run
+        is_impatient = _has_no_patience(received.session)
+        kept_s = KEPT_S if is_impatient else ONCE_S if is_once else 0.0
         return msgspec.structs.replace(
             run,
             handler=patience.watched(run.handler, began_at),
-            max_s=max_s,
-            is_findable=is_patient and settings.patience_s is not None,
+            max_s=max(run.max_s, kept_s),
+            is_findable=is_impatient and has_interim,
         )
 
     # Listings
@@ -646,6 +647,11 @@ def _answers_again(stream: Stream) -> bool:
         return True
     is_seen = state.handed == state.last
     return state.delivered < state.last and not (state.has_failed and is_seen)
+
+
+def _is_call(stream: Stream) -> bool:
+    """Whether a stream is that of a tool, and not of another request."""
+    return messages.parse(stream.record.origin).method == "tools/call"
 
 
 def _id_of(found: Stream | Record) -> str:

@@ -91,6 +91,12 @@ def garbage(id: Any, given: Json, token: Any) -> None:
     answer(id)
 
 
+def answers(id: Any, given: Json, token: Any) -> None:
+    """Answers with any line, in which ID stands for the id, and FF for a byte that is no UTF-8."""
+    line = given["line"].replace("ID", str(id)).encode().replace(b"FF", b"\xff")
+    write(line + b"\n")
+
+
 def leave(id: Any, given: Json, token: Any) -> None:
     for number in range(given.get("first", 0)):
         log(number)
@@ -262,6 +268,7 @@ TOOLS = {
         flood,
         garbage,
         leave,
+        answers,
         twice,
         never,
         late,

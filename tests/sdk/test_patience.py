@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,9 +36,10 @@ Json = dict[str, Any]
 
 @contextmanager
 def serving(kind: str, folder: Path, options: tuple[str, ...]) -> Iterator[Json]:
-    """How a client reaches the server: it starts a relay to an owner, or uses HTTP.
+    """How a client reaches the server: over HTTP, or by a process that it starts.
 
-    With "wrap", the owner wraps a server of the official SDK.
+    That process is a relay to the owner of "relay", the server; of "wrap", a child process with a
+    server of the official SDK; of "attach", a server over HTTP without patience.
     """
     if kind == "http":
         with ServerProcess(folder, app=APP, options=options) as server:
@@ -46,14 +47,22 @@ def serving(kind: str, folder: Path, options: tuple[str, ...]) -> Iterator[Json]
         return
     journal = folder / "journal.db"
     how = ("--journal", str(journal), *options)
-    serve = [*CLI[1:], "serve", APP, "--stdio", *how]
-    wrap = [*CLI[1:], "wrap", *how, "--", sys.executable, str(CHILD)]
-    try:
-        yield {"command": CLI[0], "args": wrap if kind == "wrap" else serve}
-    finally:
-        for pid in owners(journal):
-            os.kill(pid, signal.SIGKILL)
-            wait_for_end(pid)
+    with ExitStack() as stack:
+        if kind == "relay":
+            words = ["serve", APP, "--stdio", *how]
+        elif kind == "wrap":
+            words = ["wrap", *how, "--", sys.executable, str(CHILD)]
+        else:
+            far = folder / "far"
+            far.mkdir()
+            server = stack.enter_context(ServerProcess(far, app=APP))
+            words = ["attach", f"http://127.0.0.1:{server.http_port}/mcp", *how]
+        try:
+            yield {"command": CLI[0], "args": [*CLI[1:], *words]}
+        finally:
+            for pid in owners(journal):
+                os.kill(pid, signal.SIGKILL)
+                wait_for_end(pid)
 
 
 def play(node: Node, generation: str, place: Json, folder: Path, *steps: str) -> Json:
@@ -70,7 +79,7 @@ def runs(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("generation", ["1", "2"])
-@pytest.mark.parametrize("kind", ["relay", "http", "wrap"])
+@pytest.mark.parametrize("kind", ["relay", "http", "wrap", "attach"])
 def test_a_host_that_gives_up_gets_the_result_of_one_run(
     node: Node, tmp_path: Path, kind: str, generation: str
 ) -> None:
@@ -92,7 +101,7 @@ def test_a_host_that_gives_up_gets_the_result_of_one_run(
 
 
 @pytest.mark.parametrize("generation", ["1", "2"])
-@pytest.mark.parametrize("kind", ["relay", "http", "wrap"])
+@pytest.mark.parametrize("kind", ["relay", "http", "wrap", "attach"])
 def test_a_host_that_times_out_and_calls_again_gets_the_result_of_one_run(
     node: Node, tmp_path: Path, kind: str, generation: str
 ) -> None:

@@ -665,6 +665,61 @@ async def test_the_handler_of_a_notification_may_ask_its_client() -> None:
     assert found == ["file:///now"]
 
 
+async def test_a_question_of_a_session_that_has_ended_fails() -> None:
+    """A task of the server's own may hold a session for longer than its client stays."""
+    server = MCPServer("x")
+    failures: list[MCPError] = []
+    sessions: list[Any] = []
+
+    @server.tool()
+    async def remember(ctx: Context) -> str:
+        sessions.append(ctx.session)
+        return "done"
+
+    async def ask(session: Any) -> None:
+        try:
+            await session.list_roots()
+        except MCPError as error:
+            failures.append(error)
+
+    async with backend_served(SdkBackend(server)) as served, trio.open_nursery() as nursery:
+        async with OurClient(dial(served.ws_url), answers={"roots/list": never}) as client:
+            await client.call_tool("remember")
+            nursery.start_soon(ask, sessions[0])
+            await trio.sleep(0.1)
+            assert not failures
+        with trio.fail_after(5):
+            while not failures:
+                await trio.sleep(0.01)
+        await ask(sessions[0])
+    assert [each.code for each in failures] == [types.CONNECTION_CLOSED] * 2
+
+
+async def never(_: Any) -> Any:
+    await trio.sleep_forever()
+
+
+async def test_progress_under_a_token_goes_to_the_call_that_has_it() -> None:
+    """As authors of low-level servers send it: without naming the request."""
+    server = MCPServer("x")
+
+    @server.tool()
+    async def work(ctx: Context) -> str:
+        token = (ctx.request_context.meta or {}).get("progress_token")
+        assert token is not None
+        await ctx.session.send_progress_notification(token, 1, 2)
+        await ctx.session.send_progress_notification("of another", 1, 2)
+        return "done"
+
+    async with (
+        backend_served(SdkBackend(server)) as served,
+        OurClient(dial(served.http_url)) as client,
+        client.call("work") as call,
+    ):
+        tokens = [messages.decode(each.params, Json)["progressToken"] async for each in call]
+    assert tokens == [call.request_id, "of another"]
+
+
 async def test_a_session_of_before_a_restart_is_known_to_the_sdk() -> None:
     """Its client does not initialize again, and the tools still see who it is."""
     journal, keyring = MemoryJournal(), Keyring.load(None)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -183,7 +184,18 @@ async def test_a_child_has_nothing_open_but_its_standard_streams() -> None:
 
 
 async def test_all_words_behind_the_dashes_are_the_commands(tmp_path: Path) -> None:
-    words = ("--http", "3", "--json", "--help", "--config", "x", "--", "--version", "-h")
+    words = (
+        "x" * 20_000,
+        "--http",
+        "3",
+        "--json",
+        "--help",
+        "--config",
+        "x",
+        "--",
+        "--version",
+        "-h",
+    )
     async with client(command=(*SERVER, *words)) as one:
         assert (await text(one, "process")).split("\n")[2:] == list(words)
 
@@ -404,6 +416,26 @@ async def test_a_command_that_is_down_for_good_ends_the_process() -> None:
             assert await trio.to_thread.run_sync(server.wait) == 2
     assert "it is not started again" in server.log
     assert "Traceback" not in server.log
+
+
+def test_the_relays_of_a_command_that_is_down_for_good_fail_too() -> None:
+    words = wrapping("--isolate=none", "--restart=never")
+    with subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
+        assert relay.stdin is not None
+        assert relay.stdout is not None
+        about = {"name": "host", "version": "1"}
+        hello = {"protocolVersion": "2025-11-25", "clientInfo": about, "capabilities": {}}
+        call = {"name": "process", "arguments": {}}
+        for number, method, params in ((1, "initialize", hello), (2, "tools/call", call)):
+            request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            relay.stdin.write(json.dumps(request) + "\n")
+            relay.stdin.flush()
+            answer = json.loads(relay.stdout.readline())
+        child = int(answer["result"]["content"][0]["text"].split("\n")[0])
+        os.kill(child, signal.SIGKILL)
+        relay.wait(DEADLINE_S)
+        said = relay.communicate()[1]
+    assert (relay.returncode, "it is not started again" in said) == (2, True), said
 
 
 # The owner is one process

@@ -496,7 +496,7 @@ class HttpChannel:
             last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
         if head.status == 404 and has_session:
             self._end("the server no longer knows the session", last)
-        elif head.status == 401 and has_session:
+        elif head.status == 401 and (has_session or (self._outlasts and self._is_initialized)):
             self._end("the server no longer accepts the bearer token", last)
         return self._received.ended is not None
 

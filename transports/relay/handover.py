@@ -6,7 +6,8 @@ module imports nothing that takes time to load, such as trio.
 
 The whole exchange: the relay sends one line of JSON, such as `{"app": …, "version": …}`, and with
 it the two file descriptors. The owner answers with one line, `{"ok": true}` or `{"error": "…"}`.
-Then either side closes the socket when it ends.
+Then either side closes the socket when it ends. An owner that has failed for good sends one more
+line before, `{"error": "…"}`.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ class AnotherUser(Exception):
 
 
 class RelayRefused(Exception):
-    """The owner has refused this relay; the message is the owner's."""
+    """The owner has refused this relay, or has failed for good; the message is the owner's."""
 
 
 @contextlib.contextmanager
@@ -87,10 +88,8 @@ def relay(
             raise RelayRefused(str(answer["error"]))
         _let_go(fds)
         connection.settimeout(None)
-        # The owner ends the connection, or was killed, which resets it.
-        with contextlib.suppress(ConnectionError):
-            while connection.recv(4096):
-                pass
+        if farewell := _read_farewell(connection):
+            raise RelayRefused(farewell)
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -123,6 +122,19 @@ def _read_answer(connection: socket.socket) -> dict[str, object]:
     if not isinstance(answer, dict) or not answer.keys() & {"ok", "error"}:
         raise ConnectionAbortedError("the process that listens there is no owner of a journal")
     return answer
+
+
+def _read_farewell(connection: socket.socket) -> str:
+    """Wait for the end of the owner; returns why it has failed, if it says so."""
+    said = b""
+    # The owner ends the connection, or was killed, which resets it.
+    with contextlib.suppress(ConnectionError):
+        while len(said) < ANSWER_BYTES_MAX and (data := connection.recv(4096)):
+            said += data
+    try:
+        return str(json.loads(said)["error"]) if said else ""
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def _let_go(fds: Sequence[int]) -> None:

@@ -28,6 +28,10 @@ HELLO_S: Final = 5.0
 HELLO_BYTES_MAX: Final = 4096
 FDS_MAX: Final = 16
 
+FAREWELL_S: Final = 1.0  # the relay may be stopped
+
+GONE: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
+
 BACKLOG: Final = 128
 
 _INT_BYTES: Final = array.array("i").itemsize
@@ -44,19 +48,21 @@ async def serve(
     path: str | os.PathLike[str],
     *,
     hello_check: Callable[[Hello], str | None],
+    farewell: Callable[[], str | None] = lambda: None,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Listen at `path` and run `handler` for each relay's client, until cancelled.
 
-    `hello_check` returns None to accept a relay, or the text of a refusal. Connections of other
+    `hello_check` returns None to accept a relay, or the text of a refusal. `farewell` returns the
+    text with which the relays end, if this process has failed for good. Connections of other
     users are closed. A socket at `path` is removed first, and the new one at the end: call this
     only while holding the journal's lock. Raises `OSError` when it cannot listen at the path.
     """
     listener = _listen(path)
 
     async def serve_connection(_: trio.Nursery, stream: trio.SocketStream) -> None:
-        await _serve_connection(stream, handler, hello_check, message_bytes_max)
+        await _serve_connection(stream, handler, hello_check, farewell, message_bytes_max)
 
     try:
         task_status.started()
@@ -87,6 +93,7 @@ async def _serve_connection(
     stream: trio.SocketStream,
     handler: Handler,
     hello_check: Callable[[Hello], str | None],
+    farewell: Callable[[], str | None],
     message_bytes_max: int,
 ) -> None:
     """Serve one relay from its hello to its end. Its errors affect no other relay."""
@@ -100,7 +107,12 @@ async def _serve_connection(
         channel = open_fds(
             read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
         )
-        await _run(handler, channel, stream)
+        try:
+            await _run(handler, channel, stream)
+        finally:
+            if why := farewell():
+                with trio.move_on_after(FAREWELL_S, shield=True), contextlib.suppress(*GONE):
+                    await stream.send_all(json.dumps({"error": why}).encode() + b"\n")
     finally:
         for fd in fds:
             os.close(fd)

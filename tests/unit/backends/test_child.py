@@ -327,6 +327,21 @@ async def test_a_ping_of_the_child_is_answered_here() -> None:
 # Cancels, and answers that are not awaited
 
 
+async def test_a_message_after_a_cancel_is_not_lost() -> None:
+    async with wrapped() as (house, _):
+        talker = await house.dial(ASKING)
+        await talker.call(1, "late")
+        await talker.find(asks("notifications/message"))
+        await talker.tell("notifications/cancelled", requestId=1)
+        told = await talker.find(asks("notifications/message"))
+        assert told["params"]["data"] == "too late"
+        await call(talker, "stray", 2, ask="roots/list")
+        question = await talker.find(asks("roots/list"))
+        await talker.say({"id": question["id"], "result": {"roots": []}})
+        await until(talker, lambda state: state["answers"])
+        assert not any(each.get("id") == 1 for each in talker.seen)
+
+
 async def test_a_cancel_reaches_the_child_under_its_id(tmp_path: Path) -> None:
     file = tmp_path / "log"
     async with wrapped(does={"log": file}) as (house, _):
@@ -339,7 +354,6 @@ async def test_a_cancel_reaches_the_child_under_its_id(tmp_path: Path) -> None:
             await trio.sleep(0.01)
         await trio.sleep(0.1)  # for the answer of the child, which comes all the same
         assert (await state(talker))["cancelled"] == {"requestId": late}
-        assert logs(talker) == ["late"]
         assert not any(each.get("id") == "mine" for each in talker.seen)
 
 
@@ -364,6 +378,78 @@ async def test_a_question_of_a_task_goes_to_the_request_about_it() -> None:
         assert question["params"]["_meta"].keys() == {"io.modelcontextprotocol/related-task"}
         await talker.say({"id": question["id"], "result": {"action": "accept"}})
         assert text((await talker.answer(3))["result"]) == "of the task"
+
+
+# Answers that are not quite JSON-RPC
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (r'"\ud83d"', "\ufffd"),
+        (r'"\ud83d\ude00"', "\U0001f600"),
+        ('["a\\udc00b", NaN, Infinity, 1.5]', ["a\ufffdb", None, None, 1.5]),
+        ('"FF"', "\ufffd"),
+    ],
+)
+async def test_an_answer_that_lenient_clients_take_is_mended(result: str, found: Any) -> None:
+    async with wrapped() as (house, _):
+        talker = await house.dial(PLAIN)
+        line = '{"jsonrpc":"2.0","id":ID,"result":{"x":' + result + "}}"
+        assert (await call(talker, "answers", line=line))["x"] == found
+        assert text(await call(talker, "echo", 2)) == "{}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"id":ID,"result":{"x":1}}',
+        '{"jsonrpc":"2.0","id":ID.0,"result":{"x":1}}',
+        '{"jsonrpc":"2.0","id":"ID","result":{"x":1}}',
+        '\ufeff{"jsonrpc":"2.0","id":ID,"result":{"x":1}}\r',
+        '{"result":{"x":1},"id":ID}',
+    ],
+)
+async def test_an_envelope_with_usual_faults_is_understood(line: str) -> None:
+    async with wrapped() as (house, _):
+        assert await call(await house.dial(PLAIN), "answers", line=line) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"jsonrpc":"2.0","id":ID}',
+        '{"jsonrpc":"2.0","id":ID,"result":{"x":1}',
+        '{"jsonrpc":"2.0","id":ID,"result":' + "[" * 50_000 + "]" * 50_000 + "}",
+        '{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}',
+    ],
+)
+async def test_no_answer_leaves_its_call_waiting(line: str) -> None:
+    async with wrapped() as (house, _):
+        talker = await house.dial(PLAIN)
+        await talker.call(1, "answers", line=line)
+        answer = await talker.answer(1)
+        assert "error" in answer
+        assert text(await call(talker, "echo", 2)) == "{}"
+
+
+async def test_a_question_without_params_has_none() -> None:
+    async with wrapped() as (house, _):
+        talker = await house.dial(ASKING)
+        line = '{"jsonrpc":"2.0","id":0,"method":"roots/list"}'
+        await talker.call(1, "garbage", n=1, line=line.replace("{", "{{").replace("}", "}}"))
+        question = await talker.find(asks("roots/list"))
+        assert question.keys() == {"jsonrpc", "id", "method"}
+
+
+async def test_a_notification_with_a_newline_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "log"
+    async with wrapped(does={"log": file}) as (house, _), surfing(house, PLAIN) as web:
+        await web.fetch("POST", b'{"jsonrpc":"2.0",\n"method":"acme"}\r\n')
+        await web.call_tool("echo")
+        lines = file.read_bytes().split(b"\n")
+        assert b'{"jsonrpc":"2.0","method":"acme"}' in lines
+        assert b"" not in lines[:-1]
 
 
 # Garbage, floods and long lines

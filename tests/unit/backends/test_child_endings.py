@@ -191,6 +191,23 @@ async def test_secrets_are_struck_out_of_the_last_words() -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        "token=abcdefgh",
+        "PASSWORD: abcdefgh",
+        "{'api_key': 'abcdefgh'}",
+        '{"client_secret":"abcdefgh"}',
+        "postgres://me:abcdefgh@host/db",
+        "Authorization: Bearer abcdefgh",
+        "sk-proj-abcdefgh0123456789",
+        "ghp_abcdefgh0123456789",
+    ],
+)
+def test_secrets_are_known_by_their_forms(words: str) -> None:
+    assert "abcdefgh" not in Secrets({}, ()).struck_out(f"Failed with {words}, sorry.")
+
+
+@pytest.mark.parametrize(
     ("env", "command"),
     [
         ({"GITHUB_TOKEN": "abcdef"}, ()),
@@ -294,7 +311,7 @@ async def test_a_child_that_closes_its_pipes_is_dead(fd: int) -> None:
                 await talker.call(number, "echo")
         error = (await talker.answer(1))["error"]
         assert error["data"]["reason"] == "interrupted"
-        assert "it has closed its" in error["message"]
+        assert "it has closed its pipes" in error["message"]
 
 
 async def test_no_descriptor_is_left() -> None:
@@ -325,13 +342,17 @@ async def test_children_inherit_no_descriptors(tmp_path: Path) -> None:
             assert [each for each in links if not each.startswith("pipe:")] == []
 
 
-def test_children_die_with_this_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["settings().command", "(*SHELL, *settings().command)"])
+def test_children_die_with_this_process(command: str, tmp_path: Path) -> None:
+    """The second command is a shell that starts the server, as `npx` does."""
     program = tmp_path / "owner.py"
     program.write_text(
         "import trio\n"
-        "from tests.rigs.children import state, wrapped\n"
+        "from tests.rigs.children import settings, state, wrapped\n"
+        "SHELL = ('sh', '-c', '\"$@\"; true', 'sh')\n"
         "async def main():\n"
-        "    async with wrapped(does={'start': 'stubborn'}) as (house, _):\n"
+        f"    given = {{'command': {command}, 'does': {{'start': 'stubborn'}}}}\n"
+        "    async with wrapped(**given) as (house, _):\n"
         "        print((await state(await house.dial({})))['pid'], flush=True)\n"
         "        await trio.sleep_forever()\n"
         "trio.run(main)\n"

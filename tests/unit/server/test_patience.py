@@ -662,6 +662,36 @@ async def test_after_a_crash_the_result_is_still_there(
             assert reason(failed["error"]) == "interrupted"
 
 
+async def test_a_call_that_is_restarted_is_waited_for_before_and_after(
+    server: Server, autojump_clock: MockClock
+) -> None:
+    @server.tool(restart=True)
+    async def work(call: Call) -> str:
+        for number in range(1, 21):
+            await call.progress(number, 20)
+            await call.log("info", number)
+            await trio.sleep(0.5)
+        return "done"
+
+    keyring = Keyring.load(None)
+    async with open_house(server, keyring=keyring, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "work", token="first")
+        code = code_in(await talker.answer(1))
+        await talker.call(2, "wait_for_call", token="second", call=code)
+        await talker.answer(2)
+        journal = house.as_after_a_crash()
+    async with open_house(server, journal=journal, keyring=keyring, patience=PATIENT) as house:
+        talker = await house.dial(PLAIN, USER)
+        for number in range(10):
+            await talker.call(number, "wait_for_call", token=number, call=code)
+            answer = await talker.answer(number)
+            if text_of(answer) == "done":
+                break
+        assert text_of(answer) == "done"
+        assert said(talker.seen)[-1] == 20
+
+
 # Listings
 
 
