@@ -485,6 +485,45 @@ def test_check_prints_json() -> None:
     assert done.stderr == ""
 
 
+BARE = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        result = {RESULT}
+    elif asked["method"] == "tools/list":
+        LIST
+        result = {"tools": []}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+TOOLS = '"capabilities": {"tools": {}}'
+
+
+@pytest.mark.parametrize(
+    ("about", "named"),
+    [
+        ("{}", "a server without a name, MCP "),
+        ('{"name": "demo"}', "demo, MCP "),
+        ('{"name": "demo", "version": "2"}', "demo 2, MCP "),
+    ],
+)
+def test_check_leaves_out_what_a_server_does_not_say(about: str, named: str) -> None:
+    code = BARE.replace("RESULT", f'{TOOLS}, "serverInfo": {about}').replace("LIST", "pass")
+    done = run("wrap", "--check", "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(named)
+
+
+def test_check_says_which_list_did_not_come() -> None:
+    code = BARE.replace("RESULT", TOOLS).replace("LIST", "continue")
+    words = ("wrap", "--check", "--start-timeout=8", "--stop-timeout=0.2")
+    done = run(*words, "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "not tools/list within 8 s" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
