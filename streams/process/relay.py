@@ -18,7 +18,7 @@ from streams.errors import JournalUnusable
 from streams.journal.ownership import StarterLock, check_files, log_path, socket_path
 from streams.permissions import open_own
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
-from transports.relay.handover import AnotherUser, NoOwner, RelayRefused, relay
+from transports.relay.handover import AnotherUser, NoOwner, OwnerLost, RelayRefused, relay
 from transports.relay.standard import claim_standard_streams
 
 # How long a relay looks for an owner, or waits for one that another relay is starting.
@@ -40,6 +40,9 @@ def run(options: Options) -> None:
             relay(socket_path(options.journal), options.hello(), fds)
         except RelayRefused as refused:
             raise CannotServe(str(refused)) from refused
+        except OwnerLost as lost:
+            log_file = log_path(options.journal)
+            raise CannotServe(f"T{str(lost)[1:]}: see {log_file}, and start this again.") from lost
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
         except NoOwner as missing:

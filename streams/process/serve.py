@@ -52,6 +52,7 @@ GARBAGE_MAX: Final = (2_000, 100, 20)
 DESCRIPTORS_BESIDES: Final = 256
 
 DOWN: Final = "The command has ended, and it is not started again: the log says why."
+STOPPED: Final = "The owner of the journal was stopped by a signal: start this again."
 
 # An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
@@ -133,6 +134,11 @@ async def _serve(
                 "or --auth-jwks",
                 scopes=" ".join(server.scopes),
             )
+
+        def farewell() -> str | None:
+            stopped = STOPPED if running.engine.is_closing else None
+            return DOWN if down.is_set() else stopped
+
         stop = partial(_shut_down, running, nursery.cancel_scope, notices)
         nursery.start_soon(_stop_on_signal, stop, exit)
         nursery.start_soon(_stop_when_down, down, running, notices)
@@ -141,7 +147,7 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         if options.journal is not None:
-            await nursery.start(_serve_relays, running, options, down)
+            await nursery.start(_serve_relays, running, options, farewell)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
@@ -370,7 +376,7 @@ def _why_not(address: str, error: OSError) -> str:
 async def _serve_relays(
     running: RunningServer,
     options: Options,
-    down: trio.Event,
+    farewell: Callable[[], str | None],
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -398,7 +404,7 @@ async def _serve_relays(
             running.serve,
             path,
             hello_check=check,
-            farewell=lambda: DOWN if down.is_set() else None,
+            farewell=farewell,
             message_bytes_max=running.limits.message_bytes_max,
         )
         try:

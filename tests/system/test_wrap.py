@@ -90,6 +90,18 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def greet(relay: "subprocess.Popen[str]") -> None:
+    """Initialize, as a host does, and read the answer."""
+    assert relay.stdin is not None
+    assert relay.stdout is not None
+    about = {"name": "host", "version": "1"}
+    hello = {"protocolVersion": "2025-11-25", "clientInfo": about, "capabilities": {}}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    relay.stdin.write(json.dumps(request) + "\n")
+    relay.stdin.flush()
+    assert "result" in json.loads(relay.stdout.readline())
+
+
 class Wrapped:
     """`wrap --http --ws` in the foreground."""
 
@@ -441,6 +453,28 @@ def test_the_relays_of_a_command_that_is_down_for_good_fail_too() -> None:
         relay.wait(DEADLINE_S)
         said = relay.communicate()[1]
     assert (relay.returncode, "it is not started again" in said) == (2, True), said
+
+
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "was killed"), (signal.SIGTERM, "was stopped by a signal")]
+)
+def test_a_relay_fails_when_its_owner_ends_before_its_client(
+    states: Path, number: signal.Signals, why: str
+) -> None:
+    with subprocess.Popen(wrapping(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
+        greet(relay)
+        [journal] = journals(states)
+        os.kill(owner_pid(journal), number)
+        relay.wait(DEADLINE_S)
+        said = relay.communicate()[1]
+    assert (relay.returncode, why in said) == (2, True), said
+
+
+def test_a_relay_whose_client_has_ended_is_content(states: Path) -> None:
+    with subprocess.Popen(wrapping(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
+        greet(relay)
+        said = relay.communicate(timeout=DEADLINE_S)[1]
+    assert (relay.returncode, said) == (0, "")
 
 
 # The owner is one process

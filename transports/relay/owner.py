@@ -55,7 +55,7 @@ async def serve(
     """Listen at `path` and run `handler` for each relay's client, until cancelled.
 
     `hello_check` returns None to accept a relay, or the text of a refusal. `farewell` returns the
-    text with which the relays end, if this process has failed for good. Connections of other
+    text with which the relays fail, if this process ends before their clients. Connections of other
     users are closed. A socket at `path` is removed first, and the new one at the end: call this
     only while holding the journal's lock. Raises `OSError` when it cannot listen at the path.
     """
@@ -107,12 +107,16 @@ async def _serve_connection(
         channel = open_fds(
             read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
         )
+        is_over = False
         try:
             await _run(handler, channel, stream)
+            is_over = True
         finally:
-            if why := farewell():
+            why = farewell()
+            if is_over or why:
+                told = {"error": why} if why else {"ok": True}
                 with trio.move_on_after(FAREWELL_S, shield=True), contextlib.suppress(*GONE):
-                    await stream.send_all(json.dumps({"error": why}).encode() + b"\n")
+                    await stream.send_all(json.dumps(told).encode() + b"\n")
     finally:
         for fd in fds:
             os.close(fd)
