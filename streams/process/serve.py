@@ -30,6 +30,7 @@ from streams.process.deadline import (
     Exit,
     let_children_end,
 )
+from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
@@ -52,7 +53,6 @@ GARBAGE_MAX: Final = (2_000, 100, 20)
 DESCRIPTORS_BESIDES: Final = 256
 
 DOWN: Final = "The command has ended, and it is not started again: the log says why."
-STOPPED: Final = "The owner of the journal was stopped by a signal: start this again."
 
 # An owner must not end before the relay that has started it has connected.
 LINGER_MIN_S: Final = 0.5
@@ -135,9 +135,11 @@ async def _serve(
                 scopes=" ".join(server.scopes),
             )
 
-        def farewell() -> str | None:
-            stopped = STOPPED if running.engine.is_closing else None
-            return DOWN if down.is_set() else stopped
+        def farewell() -> dict[str, object] | None:
+            if down.is_set():
+                return {"error": DOWN}
+            # After a shutdown the clients were told how all of their calls have ended.
+            return {"ok": True} if running.engine.is_closing else None
 
         stop = partial(_shut_down, running, nursery.cancel_scope, notices)
         nursery.start_soon(_stop_on_signal, stop, exit)
@@ -376,7 +378,7 @@ def _why_not(address: str, error: OSError) -> str:
 async def _serve_relays(
     running: RunningServer,
     options: Options,
-    farewell: Callable[[], str | None],
+    farewell: Callable[[], dict[str, object] | None],
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -405,6 +407,7 @@ async def _serve_relays(
             path,
             hello_check=check,
             farewell=farewell,
+            answer={"pid": os.getpid(), "settings": settings(options)},
             message_bytes_max=running.limits.message_bytes_max,
         )
         try:

@@ -456,10 +456,10 @@ def test_the_relays_of_a_command_that_is_down_for_good_fail_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "why"), [(signal.SIGKILL, "was killed"), (signal.SIGTERM, "was stopped by a signal")]
+    ("number", "code", "why"), [(signal.SIGKILL, 2, "was killed"), (signal.SIGTERM, 0, "")]
 )
-def test_a_relay_fails_when_its_owner_ends_before_its_client(
-    states: Path, number: signal.Signals, why: str
+def test_a_relay_fails_when_its_owner_is_killed_and_not_when_it_is_shut_down(
+    states: Path, number: signal.Signals, code: int, why: str
 ) -> None:
     with subprocess.Popen(wrapping(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
         greet(relay)
@@ -467,7 +467,7 @@ def test_a_relay_fails_when_its_owner_ends_before_its_client(
         os.kill(owner_pid(journal), number)
         relay.wait(DEADLINE_S)
         said = relay.communicate()[1]
-    assert (relay.returncode, why in said) == (2, True), said
+    assert (relay.returncode, why in said, bool(said)) == (code, True, bool(why)), said
 
 
 def test_a_relay_whose_client_has_ended_is_content(states: Path) -> None:
@@ -496,6 +496,26 @@ def test_relays_that_start_at_once_share_an_owner(states: Path) -> None:
 
     assert len(set(trio.run(main))) == 4
     assert len(journals(states)) == 1
+
+
+def test_a_relay_tells_which_options_of_its_own_do_not_count() -> None:
+    """They would be ignored without a word: the owner has those of its first relay."""
+
+    def relaying(*options: str) -> "subprocess.Popen[str]":
+        words = wrapping("--isolate=none", *options)
+        return subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+
+    with relaying() as first:
+        greet(first)
+        with relaying("--restart=never", "--patience=50") as second:
+            said = second.communicate(timeout=DEADLINE_S)[1]
+        with relaying() as third:
+            greet(third)
+            assert third.communicate(timeout=DEADLINE_S)[1] == ""
+        assert first.communicate(timeout=DEADLINE_S)[1] == ""
+    assert said.startswith("mcp-streams: The owner of this journal runs with other options")
+    assert "--patience none (here: 50), --restart on-failure (here: never)" in said
+    assert said.count("\n") == 1
 
 
 # --check

@@ -6,8 +6,10 @@ module imports nothing that takes time to load, such as trio.
 
 The whole exchange: the relay sends one line of JSON, such as `{"app": …, "version": …}`, and with
 it the two file descriptors. The owner answers with one line, `{"ok": true}` or `{"error": "…"}`.
+The first may have more members, for `on_accepted`.
 Then either side closes the socket when it ends. The owner sends one more such line before: `ok`
-where the client has ended, an error where the owner ends. An owner that was killed sends none.
+where the client has ended or the owner was shut down, an error where the owner has failed. An owner
+that was killed sends none.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # `sockaddr_un` has room for 108 bytes; the last one is zero.
 PATH_BYTES_MAX = 107
@@ -70,13 +72,17 @@ def socket_address(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def relay(
-    path: str | os.PathLike[str], hello: Mapping[str, object], fds: Sequence[int] = (0, 1)
+    path: str | os.PathLike[str],
+    hello: Mapping[str, object],
+    fds: Sequence[int] = (0, 1),
+    on_accepted: Callable[[Mapping[str, object]], None] = lambda _: None,
 ) -> None:
     """Hand `fds` (input, output) over to the owner at `path`; return when the client has ended.
 
-    After the handover, /dev/null replaces them in this process, so that the owner alone decides
-    when the client sees their end. Before, they are unchanged. Raises `NoOwner`, `RelayRefused`,
-    or `AnotherUser` before anything is sent; afterwards `RelayRefused` or `OwnerLost`.
+    `on_accepted` is called with the owner's answer. After the handover, /dev/null replaces them in
+    this process, so that the owner alone decides when the client sees their end. Before, they are
+    unchanged. Raises `NoOwner`, `RelayRefused`, or `AnotherUser` before anything is sent, and
+    `RelayRefused` or `OwnerLost` afterwards.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -91,6 +97,7 @@ def relay(
         if "error" in answer:
             raise RelayRefused(str(answer["error"]))
         _let_go(fds)
+        on_accepted(answer)
         connection.settimeout(None)
         farewell = _read_farewell(connection, said)
         if "error" in farewell:
