@@ -58,7 +58,8 @@ async def serve(
     `hello_check` returns None to accept a relay, or the text of a refusal. `farewell` returns the
     last words to a relay, if this process ends before its client. `answer` is told to the relays
     that are accepted. Connections of other users are closed. A socket at `path` is removed first,
-    and the new one at the end: call this only while holding the journal's lock. Raises `OSError` when it cannot listen at the path.
+    and the new one at the end: call this only while holding the journal's lock. Raises `OSError`
+    when it cannot listen at the path.
     """
     listener = _listen(path)
 
