@@ -20,6 +20,7 @@ import trio
 from mcp.shared.message import SessionMessage
 from mcp_types import (
     CONNECTION_CLOSED,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
     ErrorData,
@@ -164,6 +165,9 @@ class _Relay:
         except ClientError as failed:
             reason = {"reason": failed.reason} if isinstance(failed, StreamGone) else None
             data = ErrorData(code=CONNECTION_CLOSED, message=str(failed), data=reason)
+        except ValueError as unfit:
+            why = f"The server's answer to {message.method} cannot be read: {unfit}."
+            data = ErrorData(code=INTERNAL_ERROR, message=why)
         return _error(message.id, data)
 
     async def _initialize(self, message: JSONRPCRequest) -> _Reply:
@@ -218,8 +222,10 @@ class _Relay:
             request.call = call
             try:
                 async for each in call:
-                    if each.kind is Kind.NOTIFICATION:
-                        await self._give(self._notification(each, call, token))
+                    if each.kind is Kind.NOTIFICATION and (
+                        told := self._notification(each, call, token)
+                    ):
+                        await self._give(told)
                 reply = _response(message.id, call.response)
                 call.settle()
             except CallLost:
@@ -256,8 +262,10 @@ class _Relay:
         """The SDK is not told: to it, the session has never been cut."""
 
     def notified(self, message: Message) -> None:
+        told = self._notification(message, None, None)
         try:
-            self._put.send_nowait(self._notification(message, None, None))
+            if told is not None:
+                self._put.send_nowait(told)
         except trio.WouldBlock:
             self._warnings.warn("the program reads too slowly: notifications are dropped")
 
@@ -279,16 +287,21 @@ class _Relay:
 
     def _notification(
         self, message: Message, call: RemoteCall | None, token: Any
-    ) -> SessionMessage:
-        method, params = str(message.method), _params(message)
-        if params is not None and method == wire.PROGRESS and call is not None:
-            if params.get("progressToken") == call.request_id:
-                params["progressToken"] = token
-        elif params is not None and method == wire.CANCELLED:
-            asked = params.get("requestId", "")
-            params["requestId"] = self._asked.get(asked, asked)
+    ) -> SessionMessage | None:
+        """A notification for the SDK; None if it cannot be read."""
+        method = str(message.method)
+        try:
+            params = _params(message)
+        except ValueError as error:
+            self._warnings.warn("a notification cannot be read", method=method, why=str(error))
+            return None
         if params is None:
             return SessionMessage(JSONRPCNotification(jsonrpc="2.0", method=method))
+        if method == wire.PROGRESS and call is not None:
+            if params.get("progressToken") == call.request_id:
+                params["progressToken"] = token
+        elif method == wire.CANCELLED and isinstance(asked := params.get("requestId"), int | str):
+            params["requestId"] = self._asked.get(asked, asked)
         return SessionMessage(JSONRPCNotification(jsonrpc="2.0", method=method, params=params))
 
     async def _give(self, message: Any) -> None:

@@ -401,10 +401,8 @@ class _RemoteGuest:
     def _withdraw(self, message: Message) -> None:
         """The remote server does not want an answer any more."""
         question = self._asked.get(cancelled_id(message.params))
-        if question is not None:
-            if (line := question.withdrawn(message)) is not None:
-                self._standing.notify(line)
-            question.scope.cancel()
+        if question is not None and (line := question.withdrawn(message)) is not None:
+            self._standing.notify(line)
 
     async def respond(self, message: Message, call: RunningCall | None) -> bytes:
         assert isinstance(message.id, int | str)
@@ -418,6 +416,8 @@ class _RemoteGuest:
                 answer = await question.wait()
             finally:
                 del self._asked[message.id]
+        if answer is None:
+            return b""
         return messages.answer(msgspec.structs.replace(answer, id=message.id))
 
     # The lists of the server

@@ -94,7 +94,7 @@ class Question:
         self.is_sent = trio.Event()
         self._id: RequestId | None = None  # ours
         self._is_here = trio.Event()
-        self._answer: Message | Refusal = Refusal(INTERNAL_ERROR, "The request has ended.")
+        self._answer: Message | Refusal | None = Refusal(INTERNAL_ERROR, "The request has ended.")
 
     @property
     def is_answered(self) -> bool:
@@ -118,7 +118,9 @@ class Question:
         self.is_sent.set()
 
     def withdrawn(self, cancelled: Message) -> bytes | None:
-        """The host's notification that nobody waits for its answer; None before it was asked."""
+        """End it without an answer. Returns the notification for the host, if it was asked."""
+        self._answer = None
+        self.scope.cancel()
         if self._id is None:
             return None
         params = messages.decode(cancelled.params, dict[str, Any]) | {"requestId": self._id}
@@ -129,8 +131,8 @@ class Question:
         self.is_sent.set()
         self._is_here.set()
 
-    async def wait(self) -> Message:
-        """The answer. Raises `Refusal`."""
+    async def wait(self) -> Message | None:
+        """The answer; None where none is wanted any more. Raises `Refusal`."""
         await self._is_here.wait()
         if isinstance(self._answer, Refusal):
             raise self._answer
@@ -305,10 +307,8 @@ class RemoteRequest:
     async def _withdraw(self, message: Message) -> None:
         """The remote server does not want an answer any more."""
         question = self._questions.get(cancelled_id(message.params))
-        if question is not None:
-            if (line := question.withdrawn(message)) is not None:
-                await self._stream.send(line)
-            question.scope.cancel()
+        if question is not None and (line := question.withdrawn(message)) is not None:
+            await self._stream.send(line)
 
     async def _ask(self, message: Message) -> None:
         """Ask the host; returns when the question has its place in the stream."""
@@ -318,8 +318,8 @@ class RemoteRequest:
         self._tasks.start_soon(question.put, self._stream, message)
         await question.is_sent.wait()
 
-    async def answer(self, message: Message, call: RemoteCall) -> Message:
-        """The host's answer to a request of the remote server. Raises `Refusal`."""
+    async def answer(self, message: Message, call: RemoteCall) -> Message | None:
+        """See `Question.wait`."""
         assert isinstance(message.id, int | str)
         question = self._questions.setdefault(message.id, Question())
         if not call.is_numbered:  # else it is among the messages of the call

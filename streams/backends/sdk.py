@@ -6,6 +6,9 @@ it. Here that is an `_Exchange`, over the stream of the request. So a message ne
 the exchange that it leaves through knows its stream. The SDK's own loop over a connection does not
 run, and no session owns the handlers: a call goes on after the session in which it began.
 
+This is one file because its three classes are the two ends of that line: a guest takes what the
+client sends, an exchange and an outbound channel send what the handler says.
+
 A handler may send a message without naming its request: it leaves through the SDK's connection. A
 question, a log message or progress belongs to the call in whose task it was made. All else (a
 changed list, an updated resource) belongs to the session.
@@ -29,7 +32,7 @@ from streams.engine.lifecycle import ProgressToken
 from streams.engine.notices import resource_updated
 from streams.engine.sessions import HttpSession
 from streams.engine.stream import Stream
-from streams.errors import INVALID_PARAMS, PARSE_ERROR, Refusal
+from streams.errors import INTERNAL_ERROR, INVALID_PARAMS, PARSE_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.faults import let_pass, log_failure, text_of
 from streams.forks import Confined
@@ -216,16 +219,9 @@ class _SdkGuest:
         async with self._initializing:
             if self._is_initialized:
                 return
-            session = self._session
-            params = {
-                "protocolVersion": session.revision,
-                "clientInfo": _decoded(session.client_info),
-                "capabilities": {
-                    name: _decoded(declared) for name, declared in session.capabilities.items()
-                },
-            }
             exchange = _Exchange(self, None, None)
             try:
+                params = _greeting(self._session)
                 self.hello = await self._runner.on_request(exchange, _INITIALIZE, params)
             except BaseException as error:
                 await let_pass(error)
@@ -286,7 +282,9 @@ class _SdkGuest:
                 exchange.cancel_requested.set()
                 await let_pass(error)
                 self.backend.adviser.look_at(error)
-                raise _refused(error, name) from None
+                refused = _refused(error, name)
+                messages.error(stream.request_id, refused)  # raises for what JSON cannot express
+                raise refused from None
             finally:
                 exchange.close()
                 del self.backend.running_requests[stream]
@@ -574,10 +572,31 @@ def _refused(error: BaseException, name: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     known = handler_exception_to_error_data(error)
-    if known is not None:
-        return Refusal(known.code, known.message, known.data)
-    log_failure("a request failed", error, name=name)
-    return Refusal(0, text_of(error))
+    if known is None:
+        log_failure("a request failed", error, name=name)
+        return Refusal(0, _readable(text_of(error)))
+    data = known.data
+    if data is not None:
+        data = msgspec.Raw(pydantic_core.to_json(data, inf_nan_mode="null", serialize_unknown=True))
+    return Refusal(known.code, _readable(known.message), data)
+
+
+def _readable(text: str) -> str:
+    """A text without lone surrogates, which UTF-8 cannot express."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _greeting(session: SessionInfo) -> dict[str, Any]:
+    """The params of `initialize`. Raises `Refusal`."""
+    try:
+        declared = session.capabilities
+        return {
+            "protocolVersion": session.revision,
+            "clientInfo": _decoded(session.client_info),
+            "capabilities": {name: _decoded(each) for name, each in declared.items()},
+        }
+    except ValueError as error:
+        raise Refusal(PARSE_ERROR, f"The params are not JSON: {error}.") from None
 
 
 async def _params(received: Received) -> dict[str, Any] | None:
@@ -593,19 +612,20 @@ async def _params(received: Received) -> dict[str, Any] | None:
 
 
 def _result_of(answer: Message, method: str) -> dict[str, Any]:
-    if isinstance(answer.error, msgspec.Raw):
-        error = _decoded(answer.error)
-        if not isinstance(error, dict):
-            error = {}
-        code = error.get("code")
-        raise MCPError(
-            code if isinstance(code, int) else 0, str(error.get("message", "")), error.get("data")
-        )
-    assert isinstance(answer.result, msgspec.Raw)
-    result = _decoded(answer.result)
-    if not isinstance(result, dict):
-        raise MCPError(INVALID_PARAMS, f"The client's answer to {method} is no object.")
-    return result
+    """The result in the client's answer. Raises `MCPError`."""
+    given = answer.result if isinstance(answer.result, msgspec.Raw) else answer.error
+    assert isinstance(given, msgspec.Raw)
+    try:
+        found = _decoded(given)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise MCPError(INVALID_PARAMS, f"The client's answer to {method} cannot be read.")
+    if given is answer.result:
+        return found
+    code = found.get("code")
+    known = code if isinstance(code, int) else INTERNAL_ERROR
+    raise MCPError(known, str(found.get("message", "")), found.get("data"))
 
 
 def _notify(standing: Standing, method: str, params: Mapping[str, Any] | None) -> None:

@@ -1,5 +1,6 @@
 """The options of the commands that serve, and the process that they run."""
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -194,8 +195,10 @@ Hosts = Annotated[Waiting, Parameter(name="*")]
 
 def run(options: Options) -> int:
     """Serve, or relay to the journal's owner, to the end; returns the exit code."""
+    # A relay has no use for systemd's sockets: a process that serves says what is wrong.
+    has_sockets = os.environ.get("LISTEN_PID") == str(os.getpid())
     try:
-        if options.is_relay:
+        if options.is_relay and not has_sockets:
             from streams.process import relay
 
             relay.run(options)

@@ -31,7 +31,7 @@ parameter. Returns the result.
 """
 
 Respond = Callable[[Message, RunningCall | None], Awaitable[bytes]]
-"""Answers any request of the server by a whole response, as a line."""
+"""Answers any request of the server by a whole response, as a line; by nothing if it is empty."""
 
 RUNNING_MAX: Final = 1_000  # handlers that run; beyond it the server gets an error
 TASKS_MAX: Final = 2_000  # with answers that are being sent; beyond it requests are ignored

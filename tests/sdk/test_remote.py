@@ -10,15 +10,21 @@ from typing import Any, Final
 import pytest
 import trio
 
+from streams.backends.remote import RemoteBackend, RemoteSettings
 from streams.client.client import Client
 from streams.errors import CallFailed, CannotConnect
+from streams.journal.memory import MemoryJournal
+from streams.keys import Keyring
 from streams.messages import decode
-from streams.server.running import RunningServer
+from streams.server.running import RunningServer, open_backend
 from tests.rigs.doc_pages import free_port
 from tests.rigs.outages import Network, network
 from tests.rigs.remote import attached
 from tests.rigs.scripted_http import EVENTS, Asked, http_server
+from tests.rigs.server import Talker, greeted
 from tests.sdk.stock import HERE
+from transports import dial
+from transports.memory import Cable
 
 Json = dict[str, Any]
 
@@ -333,6 +339,69 @@ async def test_pretty_json_and_odd_values_pass_as_they_are() -> None:
             async with host.call("t") as call:
                 found = [(each.method, bytes(each.params)) async for each in call]
             assert found == [("vendor/odd", b'{"n":1.50}')]
+
+
+async def test_each_request_has_the_headers_and_the_token_of_the_moment() -> None:
+    tokens = ["first", "second"]
+    authorized = [b"first"]
+    good = Bad(fine, fine)
+
+    async def guarded(asked: Asked) -> None:
+        if asked.headers.get("authorization", "").encode() != b"Bearer " + authorized[0]:
+            await asked.respond("401 Unauthorized")
+        else:
+            await good(asked)
+
+    def token() -> str:
+        return tokens.pop(0) if len(tokens) > 1 else tokens[0]
+
+    with trio.fail_after(PATIENCE_S):
+        async with http_server(guarded) as server:
+            dialer = dial(server.url, token=token, headers=[("X-Tenant", "a b")], outlast_s=60)
+            remote = RemoteBackend(RemoteSettings(url=server.url, dial=dialer))
+            async with (
+                open_backend(remote, MemoryJournal(), Keyring.load(None)) as running,
+                Client(running) as host,
+            ):
+                assert await host.call_tool("t", type=str) == "fine"
+                authorized[0] = b"second"  # the first one has expired
+                assert await host.call_tool("t", type=str) == "fine"
+    assert {asked.headers.get("x-tenant") for asked in server.asked} == {"a b"}
+
+
+async def test_a_withdrawn_question_is_withdrawn_for_the_host() -> None:
+    async def ask_in_vain(asked: Asked, request_id: bytes) -> None:
+        await asked.start(EVENTS)
+        await asked.write(
+            b'data: {"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{}}\n\n'
+        )
+        await question_came.wait()
+        await asked.write(
+            b'data: {"jsonrpc":"2.0","method":"notifications/cancelled",'
+            b'"params":{"requestId":7,"reason":"too late"}}\n\n'
+        )
+        await asked.write(b"data: " + _result(request_id) + b"\n\n")
+        await asked.finish()
+
+    question_came = trio.Event()
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            http_server(Bad(ask_in_vain)) as server,
+            attached(server.url) as running,
+            trio.open_nursery() as nursery,
+        ):
+            cable = Cable(principal="alice", capacity=1 << 20)
+            nursery.start_soon(running.serve, cable.far)
+            host = await greeted(Talker(cable.near, cable), {"elicitation": {}})
+            await host.call(1, "t")
+            question = await host.find(lambda each: each.get("method") == "elicitation/create")
+            question_came.set()
+            assert "fine" in str(await host.answer(1))
+            withdrawn = [each["params"] for each in host.seen if "cancelled" in str(each)]
+            assert withdrawn == [{"requestId": question["id"], "reason": "too late"}]
+            nursery.cancel_scope.cancel()
+        # MCP: "Receivers of cancellation notifications SHOULD … Not send a response".
+        assert not [body for body in server.posted if b'"id":7' in body]
 
 
 @pytest.mark.parametrize(

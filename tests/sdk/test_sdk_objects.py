@@ -292,6 +292,31 @@ async def test_failures_are_told_as_the_sdk_tells_them() -> None:
             await client.subscribe_resource("things://1")
 
 
+async def test_an_error_that_json_cannot_express_ends_its_call_alone() -> None:
+    server = MCPServer("x")
+
+    @server.tool()
+    async def breaks(how: str) -> str:
+        match how:
+            case "data":
+                raise MCPError(-32042, "no", object())
+            case "message":
+                raise MCPError(-32042, "no \ud800")
+            case "code":
+                raise MCPError(2**80, "no")
+            case "surrogate":
+                return "\ud800"
+        raise ValueError("\ud800")
+
+    async with session_of(server) as client:
+        for how in ("data", "message", "code"):
+            with pytest.raises(MCPError, match=r"no|server failed"):
+                await client.call_tool("breaks", {"how": how})
+        with pytest.raises(MCPError):
+            await client.call_tool("breaks", {"how": "surrogate"})
+        assert (await client.call_tool("breaks", {"how": "else"})).is_error
+
+
 async def test_integers_of_any_size_pass() -> None:
     async with session_of(make_server()) as client:
         result = await client.call_tool("big")

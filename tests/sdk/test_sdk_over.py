@@ -478,6 +478,29 @@ async def test_a_call_that_another_server_has_lost_ends_in_an_error() -> None:
         assert (await client.list_tools()).tools == []  # over another connection
 
 
+async def test_answers_that_do_not_fit_harm_nothing_else() -> None:
+    script = "import sys\nfor line in sys.stdin:\n" + _UNFIT
+    async with Client(over(f"stdio:{sys.executable} -c '{script}'")) as client:
+        with trio.fail_after(20):
+            for name in ("result", "error"):
+                with pytest.raises(MCPError, match="cannot be read"):
+                    await client.call_tool(name)
+            assert (await client.list_tools()).tools == []
+
+
+_UNFIT = """\
+    import json
+    m = json.loads(line)
+    r = {"result": {"tools": []}}
+    if m["method"] == "initialize":
+        r["result"] = {"protocolVersion": "2025-06-18", "capabilities": {}}
+        r["result"]["serverInfo"] = {"name": "f", "version": "1"}
+    if m["method"] == "tools/call":
+        r = {m["params"]["name"]: 5}
+        print(json.dumps({"jsonrpc": "2.0", "method": "notifications/x", "params": [5]}))
+    if "id" in m:
+        print(json.dumps({"jsonrpc": "2.0", "id": m["id"], **r}), flush=True)
+"""
 _FORGETFUL = """\
     import json
     m = json.loads(line)

@@ -17,7 +17,7 @@ from streams import Client
 from tests.acceptance.launch import owner_pid, wait_for_end
 from tests.rigs import HERE
 from tests.rigs.command import run
-from tests.system.test_wrap import SERVER, begun, journals, pid, states, text, wrapped
+from tests.system.test_wrap import SERVER, begun, journals, patient, pid, states, text, wrapped
 from tests.wire.process import CLI, ServerProcess
 from tests.wire.raw import DEADLINE_S
 from transports import dial, stdio
@@ -30,7 +30,7 @@ APP = f"{HERE / 'stdio_server.py'}:server"
 def attached(url: str, *options: str, **how: Any) -> Client:
     """A client that starts `attach` as a host does."""
     words = [*CLI, "attach", url, "--linger=0.5", *options]
-    return Client(partial(stdio.connect, words, **how))
+    return patient(partial(stdio.connect, words, **how))
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws"])
@@ -151,7 +151,7 @@ async def test_an_interim_answer_comes_before_the_host_gives_up(tmp_path: Path, 
 async def test_an_object_of_the_official_sdk_is_served_unchanged(tmp_path: Path) -> None:
     with ServerProcess(tmp_path, app=APP) as server:
         for url in (server.url, f"http://127.0.0.1:{server.http_port}/mcp"):
-            async with Client(dial(url)) as one:
+            async with patient(dial(url)) as one:
                 assert one.server_info["name"] == "small"
                 assert await text(one, "add", a=40, b=2) == "42"
         assert server.stop(signal.SIGTERM) == 0
@@ -162,14 +162,14 @@ async def test_its_calls_outlive_their_host(tmp_path: Path) -> None:
     words = [*CLI, "serve", APP, "--journal", str(tmp_path / "own.db"), "--linger=20"]
     with trio.fail_after(2 * DEADLINE_S):
         async with (
-            Client(partial(stdio.connect, words)) as one,
+            patient(partial(stdio.connect, words)) as one,
             one.call("wait", {"file": str(file)}) as call,
         ):
             await begun(file)
             while (ticket := call.ticket) is None:
                 await trio.sleep(0.01)
         file.touch()
-        async with Client(partial(stdio.connect, words)) as two, two.resume(ticket) as call:
+        async with patient(partial(stdio.connect, words)) as two, two.resume(ticket) as call:
             result = await call.result()
         os.kill(owner_pid(tmp_path / "own.db"), signal.SIGTERM)
     assert result["content"][0]["text"] == "waited"

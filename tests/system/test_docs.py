@@ -59,7 +59,7 @@ def test_the_first_block_of_the_readme_can_be_pasted(stage: Stage) -> None:
 
 
 async def test_the_configuration_of_a_host_starts_a_server(tmp_path: Path) -> None:
-    [block] = blocks(README, "json")
+    block, _ = blocks(README, "json")
     program = re.search(r"<<'END'\n(.*?)^END$", README.read_text(), re.MULTILINE | re.DOTALL)
     assert program
     (tmp_path / "reports.py").write_text(program[1])
@@ -68,39 +68,44 @@ async def test_the_configuration_of_a_host_starts_a_server(tmp_path: Path) -> No
     command = [server["command"], *server["args"]]
     with trio.fail_after(60):
         async with (
-            Client(partial(stdio.connect, command, cwd="/")) as client,
+            Client(partial(stdio.connect, command, cwd="/"), connect_timeout_s=60) as client,
             client.call("build", {"rows": 1}) as call,
         ):
             result = await call.result()
     assert result["content"][0]["text"] == "yearly: 1 rows"
 
 
-@pytest.mark.parametrize("number", [0, 1])
-async def test_the_configurations_for_hosts_that_give_up_start_a_server(
-    tmp_path: Path, number: int
+WRAPPING = [
+    pytest.param(ROOT / page, number, id=f"{Path(page).name}-{number}")
+    for page, number in (
+        ("README.md", 1),
+        ("docs/use/existing.md", 0),
+        ("docs/use/existing.md", 1),
+        ("docs/use/patience.md", 0),
+        ("docs/use/patience.md", 1),
+    )
+]
+
+
+@pytest.mark.parametrize(("page", "number"), WRAPPING)
+async def test_the_configurations_of_hosts_wrap_a_server(
+    tmp_path: Path, page: Path, number: int
 ) -> None:
-    page = ROOT / "docs" / "use" / "patience.md"
+    """With a server of the tests in place of the one that `npx` would fetch."""
     config = msgspec.json.decode(blocks(page, "json")[number].text)
-    [server] = next(iter(config.values())).values()
-    place = server["args"].index("--")
-    assert server["args"][place + 1 :] == ["npx", "-y", "some-server"]
-    here = [sys.executable, "-m", "tests.rigs.stdio_server"]
-    name = ("--journal", str(tmp_path / "journal.db"))
-    command = [
-        sys.executable,
-        "-m",
-        "streams.cli",
-        "wrap",
-        *name,
-        *server["args"][1:place],
-        "--",
-        *here,
-    ]
+    server = next(iter(next(iter(config.values())).values()))
     assert Path(server["command"]).name == "mcp-streams"
+    place = server["args"].index("--")
+    wrap, *options = server["args"][:place]
+    assert (wrap, server["args"][place + 1]) == ("wrap", "npx")
+    ours = [sys.executable, "-m", "streams.cli", wrap, "--journal", str(tmp_path / "journal.db")]
+    command = [*ours, *options, "--", sys.executable, "-m", "tests.rigs.stdio_server"]
     with trio.fail_after(60):
-        async with Client(partial(stdio.connect, command, cwd=ROOT)) as client:
+        connect = partial(stdio.connect, command, cwd=ROOT)
+        async with Client(connect, connect_timeout_s=60) as client:
             names = [tool.name for tool in await client.list_tools()]
-    assert names[-2:] == ["wait_for_call", "list_calls"]
+    assert "add" in names
+    assert ("wait_for_call" in names) == ("--patience" in options)
 
 
 def test_the_recording_is_of_the_server_in_the_readme() -> None:

@@ -164,6 +164,7 @@ def refused(sockets: list[socket.socket], *words: str, **env: str) -> str:
 
 def test_a_socket_without_a_purpose_is_refused(listening: list[socket.socket]) -> None:
     assert "add --http or --ws" in refused(listening[:1], "serve", APP)
+    assert "add --http or --ws" in refused(listening[:1], "wrap", "--", "true")
     both = ("serve", APP, "--http=127.0.0.1:0", "--ws=127.0.0.1:0")
     assert "FileDescriptorName=http" in refused(listening[:1], *both)
     named = {"LISTEN_FDNAMES": "ws"}

@@ -47,6 +47,11 @@ def journals(states: Path) -> list[Path]:
     return sorted(states.glob("*.db"))
 
 
+def patient(dialer: Any) -> Client:
+    """A client that gives the child of a busy machine time to load."""
+    return Client(dialer, connect_timeout_s=DEADLINE_S)
+
+
 def wrapping(*options: str, command: tuple[str, ...] = SERVER) -> list[str]:
     given = {option.partition("=")[0] for option in options}
     soon = [option for option in SOON if option.partition("=")[0] not in given]
@@ -55,7 +60,7 @@ def wrapping(*options: str, command: tuple[str, ...] = SERVER) -> list[str]:
 
 def client(*options: str, command: tuple[str, ...] = SERVER, **how: Any) -> Client:
     """A client that starts `wrap` as a host does."""
-    return Client(partial(stdio.connect, wrapping(*options, command=command), **how))
+    return patient(partial(stdio.connect, wrapping(*options, command=command), **how))
 
 
 async def text(client: Client, tool: str, /, **arguments: Any) -> str:
@@ -152,7 +157,7 @@ def test_an_official_client_starts_it_as_any_stdio_server(states: Path) -> None:
 async def test_it_serves_http_and_websocket() -> None:
     with wrapped() as server:
         for url in (server.http, server.ws):
-            async with Client(dial(url)) as client:
+            async with patient(dial(url)) as client:
                 assert client.server_info == {"name": "small", "version": "1.5"}
                 assert client.instructions == "Add numbers."
                 assert await text(client, "add", a=20, b=22) == "42"
@@ -322,7 +327,7 @@ async def test_a_killed_relay_loses_nothing(tmp_path: Path) -> None:
             yield channel
 
     with trio.fail_after(DEADLINE_S):
-        async with Client(start) as one, one.call("wait", {"file": str(file)}) as call:
+        async with patient(start) as one, one.call("wait", {"file": str(file)}) as call:
             [child] = await begun(file)
             while call.ticket is None:
                 await trio.sleep(0.01)
@@ -374,7 +379,7 @@ async def test_a_killed_owner_takes_its_children_with_it_and_the_next_one_tells_
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_ends_all_children(tmp_path: Path, number: signal.Signals) -> None:
     with trio.fail_after(DEADLINE_S), wrapped() as server:
-        async with Client(dial(server.ws)) as one, Client(dial(server.http)) as two:
+        async with patient(dial(server.ws)) as one, patient(dial(server.http)) as two:
             children = [await pid(one), await pid(two)]
             assert all(map(is_running, children))
             assert await trio.to_thread.run_sync(server.end, number) == 0
@@ -402,7 +407,7 @@ async def test_a_child_that_ignores_everything_is_killed_with_its_own_children(
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     command = (sys.executable, str(tmp_path / "stubborn.py"), str(tmp_path / "pids"))
     with trio.fail_after(DEADLINE_S), wrapped("--stop-timeout=3", command=command) as server:
-        async with Client(dial(server.ws)) as one:
+        async with patient(dial(server.ws)) as one:
             assert one.server_info["name"] == "stubborn"
             pids = [int(each) for each in (tmp_path / "pids").read_text().split()]
             assert await trio.to_thread.run_sync(server.end, signal.SIGTERM) == 0
@@ -411,7 +416,7 @@ async def test_a_child_that_ignores_everything_is_killed_with_its_own_children(
 
 async def test_a_command_that_is_down_for_good_ends_the_process() -> None:
     with trio.fail_after(DEADLINE_S), wrapped("--isolate=none", "--restart=never") as server:
-        async with Client(dial(server.ws)) as one:
+        async with patient(dial(server.ws)) as one:
             os.kill(await pid(one), signal.SIGKILL)
             assert await trio.to_thread.run_sync(server.wait) == 2
     assert "it is not started again" in server.log
@@ -566,15 +571,15 @@ async def test_a_bearer_token_is_asked_for(tmp_path: Path) -> None:
     assert token, "no token"
     with wrapped(f"--auth-tokens={tokens}") as server:
         with pytest.raises(CannotConnect):
-            async with Client(dial(server.http)):
+            async with patient(dial(server.http)):
                 pass
-        async with Client(dial(server.http, token=token)) as one:
+        async with patient(dial(server.http, token=token)) as one:
             assert await text(one, "add", a=1, b=2) == "3"
 
 
 def test_systemds_socket_is_served_and_no_child_has_it(tmp_path: Path) -> None:
     async def main(url: str) -> Mapping[str, Any]:
-        async with Client(dial(url)) as one:
+        async with patient(dial(url)) as one:
             return {
                 "variables": [
                     await text(one, "variable", name=name)

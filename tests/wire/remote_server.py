@@ -1,7 +1,6 @@
 """A remote server for the tests of attached ones: tools that wait for a file."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import trio
@@ -72,9 +71,3 @@ def today() -> str:
 def greet(name: str) -> str:
     """Greet."""
     return f"Hello {name}"
-
-
-def opened(path: Path) -> str:
-    """Let a tool that waits for this file go on."""
-    path.touch()
-    return str(path)

@@ -88,6 +88,11 @@ REFUSAL_S: Final = 10.0
 # the call, and does not repeat that.
 STANDING_S: Final = 1.0
 
+# How long the last lines of a channel that is over may wait to be received, and how often it is
+# looked whether they were.
+LAST_LINES_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.01
+
 # While so many bytes wait to be received, no more are read. Each response may hold one read more.
 RECEIVE_BYTES_MAX: Final = 1024 * 1024
 
@@ -292,6 +297,8 @@ class HttpChannel:
         self._nursery.start_soon(self._run_exchange, exchange)
         with exchange.in_order:
             await exchange.is_ready.wait()
+        if self._received.ended is not None:
+            await self._received.left(LAST_LINES_S)  # the sender may close the channel now
         if cancelled is not None:
             # A request behind the cancellation must be answered after the last message of the
             # cancelled one.
@@ -784,6 +791,12 @@ class ReceiveBuffer:
                 self._add(last, 0)
             self._has_come.set()
             self._has_room.set()
+
+    async def left(self, most_s: float) -> None:
+        """Wait until the last lines are received, for so long at most."""
+        with trio.move_on_after(most_s):
+            while self._batches:
+                await trio.sleep(LOOK_EVERY_S)
 
     def drop(self) -> None:
         """Discard all that waits."""

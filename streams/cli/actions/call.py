@@ -73,6 +73,7 @@ CANCEL_S: Final = 5.0  # for the server to confirm a cancellation
 # itself (stdio) need not wait.
 CONNECT_S: Final = 5.0
 ATTEMPT_S: Final = 10.0  # for one attempt
+START_S: Final = 60.0  # for a command that has to start, such as npx, which may download first
 
 # How often a call is checked for its ticket: the client has no event for that, and the call may
 # send no message.
@@ -112,12 +113,13 @@ def run(act: Act, reach: Reach, *, asks: Questions | None = None) -> int:
 
     async def with_client(dialer: Dialer) -> int:
         deadline, timeout_s = reach.deadline, reach.timeout_s or math.inf
+        is_command = reach.url.startswith("stdio:")
         codes: list[int] = []
         client = Client(
             dialer,
             name=CLIENT_NAME,
-            connect_s=0.0 if reach.url.startswith("stdio:") else min(CONNECT_S, timeout_s / 2),
-            connect_timeout_s=min(ATTEMPT_S, timeout_s),
+            connect_s=0.0 if is_command else min(CONNECT_S, timeout_s / 2),
+            connect_timeout_s=min(START_S if is_command else ATTEMPT_S, timeout_s),
             answers={} if asks is None else {QUESTION: asks.answer},
         )
         with trio.CancelScope(deadline=deadline) as connecting:

@@ -12,6 +12,8 @@ import trio
 import trustme
 
 from streams.errors import ServerRefused
+from tests.rigs.scripted_http import http_server
+from transports import dial
 from transports.http.client import connect as connect_http
 from transports.websocket.client import connect as connect_websocket
 
@@ -99,3 +101,29 @@ async def test_the_reasons_of_the_system_are_told(scheme: str) -> None:
     error = await error_of(f"{scheme}://nowhere.invalid:1")
     assert isinstance(error, socket.gaierror)
     assert "the host nowhere.invalid cannot be found" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("url", "header", "why"),
+    [
+        ("http://127.0.0.1:1", ("X-Key", "a\r\nHost: b"), "no header"),
+        ("http://127.0.0.1:1", ("X Key", "a"), "no header"),
+        ("http://127.0.0.1:1", ("Mcp-Session-Id", "a"), "itself"),
+        ("ws://127.0.0.1:1", ("Sec-WebSocket-Key", "a"), "itself"),
+        ("http://example.com", ("X-Key", "secret"), "TLS"),
+        ("ws://example.com", ("X-Key", "secret"), "TLS"),
+    ],
+)
+def test_a_bad_header_is_refused(url: str, header: tuple[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why) as raised:
+        dial(url, headers=[header])
+    assert "secret" not in str(raised.value)
+
+
+async def test_a_websocket_handshake_has_the_headers() -> None:
+    async with http_server(lambda asked: asked.respond("403 Forbidden")) as server:
+        dialer = dial(server.url.replace("http", "ws"), headers=[("X-Key", "k")])
+        with pytest.raises(OSError, match="403"):
+            async with dialer():
+                pass
+        assert server.asked[0].headers["x-key"] == "k"
