@@ -245,6 +245,7 @@ class ChildBackend:
         """Run a call that was running when this process died, on a child of its own."""
         assert guest.session is not None
         supervisor = guest.supervisor
+        supervisor.take_over()
         supervisor.enter()
         try:
             if not await supervisor.may_rerun(tool):
@@ -500,7 +501,6 @@ class _Crowd:
     async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         owner = self._owner(question.params)
         if owner is None:
-            log.warning("a shared child asks for no client", method=question.method[:100])
             raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
         self.check_question(question, owner)
         return await owner.ask(question.method, question.sent, on_sent=on_sent)

@@ -158,6 +158,13 @@ class Supervisor:
         if not (self.running or self.is_wanted):
             self.begin_stop()
 
+    def take_over(self) -> None:
+        """Its client was served by an earlier process of ours.
+
+        So a child that does not start is tried again, as after a death.
+        """
+        self._has_started = True
+
     def abandon(self) -> None:
         """The session has ended: the child ends with its last stream."""
         self.is_wanted = False

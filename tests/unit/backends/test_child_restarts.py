@@ -255,7 +255,11 @@ async def test_answers_at_any_moment_of_the_change_reach_the_next_child(tmp_path
 
 @pytest.mark.parametrize("is_sqlite", [False, True])
 async def test_a_call_goes_on_in_the_next_process(is_sqlite: bool, tmp_path: Path) -> None:
-    """Its child died with this process; the client has a part of it, and gets the rest once."""
+    """Its child died with this process; the client has a part of it, and gets the rest once.
+
+    The first child of the next process does not start.
+    """
+    stumbles = ("/bin/sh", "-c", '[ -e "$0" ] || { : > "$0"; exit 3; }; exec "$@"')
     given: Json = {"rerun": ("once",), "keyring": Keyring.load(None)}
     arguments = {"n": 20, "at": 10, "s": 0.6, "file": str(tmp_path / "file")}
     memory = MemoryJournal()
@@ -273,6 +277,7 @@ async def test_a_call_goes_on_in_the_next_process(is_sqlite: bool, tmp_path: Pat
         talker = await house.dial(STREAMS)
         stream = await talker.begin(1, "once", **arguments)
         await talker.find(lambda message: message.get("params", {}).get("data") == 10)
+    given["command"] = (*stumbles, str(tmp_path / "has stumbled"), *settings().command)
     async with serving() as house:
         rest = await (await house.dial(STREAMS)).resume(2, stream)
     assert logs(talker.seen) == [*range(11)]
