@@ -277,8 +277,11 @@ async def test_a_call_goes_on_in_the_next_process(is_sqlite: bool, tmp_path: Pat
         talker = await house.dial(STREAMS)
         stream = await talker.begin(1, "once", **arguments)
         await talker.find(lambda message: message.get("params", {}).get("data") == 10)
-    given["command"] = (*stumbles, str(tmp_path / "has stumbled"), *settings().command)
+    has_stumbled = tmp_path / "has stumbled"
+    given["command"] = (*stumbles, str(has_stumbled), *settings().command)
     async with serving() as house:
+        while not has_stumbled.exists():
+            await trio.sleep(0.01)
         rest = await (await house.dial(STREAMS)).resume(2, stream)
     assert logs(talker.seen) == [*range(11)]
     assert logs(rest)[-9:] == [*range(11, 20)]
