@@ -348,13 +348,13 @@ class Supervisor:
             return True
         if HINTED not in self._settings.rerun:
             return False
-        if self.lists.is_hinted(tool) is None:
-            await self._read_hints(await self.ready())
+        while self.lists.is_hinted(tool) is None:
+            child = await self.ready()
+            for page in await listed_tools(child):
+                self.lists.note_hints(page)
+            if child.is_alive:
+                break  # else it may have died before it has listed this tool: the next one is asked
         return self.lists.is_hinted(tool) is True
-
-    async def _read_hints(self, conversation: Conversation) -> None:
-        for page in await listed_tools(conversation):
-            self.lists.note_hints(page)
 
 
 def matches(settings: ChildSettings, tool: str) -> bool:

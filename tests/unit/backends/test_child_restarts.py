@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from streams.backends.child import ChildBackend
+from streams.backends.conversation import Conversation
 from streams.backends.supervision import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -18,6 +20,7 @@ from streams.backends.supervision import (
     DEATHS_S,
     RESET_S,
     Restarts,
+    listed_tools,
 )
 from streams.journal.memory import MemoryJournal
 from streams.journal.sqlite import open_sqlite_journal
@@ -190,6 +193,26 @@ async def test_a_call_is_sent_again_and_says_nothing_twice(
         await talker.call(1, "once", token="t", **arguments)
         assert text((await talker.answer(1))["result"]) == "twice"
         assert logs(talker.seen) == [*range(20)]
+
+
+async def test_hints_are_read_from_the_next_child_where_one_dies_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+
+    async def listed(child: Conversation) -> list[msgspec.Raw]:
+        if not killed:
+            killed.append(child.pid)
+            await child.killed("a test has killed it")
+            return []
+        return await listed_tools(child)
+
+    monkeypatch.setattr("streams.backends.supervision.listed_tools", listed)
+    async with wrapped(rerun=("hinted",)) as (house, _):
+        talker = await house.dial(PLAIN)
+        await talker.call(1, "once", n=20, at=10, file=str(tmp_path / "file"))
+        assert text((await talker.answer(1))["result"]) == "twice"
+    assert killed
 
 
 async def test_a_call_that_was_delivered_and_confirmed_is_sent_again(tmp_path: Path) -> None:
