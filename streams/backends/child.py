@@ -33,7 +33,6 @@ from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
-from streams.server.peer import known_of
 
 __all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
 
@@ -237,7 +236,7 @@ class ChildBackend:
         caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
         session = Session(caller.name)
         session.client = caller.client
-        guest = _Guest(self, known_of(session), session)
+        guest = _Guest(self, SessionInfo.of(session), session)
         guest.session = session
         return partial(self._restart, guest, params.name)
 
