@@ -33,7 +33,6 @@ from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
-from streams.server.peer import known_of
 
 __all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
 
@@ -237,7 +236,7 @@ class ChildBackend:
         caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
         session = Session(caller.name)
         session.client = caller.client
-        guest = _Guest(self, known_of(session), session)
+        guest = _Guest(self, SessionInfo.of(session), session)
         guest.session = session
         return partial(self._restart, guest, params.name)
 
@@ -245,6 +244,7 @@ class ChildBackend:
         """Run a call that was running when this process died, on a child of its own."""
         assert guest.session is not None
         supervisor = guest.supervisor
+        supervisor.take_over()
         supervisor.enter()
         try:
             if not await supervisor.may_rerun(tool):
@@ -500,7 +500,6 @@ class _Crowd:
     async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
         owner = self._owner(question.params)
         if owner is None:
-            log.warning("a shared child asks for no client", method=question.method[:100])
             raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
         self.check_question(question, owner)
         return await owner.ask(question.method, question.sent, on_sent=on_sent)

@@ -187,6 +187,7 @@ class Conversation:
         self._later: deque[tuple[Message, bytes]] = deque()
         self._garbage = 0  # lines in a row
         self._warnings = Warnings()
+        self._refusals = Warnings()
         self._has_garbage = False
         self._is_deaf = False  # what it says means nothing
         self._room = trio.lowlevel.ParkingLot()
@@ -437,7 +438,9 @@ class Conversation:
 
     def _refuse(self, their_id: RequestId, error: StreamsError) -> None:
         refused = error if isinstance(error, Refusal) else Refusal(INTERNAL_ERROR, str(error))
-        log.info("a question of a child was refused", child=self.pid, why=refused.message[:200])
+        self._refusals.warn(
+            "a question of a child was refused", child=self.pid, why=refused.message[:200]
+        )
         self.tell(messages.error(their_id, refused))
 
     def _forget(self, their_id: RequestId) -> None:

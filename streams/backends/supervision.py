@@ -158,6 +158,13 @@ class Supervisor:
         if not (self.running or self.is_wanted):
             self.begin_stop()
 
+    def take_over(self) -> None:
+        """Its client was served by an earlier process of ours.
+
+        So a child that does not start is tried again, as after a death.
+        """
+        self._has_started = True
+
     def abandon(self) -> None:
         """The session has ended: the child ends with its last stream."""
         self.is_wanted = False
@@ -341,13 +348,13 @@ class Supervisor:
             return True
         if HINTED not in self._settings.rerun:
             return False
-        if self.lists.is_hinted(tool) is None:
-            await self._read_hints(await self.ready())
+        while self.lists.is_hinted(tool) is None:
+            child = await self.ready()
+            for page in await listed_tools(child):
+                self.lists.note_hints(page)
+            if child.is_alive:
+                break  # else it may have died before it has listed this tool: the next one is asked
         return self.lists.is_hinted(tool) is True
-
-    async def _read_hints(self, conversation: Conversation) -> None:
-        for page in await listed_tools(conversation):
-            self.lists.note_hints(page)
 
 
 def matches(settings: ChildSettings, tool: str) -> bool:

@@ -96,7 +96,7 @@ def wrapped(conversation: Conversation, transport: str, node: Node, folder: Path
 
 
 def host_environment(node: Node) -> dict[str, str]:
-    """What the official clients give to a server that they start."""
+    """The variables that the official clients give to a server."""
     names = ("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
     whole = node.environment()
     return {name: whole[name] for name in names if name in whole}

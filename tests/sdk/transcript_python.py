@@ -101,7 +101,7 @@ async def take(client: Client, recorder: Recorder, step: Json) -> None:
             if step.get("cancel"):
                 scope.cancel()
 
-        # What the server answered is in the record.
+        # The server's answer is in the record.
         with suppress(MCPError, RuntimeError, ValueError):
             await request(client, step["method"], step["params"], progressed)
 

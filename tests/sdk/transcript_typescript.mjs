@@ -79,7 +79,7 @@ async function take(client, step) {
   try {
     await (known[step.method] ?? other)();
   } catch {
-    // What the server answered is in the record.
+    // The server's answer is in the record.
   }
 }
 

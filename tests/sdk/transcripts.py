@@ -81,7 +81,7 @@ LISTS: Final = [
     asked(method)
     for method in ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
 ]
-# What any server is asked, however little it knows.
+# Requests for any server, however little it knows.
 ANYWAY: Final = [
     call("no-such-tool"),
     asked("resources/read", uri="no-such://resource"),
@@ -141,6 +141,7 @@ def everything(node: Node) -> Conversation:
         call("trigger-elicitation-request"),
         call("trigger-url-elicitation", url="https://example.com/", elicitationId="1"),
         call("trigger-long-running-operation", duration=0.2, steps=4),
+        {**call("trigger-long-running-operation", duration=60, steps=300), "cancel": True},
         call("toggle-simulated-logging"),
         call("toggle-simulated-logging"),
         call("simulate-research-query", topic="cuts"),
@@ -179,7 +180,6 @@ def everything(node: Node) -> Conversation:
         ),
         {"method": "notifications/roots/list_changed"},
         until(roots__list=2),
-        {**call("trigger-long-running-operation", duration=60, steps=300), "cancel": True},
         *ANYWAY,
     ]
     return Conversation("everything", _npm(node, "everything"), steps, ANSWERS)
@@ -402,7 +402,7 @@ def _without_token(params: Json) -> Json:
 
 def _sorted(messages: Iterable[Json]) -> list[Json]:
     kept = [
-        {"method": each["method"], "params": each.get("params") or {}}
+        {"method": each["method"], "params": each.get("params")}
         for each in messages
         if not _SIMULATED.search(json.dumps(each.get("params")))
     ]

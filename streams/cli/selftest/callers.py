@@ -16,6 +16,8 @@ from streams.exchange import ClientChannel, Dialer
 from streams.protocol.ticket import Ticket
 
 LASTING: Final = "lasting"  # restarted after the death of its server
+# The reasons of a call that its server took along; a wrapped command may die while it starts.
+ENDED: Final = ("interrupted", "start_failed")
 TOOLS: Final = ("work", LASTING)
 
 # How long a call takes without a failure, and how fast it sends.
@@ -107,11 +109,11 @@ class Caller:
                     self._ledger.refuse(self._story)
                     return
                 self._story.is_over = True
-                if _reason(failed) == "interrupted" and self._story.tool != LASTING:
+                if _reason(failed) in ENDED and self._story.tool != LASTING:
                     self._see_sign()
                     self._check_last_words(failed.data)
                 else:
-                    self._ledger.fail(f"{self._story.name}: {failed!r}")
+                    self._ledger.fail(f"{self._story.name} ({self._story.tool}): {failed!r}")
             except ClientError as error:
                 self._story.is_over = True
                 self._ledger.fail(f"{self._story.name}: {error!r}")

@@ -40,8 +40,9 @@ REPORT: Final = "report.json"
 
 # A call without a ticket is never resumed, and counts towards this limit.
 LIMITS: Final = ("--limit", "streams_per_principal_max=1000000")
-# Few enough that idle children must make room for new ones.
-WRAPPING: Final = ("--children-max", "8", "--rerun", "hinted")
+# Few enough children that idle ones must make room. A call that is sent again begins anew, so it
+# makes no progress while each of its servers dies sooner than it ends.
+WRAPPING: Final = ("--children-max", "8", "--rerun", "hinted", "--limit", "restarts_max=1000000")
 
 
 class Settings(msgspec.Struct, frozen=True):

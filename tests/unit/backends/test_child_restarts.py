@@ -7,10 +7,12 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
 from streams.backends.child import ChildBackend
+from streams.backends.conversation import Conversation
 from streams.backends.supervision import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -18,6 +20,7 @@ from streams.backends.supervision import (
     DEATHS_S,
     RESET_S,
     Restarts,
+    listed_tools,
 )
 from streams.journal.memory import MemoryJournal
 from streams.journal.sqlite import open_sqlite_journal
@@ -192,6 +195,26 @@ async def test_a_call_is_sent_again_and_says_nothing_twice(
         assert logs(talker.seen) == [*range(20)]
 
 
+async def test_hints_are_read_from_the_next_child_where_one_dies_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+
+    async def listed(child: Conversation) -> list[msgspec.Raw]:
+        if not killed:
+            killed.append(child.pid)
+            await child.killed("a test has killed it")
+            return []
+        return await listed_tools(child)
+
+    monkeypatch.setattr("streams.backends.supervision.listed_tools", listed)
+    async with wrapped(rerun=("hinted",)) as (house, _):
+        talker = await house.dial(PLAIN)
+        await talker.call(1, "once", n=20, at=10, file=str(tmp_path / "file"))
+        assert text((await talker.answer(1))["result"]) == "twice"
+    assert killed
+
+
 async def test_a_call_that_was_delivered_and_confirmed_is_sent_again(tmp_path: Path) -> None:
     async with wrapped(rerun=("once",)) as (house, _):
         talker = await house.dial({"experimental": {"mcp-streams/v1": {"positions": True}}})
@@ -255,7 +278,11 @@ async def test_answers_at_any_moment_of_the_change_reach_the_next_child(tmp_path
 
 @pytest.mark.parametrize("is_sqlite", [False, True])
 async def test_a_call_goes_on_in_the_next_process(is_sqlite: bool, tmp_path: Path) -> None:
-    """Its child died with this process; the client has a part of it, and gets the rest once."""
+    """Its child died with this process; the client has a part of it, and gets the rest once.
+
+    The first child of the next process does not start.
+    """
+    stumbles = ("/bin/sh", "-c", '[ -e "$0" ] || { : > "$0"; exit 3; }; exec "$@"')
     given: Json = {"rerun": ("once",), "keyring": Keyring.load(None)}
     arguments = {"n": 20, "at": 10, "s": 0.6, "file": str(tmp_path / "file")}
     memory = MemoryJournal()
@@ -273,7 +300,11 @@ async def test_a_call_goes_on_in_the_next_process(is_sqlite: bool, tmp_path: Pat
         talker = await house.dial(STREAMS)
         stream = await talker.begin(1, "once", **arguments)
         await talker.find(lambda message: message.get("params", {}).get("data") == 10)
+    has_stumbled = tmp_path / "has stumbled"
+    given["command"] = (*stumbles, str(has_stumbled), *settings().command)
     async with serving() as house:
+        while not has_stumbled.exists():
+            await trio.sleep(0.01)
         rest = await (await house.dial(STREAMS)).resume(2, stream)
     assert logs(talker.seen) == [*range(11)]
     assert logs(rest)[-9:] == [*range(11, 20)]

@@ -189,7 +189,7 @@ class User:
 
 
 def step(chance: random.Random, child: Child, user: User) -> str:
-    """What happens next: something that can."""
+    """The next step, one that is possible."""
     can = ["call"] * (len(user.running) < 2) + ["cancel", "leave"] * (chance.random() < 0.2)
     can += ["ask", "ask", "log", "end"] * bool(child.calls)
     return chance.choice(can or ["call"])
