@@ -1,4 +1,4 @@
-"""What differs between the options of a relay and those of the owner that serves it.
+"""The differences between the options of a relay and those of the owner that serves it.
 
 The options of an owner are those of the relay that has started it. A user who has changed them must
 learn why the change does nothing. It is quick to load, because a relay loads it.
@@ -55,7 +55,7 @@ def settings(options: Options) -> dict[str, str]:
 
 
 def warning(ours: Mapping[str, str], theirs: Mapping[str, Any], owner: int) -> str | None:
-    """What a relay with these options tells its user; None where the owner has the same."""
+    """The warning of a relay with these options; None where the owner has the same."""
     differing = [
         f"{name} {_shown(theirs[name])} (here: {_shown(value)})"
         for name, value in ours.items()

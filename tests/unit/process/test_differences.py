@@ -1,4 +1,4 @@
-"""What a relay tells of options that are not its owner's."""
+"""The warning of a relay whose options are not those of its owner."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ REMOTE = Options(app=Remote(url="http://h/"), journal=Path("/j.db"), stdio=True)
 
 
 def told(ours: Options, theirs: Options) -> str | None:
-    """What the relay says whose owner was started with `theirs`."""
+    """The warning of a relay whose owner was started with `theirs`."""
     return warning(settings(ours), settings(Options.parse(theirs.for_owner())), 17)
 
 
