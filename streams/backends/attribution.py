@@ -22,9 +22,6 @@ SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 _TASKS: Final = "notifications/tasks/"
 _CHANGED: Final = "/list_changed"
 
-# Task ids of a shared child, with their sessions. A child may forget a task sooner or later.
-TASKS_MAX: Final = 10_000
-
 # How a response that is too long to be parsed begins or ends. The SDKs in TypeScript write the id
 # last, the one in Python first.
 _ID: Final = rb'"id"\s*:\s*("[^"\\]{1,200}"|-?[0-9]{1,18})\s*'
@@ -144,22 +141,6 @@ def task_in(params: _Params) -> str | None:
 def task_of(params: msgspec.Raw) -> str | None:
     """The task that the params of a request or notification name."""
     return task_in(_read(bytes(params))) if b'"taskId"' in bytes(params) else None
-
-
-def task_made(result: msgspec.Raw) -> str | None:
-    """The id of the task that a result says was made."""
-    try:
-        return messages.decode(result, _Made).task.task_id
-    except ValueError:
-        return None
-
-
-class _Task(msgspec.Struct, rename="camel"):
-    task_id: str
-
-
-class _Made(msgspec.Struct):
-    task: _Task
 
 
 def key_of(method: str, params: msgspec.Raw) -> str:

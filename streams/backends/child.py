@@ -42,6 +42,7 @@ SET_LEVEL: Final = "logging/setLevel"
 SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
 INITIALIZED: Final = "notifications/initialized"
+TASKS: Final = "tasks/"  # what the names of methods of tasks begin with
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
 # Lists, which are compared after a restart.
 LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
@@ -109,7 +110,6 @@ class ChildBackend:
         self.host: trio.Nursery
         self._on_down = on_down
         self.shared: Supervisor
-        self.task_owners: dict[str, Session] = {}  # of a shared child
 
     @property
     def running_tools(self) -> Sequence[str]:
@@ -318,8 +318,9 @@ class _Guest:
         if self.is_shared:  # its revision is not the one that this client has asked for
             theirs = messages.decode(hello.get("protocolVersion", b'""'), str)
             hello["protocolVersion"] = min(theirs, self.info.revision)
-        if self._settings.isolate == "call" and "capabilities" in hello:
-            # A task ends with its child, so it ends with the call that has made it.
+        if self._settings.isolate != "session" and "capabilities" in hello:
+            # A child of one call ends with that call, and its tasks with it. A shared child does
+            # not say which client a task belongs to.
             capabilities = messages.decode(hello["capabilities"], dict[str, msgspec.Raw])
             capabilities.pop("tasks", None)
             hello["capabilities"] = capabilities
@@ -366,6 +367,10 @@ class _Guest:
     async def request(self, received: Received) -> Run | Any:
         self.session = received.session
         method, params = str(received.message.method), received.message.params
+        if self.is_shared and method.startswith(TASKS):
+            raise Refusal(
+                METHOD_NOT_FOUND, f"{method}: a server that all clients share has no tasks."
+            )
         if self.is_shared and method == UNSUBSCRIBE and self._is_shared_subscription(params):
             self._unsubscribe(received.session, attribution.uri_of(params))
             await received.session.save()
@@ -486,24 +491,15 @@ class _Crowd:
         uri = attribution.uri_of(message.params) if method == attribution.UPDATED else None
         for guest in list(self._backend.guests):
             session = guest.session
-            if attribution.is_task_news(method):
-                is_for = session is not None and session is self._owner(message.params)
-            elif uri is not None:
+            if uri is not None:
                 is_for = session is not None and uri in session.subscriptions
             else:
-                is_for = attribution.is_news(method)
+                is_for = attribution.is_news(method) and not attribution.is_task_news(method)
             if is_for:
                 guest.stray(message, line)
 
-    def _owner(self, params: msgspec.Raw) -> Session | None:
-        return self._backend.task_owners.get(attribution.task_of(params) or "")
-
     async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
-        owner = self._owner(question.params)
-        if owner is None:
-            raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
-        self.check_question(question, owner)
-        return await owner.ask(question.method, question.sent, on_sent=on_sent)
+        raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
 
     def check_question(self, question: Question, session: Session) -> None:
         method = question.method
