@@ -79,11 +79,14 @@ class Places:
         self._left = trio.lowlevel.ParkingLot()
 
     async def take(self) -> None:
-        """See `Place`. The idle child that was used least recently makes room."""
+        """See `Place`. The idle child that was used least recently makes room.
+
+        A child whose client listens for updates ends last.
+        """
         while self.taken >= self._most:
             idle = [each for each in self.supervisors if each.is_idle]
             if idle:
-                min(idle, key=lambda each: each.used_at).begin_stop()
+                min(idle, key=lambda each: (each.has_listener, each.used_at)).begin_stop()
             elif not any(each.is_stopping for each in self.supervisors):
                 raise refusal("too_many_children", limit=self._most)
             await self._left.park()
@@ -149,13 +152,15 @@ class ChildBackend:
                 nursery.start_soon(each.stop)
 
     async def _end_idle(self) -> None:
-        """End children that were not used for `child_idle_s`, for ever."""
+        """End children that were not used for `child_idle_s`. A client that listens uses one."""
         idle_s = self.settings.child_idle_s
         while True:
             await trio.sleep(min(SWEEP_S_MAX, idle_s / 4))
-            too_old = trio.current_time() - idle_s
+            now = trio.current_time()
             for each in list(self.places.supervisors):
-                if each.is_idle and each.used_at <= too_old:
+                if each.has_listener:
+                    each.used_at = now
+                elif each.is_idle and each.used_at <= now - idle_s:
                     each.begin_stop()
 
     def supervisor(self, audience: Any, greeting: Mapping[str, Any], **more: Any) -> Supervisor:
@@ -462,8 +467,7 @@ class _Guest:
     def wants_log(self, message: Message, session: Session) -> bool:
         return True  # the child was told the level
 
-    def is_listening(self) -> bool:
-        """Whether the client waits for news of the child."""
+    def has_listener(self) -> bool:
         session = self.session
         return session is not None and bool(session.subscriptions) and self.standing.is_listening
 
@@ -515,6 +519,9 @@ class _Crowd:
     def wants_log(self, message: Message, session: Session) -> bool:
         level = _params(message.params).level
         return level not in LEVELS or LEVELS.index(level) >= LEVELS.index(session.level)
+
+    def has_listener(self) -> bool:
+        return any(each.has_listener() for each in self._backend.guests)
 
     def replay(self) -> list[tuple[str, Any]]:
         """See `_Guest.replay`: for all sessions together."""

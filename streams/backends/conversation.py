@@ -85,6 +85,9 @@ class Audience(Protocol):
     def wants_log(self, message: Message, session: Session) -> bool:
         """Whether the client of a request in flight wants this log message."""
 
+    def has_listener(self) -> bool:
+        """Whether a client that is connected has subscribed to a resource of the child."""
+
 
 class Exchange:
     """A request of a client, from its begin at the child to its answer."""

@@ -175,11 +175,16 @@ class Supervisor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has a child that does nothing for a client."""
+        """Whether it has a child that runs no request and waits for no answer of a client."""
         child = self.current
         if child is None or not child.is_alive or not child.is_greeted:
             return False
         return not (self.running or child.has_questions)
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether a client waits for updates of its child: an idle child that is still needed."""
+        return self._audience.has_listener()
 
     @property
     def is_stopping(self) -> bool:

@@ -143,6 +143,49 @@ async def test_a_child_that_is_not_used_ends_and_starts_again() -> None:
         assert (await state(talker))["pid"] != before
 
 
+async def subscribed(house: House, uri: str = "a:1") -> Talker:
+    talker = await house.dial(PLAIN)
+    assert await talker.request(1, "resources/subscribe", uri=uri) == {}
+    return talker
+
+
+@pytest.mark.parametrize("isolate", ["session", "none"])
+async def test_a_child_lives_while_a_client_listens_for_its_updates(isolate: str) -> None:
+    async with wrapped(child_idle_s=0.3, isolate=isolate) as (house, backend):
+        talker = await subscribed(house)
+        before = backend.children
+        await trio.sleep(1.0)
+        assert backend.children == before
+        news = {"tell": ["notifications/resources/updated"], "params": {"uri": "a:1"}}
+        await call(talker, "stray", 2, **news)
+        await talker.find(asks("notifications/resources/updated"))
+        await talker.request(3, "resources/unsubscribe", uri="a:1")
+        await count(backend, 0)
+
+
+async def test_a_child_lives_while_a_client_over_http_listens() -> None:
+    async with wrapped(child_idle_s=0.3) as (house, backend), surfing(house, PLAIN) as web:
+        standing = await web.standing()
+        await standing.until(lambda: standing.status)
+        await web.request("resources/subscribe", uri="a:1")
+        await trio.sleep(1.0)
+        assert len(backend.children) == 1
+        await standing.hang_up()
+        await count(backend, 0)
+
+
+async def test_a_child_with_a_listener_makes_room_last() -> None:
+    async with wrapped(children_max=2) as (house, backend):
+        await subscribed(house)
+        listened = backend.children
+        await state(await house.dial(PLAIN))
+        await state(await house.dial(PLAIN))
+        assert listened[0] in backend.children
+        for talker in [await subscribed(house, "a:2"), await subscribed(house, "a:3")]:
+            await state(talker)
+        assert listened[0] not in backend.children
+
+
 # One child for all
 
 
