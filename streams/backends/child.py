@@ -20,14 +20,12 @@ from streams.backends.supervision import (
     HINTED,
     Lists,
     Supervisor,
-    listed_tools,
     matches,
-    names_of_tools,
 )
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, first_of, refusal
+from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
@@ -35,7 +33,7 @@ from streams.server.backend import CallTool, Received, Run, SessionInfo, Standin
 from streams.server.caller import CallerInfo
 from streams.server.peer import known_of
 
-__all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
+__all__ = ["ChildBackend", "ChildSettings"]
 
 CALL: Final = "tools/call"
 SET_LEVEL: Final = "logging/setLevel"
@@ -267,36 +265,6 @@ class ChildBackend:
         return HINTED in self.settings.rerun and (
             lists is None or lists.is_hinted(tool) is not False
         )
-
-
-class Checked(msgspec.Struct, frozen=True):
-    """A child as it describes itself."""
-
-    hello: Mapping[str, Any]  # the result of `initialize`
-    tools: tuple[str, ...]  # their names
-
-
-async def check(settings: ChildSettings) -> Checked:
-    """Start a child, initialize it, list its tools, and end it. Raises `Refusal`."""
-    backend = ChildBackend(msgspec.structs.replace(settings, isolate="session"))
-    info = SessionInfo("check", NEWEST, msgspec.Raw(messages.encode(OURS)), {})
-    try:
-        async with backend.running():
-            guest = await backend.open(info, Session("check"))
-            conversation = await guest.supervisor.ready()
-            conversation.tell(messages.notification(INITIALIZED))
-            pages = await listed_tools(conversation)
-            if conversation.process.ending is not None:
-                raise conversation.ending.interrupted()
-        names = [name for page in pages for name in names_of_tools(page)]
-        hello = {name: messages.decode(raw, Any) for name, raw in guest.hello.items()}
-    except ExceptionGroup as errors:  # of the nursery
-        raise first_of(errors) from None
-    except ValueError as error:
-        raise refusal("start_failed").saying(
-            f"The wrapped server has an unreadable hello or list of tools: {error}."
-        ) from None
-    return Checked(hello, tuple(names))
 
 
 class _Guest:

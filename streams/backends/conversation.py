@@ -195,7 +195,6 @@ class Conversation:
         self._is_deaf = False  # what it says means nothing
         self._room = trio.lowlevel.ParkingLot()
         self._full: set[Exchange] = set()  # those that may be, since the last read
-        self.dropped = 0  # messages that came too late
 
     @property
     def is_alive(self) -> bool:
@@ -628,7 +627,6 @@ class Conversation:
         self._full.add(exchange)
 
     def _drop(self) -> None:
-        self.dropped += 1
         log.debug("a message of a child came too late: it was dropped", child=self.pid)
 
 

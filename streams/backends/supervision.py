@@ -399,11 +399,6 @@ async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
     return pages
 
 
-def names_of_tools(page: msgspec.Raw) -> list[str]:
-    """The names of the tools on a page. Raises `ValueError` for anything else."""
-    return [tool.name for tool in messages.decode(page, _Tools).tools]
-
-
 class _Hints(msgspec.Struct, rename="camel"):
     read_only_hint: Any = None
     idempotent_hint: Any = None

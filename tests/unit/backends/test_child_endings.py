@@ -12,9 +12,7 @@ import pytest
 import structlog
 import trio
 
-from streams import Refusal
 from streams.backends import process
-from streams.backends.child import check
 from streams.backends.secrets import Secrets
 from tests.rigs import ROOT
 from tests.rigs.children import call, settings, state, text, wrapped
@@ -114,14 +112,6 @@ async def test_no_process_can_be_started_for_one_session_alone(
         assert "Resource temporarily unavailable" in error["message"]
         assert text(await call(talker, "echo")) == "{}"
         assert text(await call(await house.dial(PLAIN), "echo")) == "{}"
-
-
-async def test_a_command_is_checked() -> None:
-    found = await check(settings())
-    assert found.hello["serverInfo"]["name"] == "naughty"
-    assert {"echo", "state"} <= {*found.tools}
-    with pytest.raises(Refusal, match="I cannot start: no database"):
-        await check(settings(does={"start": "exit"}))
 
 
 # In a call
