@@ -15,13 +15,9 @@ import trio
 from streams import messages
 from streams.backends import attribution
 from streams.backends.conversation import Conversation, Died, Question, one_line
+from streams.backends.listings import matches
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import (
-    HINTED,
-    Lists,
-    Supervisor,
-    matches,
-)
+from streams.backends.supervision import Lists, Supervisor
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
@@ -260,11 +256,8 @@ class ChildBackend:
 
     def may_rerun(self, tool: str, lists: Lists | None) -> bool:
         """Whether a call of this tool might be sent again, as far as that is known."""
-        if matches(self.settings, tool):
-            return True
-        return HINTED in self.settings.rerun and (
-            lists is None or lists.is_hinted(tool) is not False
-        )
+        may_be_hinted = lists is None or lists.is_hinted(tool) is not False
+        return matches(self.settings.rerun, tool, may_be_hinted)
 
 
 class _Guest:

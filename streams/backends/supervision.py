@@ -6,7 +6,6 @@ and the subscriptions. Lists that the client has read are compared, so that it h
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -14,6 +13,7 @@ import trio
 
 from streams import messages
 from streams.backends.conversation import Audience, Conversation, Died
+from streams.backends.listings import HINTED, TOOLS, matches, next_cursor, tools_on
 from streams.backends.process import ChildSettings, Ending, start
 from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
@@ -29,8 +29,6 @@ DEATHS_S: Final = 300.0
 LISTS_MAX: Final = 100  # pages of lists that are compared after a restart
 LIST_S: Final = 30.0  # how long a new child may take to answer for one of them
 
-HINTED: Final = "hinted"
-TOOLS: Final = "tools/list"
 _NEWS: Final = {
     TOOLS: "notifications/tools/list_changed",
     "prompts/list": "notifications/prompts/list_changed",
@@ -91,13 +89,8 @@ class Lists:
         return before not in (None, digest)
 
     def note_hints(self, result: msgspec.Raw) -> None:
-        try:
-            tools = messages.decode(result, _Tools).tools
-        except ValueError:
-            return
-        for tool in tools:
-            hints = tool.annotations or _Hints()
-            self._hints[tool.name] = bool(hints.read_only_hint or hints.idempotent_hint)
+        for tool in tools_on(result):
+            self._hints[tool.name] = tool.is_hinted
 
     def is_hinted(self, tool: str) -> bool | None:
         """Whether a tool says that it may run twice; None where it was not listed."""
@@ -349,9 +342,10 @@ class Supervisor:
 
     async def may_rerun(self, tool: str) -> bool:
         """Whether a call of this tool is sent to the next child. Asks that for its hints."""
-        if matches(self._settings, tool):
+        globs = self._settings.rerun
+        if matches(globs, tool, hint=False):
             return True
-        if HINTED not in self._settings.rerun:
+        if HINTED not in globs:
             return False
         while self.lists.is_hinted(tool) is None:
             child = await self.ready()
@@ -360,11 +354,6 @@ class Supervisor:
             if child.is_alive:
                 break  # else it may have died before it has listed this tool: the next one is asked
         return self.lists.is_hinted(tool) is True
-
-
-def matches(settings: ChildSettings, tool: str) -> bool:
-    """Whether a glob of `rerun` fits the name of this tool."""
-    return any(fnmatchcase(tool, glob) for glob in settings.rerun if glob != HINTED)
 
 
 async def _asked(conversation: Conversation, method: str, params: Any) -> Message | None:
@@ -393,36 +382,10 @@ async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
             break
         assert isinstance(answer.result, msgspec.Raw)
         pages.append(answer.result)
-        cursor = _next_cursor(answer.result)
+        cursor = next_cursor(answer.result)
         if cursor is None:
             break
     return pages
-
-
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: Any = None
-    idempotent_hint: Any = None
-
-
-class _Tool(msgspec.Struct):
-    name: str
-    annotations: _Hints | None = None
-
-
-class _Tools(msgspec.Struct):
-    tools: list[_Tool]
-
-
-class _Page(msgspec.Struct, rename="camel"):
-    next_cursor: str | None = None
-
-
-def _next_cursor(result: msgspec.Raw) -> str | None:
-    """Where the next page of a list begins; None after the last."""
-    try:
-        return messages.decode(result, _Page).next_cursor
-    except ValueError:
-        return None
 
 
 class _Error(msgspec.Struct):

@@ -234,6 +234,15 @@ async def test_a_tool_without_a_hint_is_not_sent_again(tmp_path: Path) -> None:
         assert error["data"]["exitCode"] == 9
 
 
+async def test_a_hint_that_is_not_true_is_no_hint(tmp_path: Path) -> None:
+    async with wrapped(rerun=("hinted",)) as (house, _):
+        talker = await house.dial(PLAIN)
+        error = await call(talker, "other", file=str(tmp_path / "file"))
+        assert error["data"]["reason"] == "interrupted"
+        assert "did not repeat itself" not in error["message"]
+        assert (await state(talker))["calls"] == 1
+
+
 async def test_a_call_that_says_something_else_is_interrupted(tmp_path: Path) -> None:
     async with wrapped(rerun=("other",)) as (house, _):
         talker = await house.dial(PLAIN)
