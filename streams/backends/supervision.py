@@ -27,6 +27,7 @@ RESET_S: Final = 10.0  # a child that ran so long has not failed because of its 
 DEATHS_MAX: Final = 10  # in `DEATHS_S`; then no further child is started
 DEATHS_S: Final = 300.0
 LISTS_MAX: Final = 100  # pages of lists that are compared after a restart
+PENDING_MAX: Final = 100  # notifications of clients that wait for a child that starts
 LIST_S: Final = 30.0  # how long a new child may take to answer for one of them
 
 _NEWS: Final = {
@@ -136,6 +137,7 @@ class Supervisor:
         self._down: Refusal | None = None
         self._has_started = False
         self._pending: list[bytes] = []  # notifications for the next child
+        self._has_dropped = False  # some of them, since the last child started
 
     # Its streams
 
@@ -247,6 +249,7 @@ class Supervisor:
         for line in self._pending:
             conversation.tell(line)
         self._pending.clear()
+        self._has_dropped = False
         return conversation
 
     async def _greeted(self, conversation: Conversation) -> Mapping[str, msgspec.Raw]:
@@ -315,13 +318,19 @@ class Supervisor:
             log.warning("a child was not started again", why=refused.message[:500])
 
     def tell(self, line: bytes) -> None:
-        """Send a notification to the child. A child that does not run yet gets it at its start."""
+        """Send a notification to the child. A child that does not run yet gets it at its start.
+
+        Beyond `PENDING_MAX` notifications it is dropped, with one warning.
+        """
         if self.current is not None and self.current.is_alive and self.current.is_greeted:
             self.used_at = trio.current_time()
             self.current.tell(line)
-        elif len(self._pending) < LISTS_MAX:
+        elif len(self._pending) < PENDING_MAX:
             self._pending.append(line)
             self._host.start_soon(self._restart)
+        elif not self._has_dropped:
+            self._has_dropped = True
+            log.warning("notifications are dropped: a child has not started", limit=PENDING_MAX)
 
     def begin_stop(self) -> None:
         """End the child, in the background."""

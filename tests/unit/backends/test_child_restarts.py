@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 import trio
 
 from streams.backends.child import ChildBackend
@@ -18,6 +19,7 @@ from streams.backends.supervision import (
     BACKOFF_MAX_S,
     DEATHS_MAX,
     DEATHS_S,
+    PENDING_MAX,
     RESET_S,
     Restarts,
     listed_tools,
@@ -177,6 +179,25 @@ async def test_a_change_of_the_lists_is_told(tmp_path: Path) -> None:
         told = await talker.find(lambda message: message.get("method") == NEWS)
         assert told == {"jsonrpc": "2.0", "method": NEWS}
         assert [each.get("method") for each in talker.seen].count(NEWS) == 1
+
+
+async def test_notifications_wait_for_the_next_child_up_to_a_limit() -> None:
+    line = b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n'
+    dropped = "notifications are dropped: a child has not started"
+    async with wrapped() as (house, backend):
+        talker = await house.dial(PLAIN)
+        (guest,) = backend.guests
+        for turn in (1, 2):
+            await call(talker, "leave", turn, code=0)
+            while backend.children:
+                await trio.sleep(0.01)
+            with structlog.testing.capture_logs() as logged:
+                for _ in range(PENDING_MAX + 50):
+                    guest.supervisor.tell(line)
+                found = await state(talker)
+            assert found["initialized"] == 1 + PENDING_MAX
+            warnings = [each for each in logged if each["event"] == dropped]
+            assert [each["limit"] for each in warnings] == [PENDING_MAX]
 
 
 # Calls that are sent again
