@@ -1,7 +1,10 @@
 """A command as a backend: a child process that speaks MCP over stdio answers the clients.
 
-All messages pass as they are, but for ids and progress tokens: those of methods that are unknown
-today too. A child per client session by default, so that sessions never meet.
+All messages pass as they are, except for ids and progress tokens; methods that are unknown today
+pass too. By default each client session has a child of its own, so sessions share no state.
+
+This is one file because `_Guest` and `_Crowd` both decide which client gets a message of a child, and
+share the state of its sessions.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -17,7 +20,7 @@ from streams.backends import attribution
 from streams.backends.conversation import Conversation, Died, Question, one_line
 from streams.backends.listings import matches
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import Lists, Supervisor
+from streams.backends.supervision import Lists, Places, Supervisor
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
@@ -63,37 +66,6 @@ URI_LETTERS_MAX: Final = 2_000
 SWEEP_S_MAX: Final = 30.0  # how late an idle child may end
 
 
-class Places:
-    """The places of all children of a backend: at most `children_max`."""
-
-    def __init__(self, most: int) -> None:
-        self.supervisors: dict[Supervisor, None] = {}
-        self.taken = 0
-        self._most = most
-        self._left = trio.lowlevel.ParkingLot()
-
-    async def take(self) -> None:
-        """See `Place`. The idle child that was used least recently makes room.
-
-        A child whose client listens for updates ends last.
-        """
-        while self.taken >= self._most:
-            idle = [each for each in self.supervisors if each.is_idle]
-            if idle:
-                min(idle, key=lambda each: (each.has_listener, each.used_at)).begin_stop()
-            elif not any(each.is_stopping for each in self.supervisors):
-                raise refusal("too_many_children", limit=self._most)
-            await self._left.park()
-        self.taken += 1
-
-    def leave(self) -> None:
-        """See `Place`."""
-        self.taken -= 1
-        self._left.unpark_all()
-        for each in [each for each in self.supervisors if each.is_over]:
-            del self.supervisors[each]
-
-
 class ChildBackend:
     """A command, run as children. A `Backend`."""
 
@@ -104,7 +76,7 @@ class ChildBackend:
         self.settings = settings
         self.guests: dict[_Guest, None] = {}
         self.places = Places(settings.children_max)
-        self.host: trio.Nursery
+        self.nursery: trio.Nursery
         self._on_down = on_down
         self.shared: Supervisor
 
@@ -122,7 +94,7 @@ class ChildBackend:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as self.host:
+        async with trio.open_nursery() as self.nursery:
             if self.settings.isolate == "none":
                 crowd = _Crowd(self)
                 self.shared = self.supervisor(
@@ -132,13 +104,13 @@ class ChildBackend:
                     replay=crowd.replay,
                     on_down=self._on_down,
                 )
-            self.host.start_soon(self._end_idle)
+            self.nursery.start_soon(self._end_idle)
             try:
                 yield
             finally:
                 with trio.CancelScope(shield=True):
                     await self._stop_all()
-                self.host.cancel_scope.cancel()
+                self.nursery.cancel_scope.cancel()
 
     async def _stop_all(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -159,7 +131,7 @@ class ChildBackend:
 
     def supervisor(self, audience: Any, greeting: Mapping[str, Any], **more: Any) -> Supervisor:
         """A supervisor of one more child, which it does not start yet."""
-        made = Supervisor(self.settings, self.places, self.host, audience, greeting, **more)
+        made = Supervisor(self.settings, self.places, self.nursery, audience, greeting, **more)
         self.places.supervisors[made] = None
         return made
 
@@ -534,4 +506,4 @@ def _params(raw: msgspec.Raw) -> _Params:
     try:
         return messages.decode(raw, _Params)
     except ValueError:
-        return _Params()  # the child refuses them, or takes what it takes
+        return _Params()  # the child itself checks them

@@ -6,6 +6,9 @@ starts all children.
 
 The child leads a process group of its own. When the child ends, the rest of the group is killed
 before the child is reaped: until then no other group can have its number.
+
+This is one file because all of it is one lifetime: the start, the pipes and the end of a process
+use the same state, and each may bring about the end.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ and the subscriptions. Lists that the client has read are compared, so that it h
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -62,14 +62,36 @@ class Restarts:
         return len(self._deaths) >= DEATHS_MAX
 
 
-class Place(Protocol):
-    """The places of all children of a backend."""
+class Places:
+    """The places of all children of a backend: at most `children_max`."""
+
+    def __init__(self, most: int) -> None:
+        self.supervisors: dict[Supervisor, None] = {}
+        self.taken = 0
+        self._most = most
+        self._left = trio.lowlevel.ParkingLot()
 
     async def take(self) -> None:
-        """Take a place for a child. Raises `Refusal` where all are taken."""
+        """Take a place for a child. Raises `Refusal` where no idle child can make room.
+
+        The idle child that was used least recently ends for it. A child whose client listens for
+        updates ends last.
+        """
+        while self.taken >= self._most:
+            idle = [each for each in self.supervisors if each.is_idle]
+            if idle:
+                min(idle, key=lambda each: (each.has_listener, each.used_at)).begin_stop()
+            elif not any(each.is_stopping for each in self.supervisors):
+                raise refusal("too_many_children", limit=self._most)
+            await self._left.park()
+        self.taken += 1
 
     def leave(self) -> None:
-        """A child has ended."""
+        """Free the place of a child that has ended."""
+        self.taken -= 1
+        self._left.unpark_all()
+        for each in [each for each in self.supervisors if each.is_over]:
+            del self.supervisors[each]
 
 
 class Lists:
@@ -104,8 +126,8 @@ class Supervisor:
     def __init__(
         self,
         settings: ChildSettings,
-        place: Place,
-        host: trio.Nursery,
+        places: Places,
+        nursery: trio.Nursery,
         audience: Audience,
         greeting: Mapping[str, Any],
         *,
@@ -125,8 +147,8 @@ class Supervisor:
         self.is_wanted = True  # a session uses it
         self.has_new_client = False  # its client itself says `initialized` to the first child
         self._settings = settings
-        self._place = place
-        self._host = host
+        self._places = places
+        self._nursery = nursery
         self._audience = audience
         self._greeting = greeting
         self._is_shared = is_shared
@@ -207,7 +229,7 @@ class Supervisor:
                 if self._down is not None:
                     raise self._down
                 await trio.sleep_until(self._restarts.next_at)
-                await self._place.take()
+                await self._places.take()
                 try:
                     return await self._start()
                 except Refusal as refused:
@@ -230,12 +252,12 @@ class Supervisor:
         try:
             process = await start(self._settings)
             conversation = Conversation(
-                process, self._settings, self._audience, self._host, is_shared=self._is_shared
+                process, self._settings, self._audience, self._nursery, is_shared=self._is_shared
             )
-            self._host.start_soon(self._live, conversation)
+            self._nursery.start_soon(self._live, conversation)
         finally:
             if conversation is None:
-                self._place.leave()
+                self._places.leave()
         try:
             self.hello = await self._greeted(conversation)
         except BaseException:
@@ -279,7 +301,7 @@ class Supervisor:
         for method, params in self._replay():
             conversation.post(method, params)
         if self.lists.read:
-            self._host.start_soon(self._compare, conversation)
+            self._nursery.start_soon(self._compare, conversation)
 
     async def _compare(self, conversation: Conversation) -> None:
         """Read the lists that the client has read once more, and tell it what has changed."""
@@ -300,7 +322,7 @@ class Supervisor:
         try:
             await conversation.run()
         finally:
-            self._place.leave()
+            self._places.leave()
         ending = conversation.process.ending
         if ending is None or conversation.is_ending or not conversation.is_greeted:
             return
@@ -327,7 +349,7 @@ class Supervisor:
             self.current.tell(line)
         elif len(self._pending) < PENDING_MAX:
             self._pending.append(line)
-            self._host.start_soon(self._restart)
+            self._nursery.start_soon(self._restart)
         elif not self._has_dropped:
             self._has_dropped = True
             log.warning("notifications are dropped: a child has not started", limit=PENDING_MAX)
@@ -337,7 +359,7 @@ class Supervisor:
         child = self.current
         if child is not None and child.is_alive:
             child.is_ending = True
-            self._host.start_soon(child.process.stop, self._settings.stop_timeout_s)
+            self._nursery.start_soon(child.process.stop, self._settings.stop_timeout_s)
 
     async def stop(self) -> None:
         """End the child, and wait until it has ended."""
