@@ -10,7 +10,8 @@ A response belongs to the request of its id. For all other messages, the first o
    calls run.
 6. Any other message belongs to the only request in flight.
 
-A message belongs to the session if the rule finds no request; such progress is dropped.
+A message belongs to the session if the rule finds no request, except for progress: that is
+dropped.
 """
 
 import re
@@ -183,7 +184,7 @@ def is_task_news(method: str) -> bool:
 
 
 def is_news(method: str) -> bool:
-    """Whether a notification belongs to the session, whichever calls run, unless it names one.
+    """Whether a notification belongs to the session, unless it names a request.
 
     Only the latest of its kind matters to a client that was away.
     """

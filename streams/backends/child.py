@@ -3,8 +3,8 @@
 All messages pass as they are, except for ids and progress tokens; methods that are unknown today
 pass too. By default each client session has a child of its own, so sessions share no state.
 
-This is one file because `_Guest` and `_Crowd` both decide which client gets a message of a child, and
-share the state of its sessions.
+This is one file because `_Guest` and `_Crowd` both decide which client gets a message of a child,
+and share the state of its sessions.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -30,7 +30,6 @@ from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
-from streams.server.peer import known_of
 
 __all__ = ["ChildBackend", "ChildSettings"]
 
@@ -208,7 +207,7 @@ class ChildBackend:
         caller = CallerInfo.kept_as(stream.record.principal, restart.caller)
         session = Session(caller.name)
         session.client = caller.client
-        guest = _Guest(self, known_of(session), session)
+        guest = _Guest(self, SessionInfo.of(session), session)
         guest.session = session
         return partial(self._restart, guest, params.name)
 

@@ -7,10 +7,11 @@ guest sends for a request go into the stream of that request.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
+from streams import messages
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
@@ -18,8 +19,12 @@ from streams.engine.stream import Stream
 from streams.exchange import Scopes
 from streams.limits import Overflow
 from streams.messages import Message, RequestId
+from streams.protocol.clients import ClientInfo
 from streams.protocol.extension import KEY
 from streams.server.caller import CallerInfo
+
+# Newest first. A client that initializes with an unknown revision is offered the newest one.
+REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -30,9 +35,20 @@ class SessionInfo(msgspec.Struct, frozen=True):
     client_info: msgspec.Raw
     capabilities: Mapping[str, msgspec.Raw]  # without those of the proposals and our extension
 
+    @classmethod
+    def of(cls, session: Session) -> "SessionInfo":
+        """The client of a session, as far as that is known after a restart."""
+        client = session.client or ClientInfo()
+        return cls(
+            principal=session.principal,
+            revision=session.revision or REVISIONS[0],
+            client_info=msgspec.Raw(messages.encode(client.info)),
+            capabilities=messages.decode(client.declared, dict[str, msgspec.Raw]),
+        )
+
 
 class Standing(Protocol):
-    """The place of messages to one client that belong to no request. A `Session` is one."""
+    """Sends one client the messages that belong to no request. A `Session` is one."""
 
     def notify(self, line: bytes, *, key: str | None = None) -> None:
         """Send a notification. Of several with one key, the client may get only the latest."""
@@ -75,22 +91,18 @@ class Outlet(Protocol):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that runs as a stream. The handler returns the response, and if that is an error.
-
-    The other members are those of `Engine.begin`. With a `max_s` of 0 the stream ends with its
-    connection.
-    """
+    """A request that runs as a stream. Its handler returns the response and if that is an error."""
 
     handler: StreamHandler
     progress_token: ProgressToken | None = None
-    min_s: float = 0.0
-    max_s: float = 0.0
+    min_s: float = 0.0  # a client waits so long before it resumes
+    max_s: float = 0.0  # the stream is kept so long without a client; 0: ends with its connection
     overflow: Overflow = "block"
-    is_paged: bool = False
-    is_restartable: bool = False
-    is_rerunnable: bool = False
-    is_repeatable: bool = False
-    is_findable: bool = False
+    is_paged: bool = False  # the handler sends several responses, and page tokens lead to them
+    is_restartable: bool = False  # it begins again after our process died, if its client can resume
+    is_rerunnable: bool = False  # the same for any client, and in a live process (`run_again`)
+    is_repeatable: bool = False  # a second run does no harm, so its key need not be durable first
+    is_findable: bool = False  # a client that was told nothing can find it (`wait_for_call`)
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -177,7 +189,7 @@ class Backend(Protocol):
 
     @property
     def running_tools(self) -> Sequence[str]:
-        """The names of the tools whose code runs in this process: it may hold up its end."""
+        """The names of the tools that run in this process, which can delay its shutdown."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Run it for the length of a block, in which all of its streams begin and end."""

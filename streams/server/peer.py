@@ -33,17 +33,14 @@ from streams.exchange import Caller, Scopes
 from streams.logs import log
 from streams.messages import Incoming, Kind, Message, RequestId, TooLarge
 from streams.protocol import dialects, extension
-from streams.protocol.clients import ClientInfo, described
+from streams.protocol.clients import described
 from streams.protocol.extension import Mark
 from streams.protocol.vocabulary import Listing, Polling, Resuming, read_params
-from streams.server.backend import Backend, CallTool, Guest, Received, Run, SessionInfo
+from streams.server.backend import REVISIONS, Backend, CallTool, Guest, Received, Run, SessionInfo
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
 from streams.server.patience import Patience
 from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
-
-# Newest first. A client that initializes with an unknown revision is offered the newest one.
-REVISIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 
 # Revision 2026-07-28 has no handshake. Each request names its revision under this key; over HTTP a
 # header names it as well.
@@ -97,7 +94,7 @@ class Guests:
     def of(self, session: Session) -> Guest:
         """The guest of a session."""
         guest = self._guests.get(session)
-        return guest or self._keep(session, self._backend.reopen(known_of(session), session))
+        return guest or self._keep(session, self._backend.reopen(SessionInfo.of(session), session))
 
     def _keep(self, session: Session, guest: Guest) -> Guest:
         if (former := self._guests.get(session)) is not None:
@@ -108,17 +105,6 @@ class Guests:
 
     def _close(self, session: Session) -> None:
         self._guests.pop(session).close()
-
-
-def known_of(session: Session) -> SessionInfo:
-    """The client of a session, as far as that is known after a restart, or without `initialize`."""
-    client = session.client or ClientInfo()
-    return SessionInfo(
-        principal=session.principal,
-        revision=session.revision or REVISIONS[0],
-        client_info=msgspec.Raw(messages.encode(client.info)),
-        capabilities=messages.decode(client.declared, dict[str, msgspec.Raw]),
-    )
 
 
 class _Initialize(msgspec.Struct, rename="camel"):
@@ -394,9 +380,9 @@ class Peer:
             if await patience.answers(self._guest, received, params, connection):
                 return
         if key is not None:
-            begin = partial(self._call_once, message, params, line, key, connection)
+            begin = partial(self._call_with_key, message, params, line, key, connection)
         elif patience is not None and await patience.is_once(self._guest, received, params.name):
-            begin = partial(self._call_again, message, params, line, connection)
+            begin = partial(self._call_that_runs_once, message, params, line, connection)
         else:
             begin = partial(self._begin, message, params, line, connection)
         tool = self._guest.tool(params.name)
@@ -463,7 +449,7 @@ class Peer:
             checking[request_id] = scope
             self._tasks.start_soon(run_in_slot)
 
-    async def _call_once(
+    async def _call_with_key(
         self, message: Message, params: CallTool, line: bytes, key: str, connection: Connection
     ) -> None:
         """Begin a call, or deliver the call that was begun before with the same key."""
@@ -479,7 +465,7 @@ class Peer:
             operations.retry(connection, stream, message.params, reply_id=message.id)
             stream.progress_token = params.meta.progress_token
 
-    async def _call_again(
+    async def _call_that_runs_once(
         self, message: Message, params: CallTool, line: bytes, connection: Connection
     ) -> None:
         """Begin a call, or join the same call of this principal that was begun before."""

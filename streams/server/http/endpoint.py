@@ -26,6 +26,7 @@ from streams.errors import (
 )
 from streams.exchange import Endpoint, Head, Headers, HttpError, Request, Responder
 from streams.messages import Kind, Message, RequestId
+from streams.server.backend import REVISIONS
 from streams.server.http.events import (
     EVENTS,
     JSON,
@@ -38,7 +39,6 @@ from streams.server.http.events import (
 )
 from streams.server.http.response import KEEP_ALIVE_S, ResponseChannel
 from streams.server.peer import (
-    REVISIONS,
     Peer,
     check_revision,
     error_line,
