@@ -1,4 +1,4 @@
-"""Whose message it is, by what a server on stdio says of it."""
+"""The request that a message of a server on stdio belongs to."""
 
 from typing import Any
 
