@@ -42,6 +42,7 @@ from streams.errors import (
 )
 from streams.exchange import Dialer, Scopes
 from streams.logs import log
+from streams.mending import sound
 from streams.messages import Message, RequestId
 from streams.protocol.extension import EXTENSION
 from streams.protocol.ticket import Ticket
@@ -396,7 +397,9 @@ class _RemoteGuest:
         if method in _LISTS.values():
             self._stale_lists.set()
         key = key_of(method, message.params) if is_news(method) else None
-        self._standing.notify(messages.notification(method, message.params), key=key)
+        line = sound(messages.notification(method, message.params).rstrip(b"\n"))
+        if line is not None:  # else above 1 MiB, and no UTF-8
+            self._standing.notify(line + b"\n", key=key)
 
     def _withdraw(self, message: Message) -> None:
         """The remote server does not want an answer any more."""

@@ -43,12 +43,14 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.keys import new_request_id
 from streams.logs import log
+from streams.mending import ENDS_BYTES, has_method, id_in, sound
 from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
 from transports.http.bodies import (
     ACCEPT,
     Body,
     EventBody,
     EventTrail,
+    JsonBody,
     LineBody,
     Malformed,
     Media,
@@ -515,7 +517,14 @@ class HttpChannel:
         try:
             await self._read_all(exchange, body, connection)
         except Malformed as error:
-            self._end(str(error), body.held())
+            if self._is_ours or not self._lives_on(exchange):
+                self._end(str(error), body.held())
+                return
+            exchange.trail.last_id = b""  # else it would come again
+            if not (lost := self._too_large(exchange)):
+                raise trio.BrokenResourceError(str(error)) from None
+            exchange.is_answered = True
+            self._received.add(in_blocks(lost), 0)
         except trio.BrokenResourceError as error:
             if isinstance(body, LineBody):
                 self._end(str(error), body.held())
@@ -533,25 +542,71 @@ class HttpChannel:
             size += sum(map(len, pieces))
             exchange.heard_at = trio.current_time()
             if blocks := list(itertools.chain.from_iterable(map(body.feed, pieces))):
-                await self._deliver(exchange, blocks, body.tail_lines, size)
+                await self._deliver(exchange, blocks, body, size)
                 size = 0
             if body.is_useless:
                 return  # the connection closes, since the body was not read to its end
         if blocks := body.end():
-            await self._deliver(exchange, blocks, body.tail_lines, size)
+            await self._deliver(exchange, blocks, body, size)
 
     async def _deliver(
-        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int, size: int
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], body: Body, size: int
     ) -> None:
+        if not (isinstance(body, LineBody) or all(map(_is_sound, blocks))):
+            is_whole = isinstance(body, JsonBody)
+            lines = [self._mended(line, exchange, is_whole=is_whole) for line in lines_of(blocks)]
+            blocks = in_blocks(itertools.chain.from_iterable(lines))
         if exchange.is_awaited:
-            self._look_for_answer(exchange, blocks, tail_lines)
+            self._look_for_answer(exchange, blocks, body.tail_lines)
         if not self._is_ours and self._has_others(exchange):
-            self._look_for_others(exchange, blocks, tail_lines)
+            self._look_for_others(exchange, blocks, body.tail_lines)
         mark = None
         if exchange.request_id is not None and not self._is_ours:
             event_id = b"" if exchange.is_answered else exchange.trail.last_id
             mark = (exchange.request_id, event_id)
         await self._received.put(blocks, size, mark)
+
+    def _mended(
+        self, line: Incoming, exchange: "_Exchange", *, is_whole: bool
+    ) -> Sequence[Incoming]:
+        """The messages in a line of a response of another server.
+
+        A line that cannot be read ends its own request and no other one. `is_whole`: it is all of
+        the response.
+        """
+        if isinstance(line, TooLarge):
+            return self._too_large(exchange)
+        if (mended := sound(line)) is not None:
+            return [mended]
+        if batch := _batch_in(line):
+            return batch
+        head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
+        if not is_whole and (has_method(head) or not line.startswith(b"{")):
+            return self._refused(None, line)
+        request_id = id_in(head, tail)
+        if request_id not in self._exchanges:
+            request_id = exchange.request_id
+        if request_id is None:  # on the standing stream
+            awaited = [each.request_id for each in self._exchanges.values() if each.is_awaited]
+            request_id = awaited[0] if len(awaited) == 1 else None
+        return self._refused(request_id, line)
+
+    def _too_large(self, exchange: "_Exchange") -> Sequence[TooLarge]:
+        if exchange.is_awaited:
+            return [TooLarge(self._limit, exchange.request_id)]
+        log.warning("a message above the limit was dropped", server=self.principal)
+        return []
+
+    def _refused(self, request_id: RequestId | None, line: bytes) -> Sequence[bytes]:
+        """The response to a request in place of a line that cannot be read."""
+        log.warning("a line is no JSON-RPC", server=self.principal, start=str(line[:200]))
+        exchange = None if request_id is None else self._exchanges.get(request_id)
+        if request_id is None or exchange is None or not exchange.is_awaited:
+            return []
+        exchange.scope.deadline = trio.current_time() + CANCELLED_S
+        why = "The server sent an answer that is no JSON-RPC, and cannot be mended: see the log."
+        refused = Refusal(INTERNAL_ERROR, why, {"reason": "unreadable"})
+        return [messages.error(request_id, refused).rstrip(b"\n")]
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -943,6 +998,31 @@ async def _read_some(connection: HttpConnection) -> bytes:
         while len(text) <= REFUSAL_BYTES_MAX and (pieces := await connection.read()):
             text += b"".join(pieces)
     return text
+
+
+def _is_sound(block: Block | TooLarge) -> bool:
+    """Whether each line of a block is a message, in UTF-8."""
+    if isinstance(block, TooLarge):
+        return False
+    text = block.data[block.start : block.end]
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not check UTF-8 in values that it skips
+        return len(messages.look_at_lines(text)) == text.count(b"\n")
+    except (ValueError, RecursionError):
+        return False
+
+
+def _batch_in(line: bytes) -> list[bytes]:
+    """The messages of a batch, which MCP had in revision 2025-03-26."""
+    if not line.startswith(b"["):
+        return []
+    try:
+        parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
+    except (ValueError, RecursionError):
+        return []
+    mended = [found for each in parts if (found := sound(each)) is not None]
+    return mended if len(mended) == len(parts) else []
 
 
 def _is_event_stream(head: ResponseHead) -> bool:

@@ -9,12 +9,12 @@ from streams.backends.attribution import (
     RELATED_TASK,
     SUBSCRIPTION,
     Attribution,
-    id_in,
     key_of,
     with_id,
     with_subscription,
     with_token,
 )
+from streams.mending import id_in
 from streams.messages import encode, look
 
 
