@@ -569,3 +569,63 @@ async def test_an_answer_above_the_limit_ends_its_own_call(long: Any) -> None:
         assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
         await host.call(3, "t")
         assert (await host.answer(3))["result"]["content"][0]["text"] == "fine"
+
+
+# Calls of one session are independent
+
+
+async def test_calls_to_a_server_that_answers_in_json_run_at_the_same_time() -> None:
+    running: list[bytes] = []
+    all_run = trio.Event()
+    cancelled: list[Json] = []
+
+    async def together(asked: Asked, request_id: bytes) -> None:
+        running.append(request_id)
+        if len(running) == 6:
+            all_run.set()
+        await all_run.wait()
+        await asked.respond("200 OK", _result(request_id))
+
+    async def never(asked: Asked, request_id: bytes) -> None:
+        await trio.sleep_forever()
+
+    class Counting(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            if b"notifications/cancelled" in asked.body:
+                cancelled.append(decode(asked.body, Json))
+            await super().__call__(asked)
+
+    async with a_host_of(Counting(*[together] * 6, never, fine)) as host:
+        with trio.fail_after(4):  # one after the other, they begin every 5 s
+            for number in range(6):
+                await host.call(number, "t")
+            for _ in range(6):
+                await host.find(lambda message: "result" in message)
+        await host.call(7, "t")
+        await trio.sleep(0.1)
+        with trio.fail_after(4):
+            await host.tell("notifications/cancelled", requestId=7)
+            await host.call(8, "t")
+            assert (await host.answer(8))["result"]["content"][0]["text"] == "fine"
+            while not cancelled:
+                await trio.sleep(0.01)
+
+
+async def test_a_pause_that_the_server_asks_for_is_bounded() -> None:
+    async def pausing(asked: Asked, request_id: bytes) -> None:
+        body = b"retry: 99999999999\nid: %s\ndata: %s\n\n" % (request_id.strip(b'"'), LOG)
+        await asked.respond("200 OK", body, kind=EVENTS)
+
+    class Paused(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            last = asked.headers.get("last-event-id")
+            if asked.method == "GET" and last is not None:
+                body = b"id: end\ndata: " + _result(_quoted(last)) + b"\n\n"
+                await asked.respond("200 OK", body, kind=EVENTS)
+                return
+            await super().__call__(asked)
+
+    async with a_host_of(Paused(pausing)) as host:
+        await host.call(1, "t")
+        with trio.fail_after(10):
+            assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"

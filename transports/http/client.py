@@ -77,6 +77,10 @@ from transports.net.sockets import CLOSE_S
 # order. Some servers begin a response only when it is complete. After this time, the line has
 # certainly arrived.
 ORDER_S: Final = 5.0
+
+# With `outlast_s`, requests wait for no response, except to those that set something for the
+# session. A cancellation waits so long after its request was written.
+ARRIVAL_S: Final = 0.5
 UNANSWERED_MAX: Final = 1_000  # how many requests may wait for their response to begin
 
 # How long the body of a cancelled request may take to end by itself.
@@ -111,6 +115,9 @@ RETRY_MIN_S: Final = 0.1
 WAITED_PAUSE_MAX_S: Final = 2.0
 IDLE_PAUSE_MAX_S: Final = 30.0
 
+# The longest pause while a request waits, even if the server asks for a longer one (`retry`).
+WAITED_RETRY_MAX_S: Final = 3.0
+
 # For how long a response is continued without success. `Client` gives up after the same time.
 CONTINUE_S: Final = 300.0
 
@@ -133,6 +140,9 @@ _UNREACHED: Final = frozenset({502, 503, 504})
 
 _INITIALIZE: Final = "initialize"
 _CALL: Final = "tools/call"
+_SETTING: Final = frozenset(
+    {"initialize", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+)
 _INITIALIZED: Final = "notifications/initialized"
 _CANCELLED: Final = "notifications/cancelled"
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]+")
@@ -295,13 +305,18 @@ class HttpChannel:
         if exchange.request_id in self._prepared:
             prepared = self._prepared.pop(exchange.request_id)
             exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
-        cancelled = self._cancelled_by(exchange)
+        cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
+        if cancelled is not None:
+            await self._arrived(cancelled)
+            self._cancel(cancelled)
         self._nursery.start_soon(self._run_exchange, exchange)
         with exchange.in_order:
-            await exchange.is_ready.wait()
+            await (
+                exchange.is_written if self._is_independent(exchange) else exchange.is_ready
+            ).wait()
         if self._received.ended is not None:
             await self._received.left(LAST_LINES_S)  # the sender may close the channel now
-        if cancelled is not None:
+        if cancelled is not None and not self._outlasts:
             # A request behind the cancellation must be answered after the last message of the
             # cancelled one.
             await cancelled.is_over.wait()
@@ -311,13 +326,22 @@ class HttpChannel:
         if self._received.ended is not None:
             raise trio.BrokenResourceError(self._received.ended)
 
-    def _cancelled_by(self, exchange: "_Exchange") -> "_Exchange | None":
-        """Stop waiting for the request that `exchange` cancels, and return it, if it is known."""
-        cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
-        if cancelled is not None:
-            cancelled.is_answered = True
-            cancelled.scope.deadline = trio.current_time() + CANCELLED_S
-        return cancelled
+    def _is_independent(self, exchange: "_Exchange") -> bool:
+        """Whether the next line need not wait until the server has begun to answer this one."""
+        is_request = exchange.request_id is not None
+        return self._outlasts and is_request and exchange.method not in _SETTING
+
+    async def _arrived(self, exchange: "_Exchange") -> None:
+        """Wait until the server has surely got a request, ahead of its cancellation."""
+        if exchange.is_written.is_set():
+            with trio.move_on_at(exchange.written_at + ARRIVAL_S):
+                await exchange.is_ready.wait()
+
+    def _cancel(self, cancelled: "_Exchange") -> None:
+        """Stop waiting for the response to a request."""
+        cancelled.is_answered = True
+        cancelled.is_cancelled = True
+        cancelled.scope.deadline = trio.current_time() + CANCELLED_S
 
     async def _run_exchange(self, exchange: "_Exchange") -> None:
         if exchange.request_id is not None:
@@ -347,7 +371,7 @@ class HttpChannel:
             elif not (failure and self._may_send_again(exchange)):
                 self._fail(exchange, failure or "the server ended a response too early")
                 return
-            pause_s = pauses.next(WAITED_PAUSE_MAX_S)
+            pause_s = min(pauses.next(WAITED_PAUSE_MAX_S), WAITED_RETRY_MAX_S)
             if pauses.failing_s > self._continue_s:
                 self._fail(exchange, failure or "the server does not continue a response")
                 return
@@ -388,7 +412,9 @@ class HttpChannel:
             exchange.has_session = bool(self._session)
             exchange.is_sent = True
             await connection.write(self._request("POST", exchange.line, exchange.follows))
-            exchange.in_order.deadline = trio.current_time() + ORDER_S
+            exchange.written_at = trio.current_time()
+            exchange.in_order.deadline = exchange.written_at + ORDER_S
+            exchange.is_written.set()
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
 
@@ -422,6 +448,7 @@ class HttpChannel:
 
     def _allow_next(self, exchange: "_Exchange") -> None:
         """The response has begun: the next line may be sent."""
+        exchange.is_written.set()
         if not exchange.is_ready.is_set():
             exchange.is_ready.set()
             self._unanswered.release()
@@ -552,6 +579,8 @@ class HttpChannel:
     async def _deliver(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], body: Body, size: int
     ) -> None:
+        if exchange.is_cancelled and self._outlasts and not self._is_ours:
+            return  # nothing waits for it, and it would be taken for another call's
         if not (isinstance(body, LineBody) or all(map(_is_sound, blocks))):
             is_whole = isinstance(body, JsonBody)
             lines = [self._mended(line, exchange, is_whole=is_whole) for line in lines_of(blocks)]
@@ -950,7 +979,10 @@ class _Exchange:
         self.is_sent = False  # perhaps only a part of it
         self.is_answered = False
         self.in_order = trio.CancelScope()  # until the next line may be sent
+        self.is_written = trio.Event()
+        self.written_at = 0.0
         self.is_ready = trio.Event()  # its response has begun
+        self.is_cancelled = False
         self.is_over = trio.Event()
         self.scope = trio.CancelScope()
         self.attempt = trio.CancelScope()  # around one request of it and the response to that
