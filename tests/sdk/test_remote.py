@@ -629,3 +629,50 @@ async def test_a_pause_that_the_server_asks_for_is_bounded() -> None:
         await host.call(1, "t")
         with trio.fail_after(10):
             assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found", "400 Bad Request"])
+async def test_the_refusal_of_one_request_leaves_the_others_alone(status: str) -> None:
+    released = trio.Event()
+
+    async def later(asked: Asked, request_id: bytes) -> None:
+        await asked.start(EVENTS)
+        await asked.write(b"data: " + LOG + b"\n\n")
+        await released.wait()
+        await asked.write(b"data: " + _result(request_id) + b"\n\n")
+        await asked.finish()
+
+    async def refuse(asked: Asked, request_id: bytes) -> None:
+        await asked.respond(status)
+
+    async with a_host_of(Bad(later, refuse)) as host:
+        await host.call(1, "t")
+        await host.call(2, "t")
+        refused = (await host.answer(2))["error"]
+        if status.startswith("401"):
+            assert refused["data"]["reason"] == "unauthorized"
+        released.set()
+        assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "400 Bad Request"])
+async def test_a_server_that_has_forgotten_the_session_gets_a_new_one(status: str) -> None:
+    class Forgetting(Bad):
+        """It knows a session until it is made to forget it."""
+
+        is_known = False
+
+        async def __call__(self, asked: Asked) -> None:
+            if asked.method == "POST" and decode(asked.body, Json)["method"] == "initialize":
+                self.is_known = True
+            if self.is_known or asked.method != "POST":
+                await super().__call__(asked)
+            else:
+                await asked.respond(status)
+
+    server = Forgetting(fine, fine)
+    async with a_host_of(server) as host:
+        for number in (1, 2):
+            await host.call(number, "t")
+            assert (await host.answer(number))["result"]["content"][0]["text"] == "fine"
+            server.is_known = False

@@ -31,7 +31,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -138,6 +138,16 @@ _BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # Of those, the ones of a proxy that does not reach its server.
 _UNREACHED: Final = frozenset({502, 503, 504})
 
+# Status codes of a server that does not know the session: 404 says MCP, and 400 say servers made
+# like the examples of the SDK in TypeScript.
+_FORGOTTEN: Final = frozenset({400, 404})
+
+# With `outlast_s`: how long another bearer token than a refused one is waited for, and how many may
+# be refused for one request.
+TOKEN_S: Final = 5.0
+TOKEN_EVERY_S: Final = 0.25
+REFUSALS_MAX: Final = 3
+
 _INITIALIZE: Final = "initialize"
 _CALL: Final = "tools/call"
 _SETTING: Final = frozenset(
@@ -170,8 +180,8 @@ async def connect(
     check_headers(address, headers)
     connections = ConnectionPool(address, ssl_context)
     await connections.open()
-    fields = [*authorization(bearer), *headers]
-    channel = HttpChannel(connections, message_bytes_max, fields, outlast_s)
+    channel = HttpChannel(connections, message_bytes_max, headers, outlast_s)
+    channel.authorize(token, bearer)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)
         yield channel
@@ -190,6 +200,8 @@ class HttpChannel:
         self._connections = connections
         self._limit = message_bytes_max
         self._headers = headers
+        self._token: Token = None
+        self._authorization: Headers = ()
         self._outlasts = outlast_s is not None
         self._continue_s = CONTINUE_S if outlast_s is None else outlast_s
         self._received = ReceiveBuffer()
@@ -207,6 +219,10 @@ class HttpChannel:
         self._is_closed = False
         self._nursery: trio.Nursery
         self._tasks = trio.CancelScope(shield=True)
+
+    def authorize(self, token: Token, bearer: str | None) -> None:
+        """Send `bearer` with each request, and ask `token` for another one once it is refused."""
+        self._token, self._authorization = token, authorization(bearer)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run the tasks that read responses, until the channel is over.
@@ -361,6 +377,11 @@ class HttpChannel:
         act: Callable[[_Exchange], Awaitable[None]] = self._send_request
         pauses = _Pauses(exchange.trail)
         while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
+            if exchange.refusal is not None:
+                if await self._is_renewed(exchange):
+                    continue
+                self._answer_with(exchange, exchange.refusal)
+                return
             if failure and exchange.is_answered and not self._is_ours:
                 return  # the rest of the response is not needed
             if not failure and exchange.ends_with_body:
@@ -377,6 +398,30 @@ class HttpChannel:
                 return
             await trio.sleep(0 if exchange.is_doubted else pause_s)
             exchange.is_doubted = False
+
+    async def _is_renewed(self, exchange: "_Exchange") -> bool:
+        """Whether there is another bearer token than the one that the server has refused."""
+        exchange.refusals += 1
+        if exchange.refusals > REFUSALS_MAX:
+            return False
+        with trio.move_on_after(TOKEN_S):
+            while self._authorization == exchange.authorization:
+                with suppress(OSError, ValueError):
+                    bearer = bearer_for(self._connections.address, self._token)
+                    self._authorization = authorization(bearer)
+                if self._authorization == exchange.authorization:
+                    if not callable(self._token):
+                        return False
+                    await trio.sleep(TOKEN_EVERY_S)
+        return self._authorization != exchange.authorization
+
+    def _is_refused(self, exchange: "_Exchange", head: ResponseHead, text: bytes) -> bool:
+        """Whether a response only refuses the bearer token: the session then lives on."""
+        if not (head.status == 401 and self._outlasts and self._is_initialized):
+            return False
+        url = self._connections.address.url
+        exchange.refusal = refusal_line(head, text, exchange.request_id, url)
+        return True
 
     def _may_send_again(self, exchange: "_Exchange") -> bool:
         """Whether a line is sent once more: that does no harm, and other requests wait."""
@@ -404,12 +449,16 @@ class HttpChannel:
         if exchange.request_id is not None:
             exchange.is_answered = True
             refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
-            line = messages.error(exchange.request_id, refused).rstrip(b"\n")
-            self._received.add(in_blocks([line]), len(line))
+            self._answer_with(exchange, messages.error(exchange.request_id, refused).rstrip(b"\n"))
+
+    def _answer_with(self, exchange: "_Exchange", line: bytes) -> None:
+        exchange.is_answered = True
+        self._received.add(in_blocks([line]), len(line))
 
     async def _send_request(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
+            exchange.begin_attempt(self._authorization)
             exchange.is_sent = True
             await connection.write(self._request("POST", exchange.line, exchange.follows))
             exchange.written_at = trio.current_time()
@@ -422,16 +471,19 @@ class HttpChannel:
         """Continue a response behind its last event."""
         trail = exchange.trail
         async with self._connection() as connection:
+            exchange.begin_attempt(self._authorization)
             await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
                 trail.continues()
                 await self._read(exchange, EventBody(self._limit, trail), connection)
                 return
-            await _read_some(connection)
+            text = await _read_some(connection)
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
-            if not self._is_gone(head, has_session=exchange.has_session):
+            if self._is_refused(exchange, head, text):
+                return
+            if not await self._is_over_with(head, exchange):
                 trail.last_id = b""  # the response cannot be continued
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
 
@@ -462,7 +514,7 @@ class HttpChannel:
             "User-Agent: mcp-streams",
             f"Accept: {Media.EVENTS if method == 'GET' else ACCEPT}",
             "Accept-Encoding: identity",  # no compression
-            *(f"{name}: {value}" for name, value in self._headers),
+            *(f"{name}: {value}" for name, value in [*self._authorization, *self._headers]),
         ]
         if body is not None:
             fields += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -506,7 +558,7 @@ class HttpChannel:
     ) -> None:
         """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
-        if self._is_gone(head, has_session=exchange.has_session, exchange=exchange):
+        if self._is_refused(exchange, head, text) or await self._is_over_with(head, exchange):
             return
         if head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
@@ -518,23 +570,42 @@ class HttpChannel:
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(
-        self, head: ResponseHead, *, has_session: bool, exchange: "_Exchange | None" = None
-    ) -> bool:
+    async def _is_over_with(self, head: ResponseHead, exchange: "_Exchange") -> bool:
         """Whether a response means that the session has ended; if so, end the channel.
 
-        With `outlast_s`, the request of `exchange`, which was not taken, is answered before.
+        With `outlast_s` a ping must be answered in the same way: else this was about one request.
+        The request of `exchange`, which was not taken, is then answered before.
         """
+        if self._outlasts and self._is_initialized:
+            if not (exchange.has_session and head.status in _FORGOTTEN):
+                return False
+            status = await self._status_of_ping()
+            if status != head.status and not (status is None and head.status == 404):
+                return self._received.ended is not None
+        elif not (exchange.has_session and head.status in {401, 404}):
+            return False
         last: list[Block | TooLarge] = []
-        if exchange is not None and exchange.request_id is not None and self._outlasts:
+        if self._outlasts and exchange.is_awaited and exchange.request_id is not None:
+            is_taken = exchange.trail.events or exchange.trail.responses
             why = f"The server has refused the session: {head}."
             refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
-            last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
-        if head.status == 404 and has_session:
-            self._end("the server no longer knows the session", last)
-        elif head.status == 401 and (has_session or (self._outlasts and self._is_initialized)):
-            self._end("the server no longer accepts the bearer token", last)
-        return self._received.ended is not None
+            if not is_taken:
+                last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
+        knows = "accepts the bearer token" if head.status == 401 else "knows the session"
+        self._end(f"the server no longer {knows}", last)
+        return True
+
+    async def _status_of_ping(self) -> int | None:
+        """The status of the answer to a ping in this session; None without an answer."""
+        ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
+        with trio.move_on_after(PROBE_ANSWER_S):
+            try:
+                async with self._connection() as connection:
+                    await connection.write(self._request("POST", ping))
+                    return (await connection.read_head()).status
+            except (OSError, trio.BrokenResourceError):
+                return None
+        return None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
         """Read a response to its end, or until the rest is not needed.
@@ -819,6 +890,7 @@ class HttpChannel:
     async def _read_standing_stream(self, standing: "_Exchange") -> None:
         trail = standing.trail
         async with self._connection() as connection:
+            standing.begin_attempt(self._authorization)
             await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
@@ -831,7 +903,11 @@ class HttpChannel:
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
             # Mostly 405: "the server does not offer an SSE stream at this endpoint".
-            if not self._is_gone(head, has_session=standing.has_session):
+            if self._is_refused(standing, head, b""):
+                await self._is_renewed(standing)
+                standing.refusal, standing.refusals = None, 0
+                raise trio.BrokenResourceError(f"the server answered with {head}")
+            if not await self._is_over_with(head, standing):
                 log.debug("the server has no standing stream", answer=str(head))
             standing.is_answered = True
 
@@ -987,7 +1063,14 @@ class _Exchange:
         self.scope = trio.CancelScope()
         self.attempt = trio.CancelScope()  # around one request of it and the response to that
         self.is_doubted = False  # that attempt was cancelled, because its connection may be dead
+        self.refusal: bytes | None = None  # the answer where its bearer token was refused
+        self.refusals = 0
+        self.authorization: Headers = ()  # that it was sent with
         self._look()
+
+    def begin_attempt(self, authorization: Headers) -> None:
+        """It is sent with this."""
+        self.refusal, self.authorization = None, authorization
 
     @property
     def is_awaited(self) -> bool:
