@@ -25,7 +25,7 @@ import trio
 
 from streams import messages
 from streams.backends.attribution import CANCELLED, cancelled_id, is_news, key_of
-from streams.backends.kept import FILE_BYTES_MAX, Kept, Members, Pages, stale
+from streams.backends.kept import FILE_BYTES_MAX, PAGES_MAX, Kept, Members, Pages, stale
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.backends.remote_request import CALL, Question, RemoteRequest
 from streams.client import wire
@@ -52,9 +52,6 @@ from streams.server.methods import progress_token
 
 # Without a server, and with what it said last, `initialize` is answered after this time at most.
 OFFLINE_AFTER_S: Final = 2.0
-
-# Pages of one list that are read to be kept.
-PAGES_MAX: Final = 100
 
 LISTS_BYTES_MAX: Final = FILE_BYTES_MAX // 4  # of one list
 
@@ -430,6 +427,8 @@ class _RemoteGuest:
         method = str(request.method)
         if method in _LISTS and isinstance(result, msgspec.Raw):
             self._note_told(method, _cursor(request), result)
+            if method == "tools/list":
+                self.home.kept.note_tools(_cursor(request), result)
         else:
             self.link.remember(method, request.params)
 
