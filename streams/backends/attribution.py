@@ -10,8 +10,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from streams import messages
-from streams.mending import id_in
-from streams.messages import Message, RequestId
+from streams.messages import Message, RequestId, id_in
 
 PROGRESS: Final = "notifications/progress"
 CANCELLED: Final = "notifications/cancelled"

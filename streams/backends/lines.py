@@ -2,7 +2,7 @@
 
 import msgspec
 
-from streams.mending import ENDS_BYTES
+from streams.messages import ENDS_BYTES
 
 
 class Long(msgspec.Struct, frozen=True):

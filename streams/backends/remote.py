@@ -42,8 +42,7 @@ from streams.errors import (
 )
 from streams.exchange import Dialer, Scopes
 from streams.logs import log
-from streams.mending import sound
-from streams.messages import Message, RequestId
+from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
 from streams.protocol.ticket import Ticket
 from streams.server import backend

@@ -33,8 +33,7 @@ from streams.errors import (
     refusal,
 )
 from streams.logs import log
-from streams.mending import mend
-from streams.messages import Kind, Message, RequestId, Run
+from streams.messages import Kind, Message, RequestId, Run, mend
 from streams.protocol.ticket import Ticket
 
 # How often a request that may run twice is sent in all, if its connection is lost each time.

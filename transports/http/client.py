@@ -43,8 +43,19 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.mending import ENDS_BYTES, has_method, id_in, sound
-from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
+from streams.messages import (
+    ENDS_BYTES,
+    MESSAGE_BYTES_MAX,
+    Block,
+    Incoming,
+    Message,
+    RequestId,
+    TooLarge,
+    has_method,
+    id_in,
+    look,
+    sound,
+)
 from transports.http.bodies import (
     ACCEPT,
     Body,

@@ -14,8 +14,7 @@ from streams.backends.attribution import (
     with_subscription,
     with_token,
 )
-from streams.mending import id_in
-from streams.messages import encode, look
+from streams.messages import encode, id_in, look
 
 
 class Request:
