@@ -20,7 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from streams import messages
-from streams.messages import Message, RequestId
+from streams.messages import Message, RequestId, id_in
 
 PROGRESS: Final = "notifications/progress"
 CANCELLED: Final = "notifications/cancelled"
@@ -31,13 +31,6 @@ SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
 # Parts of the names of news: see `is_news`.
 _TASKS: Final = "notifications/tasks/"
 _CHANGED: Final = "/list_changed"
-
-# How a response that is too long to be parsed begins or ends. The SDKs in TypeScript write the id
-# last, the one in Python first.
-_ID: Final = rb'"id"\s*:\s*("[^"\\]{1,200}"|-?[0-9]{1,18})\s*'
-_HEAD: Final = re.compile(rb'\s*{\s*(?:"jsonrpc"\s*:\s*"2.0"\s*,\s*)?' + _ID + rb",")
-_TAIL: Final = re.compile(_ID + rb'(?:,\s*"jsonrpc"\s*:\s*"2.0"\s*)?}\s*\Z')
-_METHOD: Final = re.compile(rb'\s*{[^][{}]*"method"\s*:')
 
 
 class Related(msgspec.Struct):
@@ -124,20 +117,6 @@ class Attribution(Generic[_Request]):
         """The request that is answered by a line of which only the ends are known."""
         number = id_in(head, tail)
         return self.only if number is None else self.named(number)
-
-
-def has_method(head: bytes) -> bool:
-    """Whether a line that begins so is a request or a notification."""
-    return _METHOD.match(head) is not None
-
-
-def id_in(head: bytes, tail: bytes) -> RequestId | None:
-    """The id of a message of which only the ends are known."""
-    found = _HEAD.match(head) or _TAIL.search(tail)
-    try:
-        return messages.decode(found[1], RequestId) if found else None  # type: ignore[arg-type]
-    except ValueError:
-        return None  # no UTF-8, or a number with leading zeros
 
 
 def task_in(params: _Params) -> str | None:

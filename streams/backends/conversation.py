@@ -23,16 +23,14 @@ from streams.backends.attribution import (
     PROGRESS,
     SUBSCRIPTION,
     Attribution,
-    has_method,
-    id_in,
 )
-from streams.backends.lines import ENDS_BYTES, Lines, Long, mend
+from streams.backends.lines import Lines, Long
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, refusal
 from streams.logs import Warnings, log
-from streams.messages import Kind, Message, RequestId
+from streams.messages import ENDS_BYTES, Kind, Message, RequestId, has_method, id_in, mend
 from streams.protocol.extension import KEY
 
 # The messages that the reader puts aside for one request before the handler has taken them.
