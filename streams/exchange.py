@@ -191,6 +191,14 @@ def claims_of(channel: Channel) -> Mapping[str, Any]:
     return claims
 
 
+def has_refused_length(channel: Channel) -> bool:
+    """Whether the peer has ended the connection because a message was longer than it accepts.
+
+    Channels that are told such reasons have `has_refused_length`.
+    """
+    return bool(getattr(channel, "has_refused_length", False))
+
+
 def authenticated(principal: str) -> str:
     """The principal, if it is that of an authenticated caller, else an empty string.
 

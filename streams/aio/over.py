@@ -32,6 +32,7 @@ from mcp_types import (
 
 from streams import messages
 from streams.aio.guest import Guest, GuestEnded, Held
+from streams.backends.lines import mend
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.client import wire
 from streams.client.call import RunningCall
@@ -428,7 +429,14 @@ def _params(message: Message) -> dict[str, Any] | None:
 
 
 def _decoded(raw: msgspec.Raw) -> Any:
-    return pydantic_core.from_json(bytes(raw))
+    """Raises `ValueError` for what is no JSON, even once its text is mended."""
+    try:
+        return pydantic_core.from_json(bytes(raw))
+    except ValueError:
+        mended = mend(b'{"id":0,"result":%b}' % bytes(raw))
+        if mended is None:
+            raise
+        return pydantic_core.from_json(mended)["result"]
 
 
 def _raw(value: Any) -> msgspec.Raw:

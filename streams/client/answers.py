@@ -114,6 +114,12 @@ class Answers:
             self.nursery.start_soon(self._send, asked)
         return True
 
+    def refuse(self, sender: Sender, size: int, refused: Refusal) -> None:
+        """The server takes no answers of this size: it gets an error when it asks again."""
+        for request_id, asked in self._given.items():
+            if asked.sender is sender and asked.answer is not None and len(asked.answer) == size:
+                asked.answer = messages.error(request_id, refused)
+
     def _has_room(self, what: object) -> bool:
         """Count one more task, unless there are too many: a server may not read its answers."""
         if self._tasks >= TASKS_MAX:

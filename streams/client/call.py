@@ -397,6 +397,10 @@ class RunningCall:
         """
         return self._ticket is not None or bool(self.is_unanswered and self.key_memory)
 
+    def is_sent_as(self, size: int) -> bool:
+        """Whether the call's request has so many bytes, and nothing shows that it was taken."""
+        return self.is_unannounced and self.request is not None and len(self.request) == size
+
     @property
     def delivery_id(self) -> RequestId:
         """The id of the request whose response ends the current delivery."""

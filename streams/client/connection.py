@@ -22,8 +22,8 @@ from streams.client.answers import Answers
 from streams.client.buffer import Batch, cut
 from streams.client.call import NumberingBroken, RunningCall
 from streams.client.wire import Hello
-from streams.errors import INTERNAL_ERROR, Refusal, StreamGone
-from streams.exchange import ClientChannel, RequestChannel
+from streams.errors import INTERNAL_ERROR, CallFailed, Refusal, StreamGone, refusal
+from streams.exchange import ClientChannel, RequestChannel, has_refused_length
 from streams.logs import log
 from streams.messages import (
     POSITION,
@@ -59,6 +59,9 @@ FOREIGN_PING_AFTER_S: Final = 10.0
 
 # The time to read what has come while this process was stopped, before the connection is given up.
 LAST_LOOK_S: Final = 0.2
+
+# The time to read why the server has ended the connection, once it takes nothing more.
+LAST_WORD_S: Final = 1.0
 
 
 class Calls:
@@ -107,13 +110,15 @@ class Reply:
     """A response that a task waits for; None if the connection is lost before it.
 
     With `is_last`, a result counts only if it says that a delivery has ended. SEP-899 defines no
-    reply to a resume, so another server may send one ahead of the messages, or none.
+    reply to a resume, so another server may send one ahead of the messages, or none. `size` is that
+    of the request, in bytes; 0 where it may be that of a call.
     """
 
-    __slots__ = ("_is_here", "is_last", "message")
+    __slots__ = ("_is_here", "is_last", "message", "size")
 
-    def __init__(self, *, is_last: bool = False) -> None:
+    def __init__(self, *, is_last: bool = False, size: int = 0) -> None:
         self.is_last = is_last
+        self.size = size
         self.message: Message | None = None
         self._is_here = trio.Event()
 
@@ -155,6 +160,7 @@ class ClientConnection:
         self._endings = wire.endings()
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
+        self._longest_bytes = 0  # the longest line that was queued
         self._due: dict[RunningCall, None] = {}  # to be acked in the next write
         self._later: dict[RunningCall, None] = {}  # to be acked within a second
         self._has_work = trio.Event()
@@ -329,19 +335,22 @@ class ClientConnection:
         self._turns_pages |= is_page
         self._pages_asked += is_page
         try:
-            await self.send(messages.request(request_id, method, params))
-            return await self.reply_to(request_id)
+            line = messages.request(request_id, method, params)
+            await self.send(line)
+            return await self.reply_to(request_id, size=len(line))
         finally:
             self._pages_asked -= is_page
 
-    async def reply_to(self, request_id: RequestId, *, is_last: bool = False) -> Message | None:
+    async def reply_to(
+        self, request_id: RequestId, *, is_last: bool = False, size: int = 0
+    ) -> Message | None:
         """Wait for the response to a request; None if the connection is lost before it.
 
         With `is_last`, the response comes behind the messages of a stream (see `Reply`).
         """
         if self.is_over:
             return None
-        reply = self._replies[request_id] = Reply(is_last=is_last)
+        reply = self._replies[request_id] = Reply(is_last=is_last, size=size)
         try:
             return await reply.wait()
         finally:
@@ -359,6 +368,7 @@ class ClientConnection:
         """Queue a line to be written, without waiting for room: for few and small lines."""
         self._outbox.append(line)
         self._outbox_bytes += len(line)
+        self._longest_bytes = max(self._longest_bytes, len(line))
         self._has_work.set()
 
     def want_ack(self, call: RunningCall, *, now: bool) -> None:
@@ -391,9 +401,16 @@ class ClientConnection:
             try:
                 await self._channel.send(lines)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
-                self.hang_up()
+                await self._hear_last_word()
             self._is_writing = False
             self._stir()
+
+    async def _hear_last_word(self) -> None:
+        """Nothing can be written any more. The reader finds the reason, or the time is over."""
+        self.is_over = True
+        self._stir()
+        await trio.sleep(LAST_WORD_S)
+        self.hang_up()
 
     async def _acknowledge_forever(self) -> None:
         while True:
@@ -416,8 +433,9 @@ class ClientConnection:
                 self._heard_at = trio.current_time()
                 for block in received:
                     await self._route(block)
-        except (trio.EndOfChannel, trio.ClosedResourceError):
-            pass  # the usual end of a connection
+        except (trio.EndOfChannel, trio.ClosedResourceError):  # the usual end of a connection
+            if has_refused_length(self._channel):
+                self._refuse_longest()
         except NumberingBroken as error:
             self._answers.warnings.warn("the server broke the protocol", error=str(error))
         self.hang_up()
@@ -603,6 +621,23 @@ class ClientConnection:
             reply = self._replies.get(call.resume_id)
             if reply is not None and not call.is_complete:
                 reply.give(wire.completed(call.resume_id))
+
+    def _refuse_longest(self) -> None:
+        """Fail what waits for the longest message that was sent: it is longer than the server
+        accepts, and the next connection would end by it too.
+        """
+        size = self._longest_bytes
+        why = f"A message of {size} bytes is longer than the server accepts: send a shorter one."
+        refused = refusal("too_large").saying(why)
+        self._answers.warnings.warn("the server ended the connection", why=why)
+        self.was_useful |= bool(self.hello.protocol_version)  # the next one is made soon
+        for call in self._calls:
+            if call.connection is self and call.is_sent_as(size):
+                call.fail(CallFailed(refused.code, why, refused.data))
+        for request_id, reply in list(self._replies.items()):
+            if reply.size == size:
+                reply.give(look(messages.error(request_id, refused)))
+        self._answers.refuse(self, size, refused)
 
     def _lose(self, lost: TooLarge) -> None:
         """Fail the wait that a message which was too large might have ended, or each of them."""

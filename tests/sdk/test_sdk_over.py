@@ -488,6 +488,66 @@ async def test_answers_that_do_not_fit_harm_nothing_else() -> None:
             assert (await client.list_tools()).tools == []
 
 
+@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+def test_text_that_is_no_utf_8_is_mended(loop: str) -> None:
+    """In answers, notifications, questions and errors; what is too long for it fails alone."""
+    logs: list[Any] = []
+    asked: list[str] = []
+
+    async def on_log(params: Any) -> None:
+        logs.append(params.data)
+
+    async def on_question(_: Any, params: Any) -> types.ElicitResult:
+        asked.append(params.message)
+        return types.ElicitResult(action="decline")
+
+    async def main() -> None:
+        script = "import sys\nfor line in sys.stdin:\n" + _NO_UTF_8
+        url = f"stdio:{sys.executable} -c '{script}'"
+        how: Any = {"logging_callback": on_log, "elicitation_callback": on_question}
+        with anyio.fail_after(60):
+            async with Client(over(url), **how) as client:
+                for _ in range(2):
+                    assert text_of(await client.call_tool("result")) == "a\ufffdb"
+                    with pytest.raises(MCPError, match="a\ufffdb"):
+                        await client.call_tool("error")
+                    with pytest.raises(MCPError, match="cannot be read"):
+                        await client.call_tool("long")
+                assert (await client.list_tools()).tools == []
+                while len(asked) < 6:
+                    await anyio.sleep(0.01)
+        assert logs[0] == asked[0] == "a\ufffdb"
+
+    anyio.run(main, backend=loop)
+
+
+_NO_UTF_8 = """\
+    import json
+    def put(m):
+        text = json.dumps({"jsonrpc": "2.0", **m}).encode().replace(b"XX", bytes([255]))
+        sys.stdout.buffer.write(text + b"\\n")
+        sys.stdout.buffer.flush()
+    m = json.loads(line)
+    if "id" not in m or "method" not in m:
+        continue
+    r = {"result": {"tools": []}}
+    if m["method"] == "initialize":
+        r["result"] = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+        r["result"]["serverInfo"] = {"name": "f", "version": "1"}
+    if m["method"] == "tools/call":
+        name = m["params"]["name"]
+        params = {"level": "info", "data": "aXXb"}
+        put({"method": "notifications/message", "params": params})
+        params = {"message": "aXXb", "requestedSchema": {"type": "object", "properties": {}}}
+        put({"id": "q" + str(m["id"]), "method": "elicitation/create", "params": params})
+        r = {"result": {"content": [{"type": "text", "text": "aXXb"}]}}
+        if name == "error":
+            r = {"error": {"code": 5, "message": "aXXb"}}
+        if name == "long":
+            r["result"]["content"][0]["text"] += "y" * 2_000_000
+    put({"id": m["id"], **r})
+"""
+
 _UNFIT = """\
     import json
     m = json.loads(line)

@@ -94,6 +94,7 @@ async def connect(
             deadline=deadline,
         )
         channel = _channel(wire, connection, message_bytes_max, address, tcp)
+        channel.message_size_max = message_size_max
         if isinstance(channel, BlockChannel):
             nursery.start_soon(channel.pass_on)
         try:
@@ -209,6 +210,7 @@ class WebSocketChannel:
         self._ping_numbers = itertools.count(1)
         self._is_over = False  # nothing more is received
         self._is_closed = False
+        self.message_size_max = framing.message_size_max  # as trio-websocket was told
         wire.opened(connection, framing.unclaimed_bytes_max)
 
     @property
@@ -234,6 +236,16 @@ class WebSocketChannel:
 
     async def receive_blocks(self) -> Sequence[Block | TooLarge]:
         return in_blocks(await self.receive())
+
+    @property
+    def has_refused_length(self) -> bool:
+        """See `streams.exchange.has_refused_length`."""
+        closed = self._connection.closed
+        if closed is None or closed.code != CloseReason.MESSAGE_TOO_BIG:
+            return False
+        # trio-websocket keeps its own refusal of a message in the same place.
+        own = f"Exceeded maximum message size: {self.message_size_max} bytes"
+        return closed.reason != own
 
     def _take(self, frame: str | bytes) -> list[Incoming]:
         try:
