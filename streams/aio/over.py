@@ -32,7 +32,6 @@ from mcp_types import (
 
 from streams import messages
 from streams.aio.guest import Guest, GuestEnded, Held
-from streams.backends.lines import mend
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.client import wire
 from streams.client.call import RunningCall
@@ -40,7 +39,7 @@ from streams.client.connection import ClientConnection
 from streams.errors import CallFailed, CallLost, CannotConnect, ClientError, StreamGone
 from streams.exchange import Dialer
 from streams.logs import Warnings
-from streams.messages import Kind, Message, RequestId
+from streams.messages import Kind, Message, RequestId, mend
 
 # Messages that wait for the SDK. Those of calls then wait in their connection; of the others,
 # notifications are dropped.
