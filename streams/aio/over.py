@@ -32,7 +32,6 @@ from mcp_types import (
 
 from streams import messages
 from streams.aio.guest import Guest, GuestEnded, Held
-from streams.backends.lines import mend
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.client import wire
 from streams.client.call import RunningCall
@@ -433,7 +432,7 @@ def _decoded(raw: msgspec.Raw) -> Any:
     try:
         return pydantic_core.from_json(bytes(raw))
     except ValueError:
-        mended = mend(b'{"id":0,"result":%b}' % bytes(raw))
+        mended = messages.mend(b'{"id":0,"result":%b}' % bytes(raw))
         if mended is None:
             raise
         return pydantic_core.from_json(mended)["result"]

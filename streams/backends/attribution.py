@@ -1,7 +1,17 @@
-"""Whose message is it? A server on stdio does not say, so this module finds out.
+"""Finds the request that a message of a server on stdio belongs to: the server does not name it.
 
-In this order: the id of a response, a progress token, a related task, a subscription, the id of a
-cancelled question, the only request in flight. A message of none of them belongs to no request.
+A response belongs to the request of its id. For all other messages, the first of these rules holds:
+
+1. Progress belongs to the request of its progress token.
+2. The cancellation of a question belongs to the request that the question belongs to.
+3. A message about a task belongs to the request that asks for this task.
+4. A message with a subscription id belongs to the request of this id.
+5. An update of a resource, a change of a list and news of a task belong to the session, whichever
+   calls run.
+6. Any other message belongs to the only request in flight.
+
+A message belongs to the session if the rule finds no request, except for progress: that is
+dropped.
 """
 
 import re
@@ -10,7 +20,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from streams import messages
-from streams.messages import Message, RequestId
+from streams.messages import Message, RequestId, id_in
 
 PROGRESS: Final = "notifications/progress"
 CANCELLED: Final = "notifications/cancelled"
@@ -18,23 +28,13 @@ LOG: Final = "notifications/message"
 UPDATED: Final = "notifications/resources/updated"
 RELATED_TASK: Final = "io.modelcontextprotocol/related-task"
 SUBSCRIPTION: Final = "io.modelcontextprotocol/subscriptionId"
-# News for the whole session, even if they come while one call runs.
+# Parts of the names of news: see `is_news`.
 _TASKS: Final = "notifications/tasks/"
 _CHANGED: Final = "/list_changed"
 
-# Task ids of a shared child, with their sessions. A child may forget a task sooner or later.
-TASKS_MAX: Final = 10_000
-
-# How a response that is too long to be parsed begins or ends. The SDKs in TypeScript write the id
-# last, the one in Python first.
-_ID: Final = rb'"id"\s*:\s*("[^"\\]{1,200}"|-?[0-9]{1,18})\s*'
-_HEAD: Final = re.compile(rb'\s*{\s*(?:"jsonrpc"\s*:\s*"2.0"\s*,\s*)?' + _ID + rb",")
-_TAIL: Final = re.compile(_ID + rb'(?:,\s*"jsonrpc"\s*:\s*"2.0"\s*)?}\s*\Z')
-_METHOD: Final = re.compile(rb'\s*{[^][{}]*"method"\s*:')
-
 
 class Related(msgspec.Struct):
-    """The `_meta` of a message of a server, as far as it says whose the message is."""
+    """The `_meta` of a message of a server, as far as it names a request."""
 
     task: Any = msgspec.field(name=RELATED_TASK, default=None)
     subscription: Any = msgspec.field(name=SUBSCRIPTION, default=None)
@@ -65,7 +65,7 @@ _Request = TypeVar("_Request", bound=InFlight)
 
 
 class Attribution(Generic[_Request]):
-    """The requests in flight at one child, and the rules that tell whose a message is."""
+    """The requests in flight at one child, and the rules that attribute messages to them."""
 
     def __init__(self) -> None:
         self.requests: dict[int, _Request] = {}  # by their ids at the child
@@ -85,9 +85,7 @@ class Attribution(Generic[_Request]):
                 return next((each for each in self.requests.values() if each.task == task), None)
             if params.meta.subscription is not None:
                 return self.named(params.meta.subscription)
-        if method == UPDATED or method.endswith(_CHANGED) or method.startswith(_TASKS):
-            return None
-        return self.only
+        return None if is_news(method) else self.only
 
     def named(self, number: Any) -> _Request | None:
         """The request of this id. A server may have made a string of it."""
@@ -102,7 +100,8 @@ class Attribution(Generic[_Request]):
     def only(self) -> _Request | None:
         """The only request in flight; None unless there is just one.
 
-        A request that was cancelled is never meant, but may be: then none is the only one.
+        A request that was cancelled is never returned. But the child may still send messages of
+        it. As long as it may, no other request counts as the only one.
         """
         found: _Request | None = None
         for request in self.requests.values():
@@ -120,20 +119,6 @@ class Attribution(Generic[_Request]):
         return self.only if number is None else self.named(number)
 
 
-def has_method(head: bytes) -> bool:
-    """Whether a line that begins so is a request or a notification."""
-    return _METHOD.match(head) is not None
-
-
-def id_in(head: bytes, tail: bytes) -> RequestId | None:
-    """The id of a message of which only the ends are known."""
-    found = _HEAD.match(head) or _TAIL.search(tail)
-    try:
-        return messages.decode(found[1], RequestId) if found else None  # type: ignore[arg-type]
-    except ValueError:
-        return None  # no UTF-8, or a number with leading zeros
-
-
 def task_in(params: _Params) -> str | None:
     """The task that a message is about."""
     related = params.meta.task
@@ -144,22 +129,6 @@ def task_in(params: _Params) -> str | None:
 def task_of(params: msgspec.Raw) -> str | None:
     """The task that the params of a request or notification name."""
     return task_in(_read(bytes(params))) if b'"taskId"' in bytes(params) else None
-
-
-def task_made(result: msgspec.Raw) -> str | None:
-    """The id of the task that a result says was made."""
-    try:
-        return messages.decode(result, _Made).task.task_id
-    except ValueError:
-        return None
-
-
-class _Task(msgspec.Struct, rename="camel"):
-    task_id: str
-
-
-class _Made(msgspec.Struct):
-    task: _Task
 
 
 def key_of(method: str, params: msgspec.Raw) -> str:
@@ -194,7 +163,10 @@ def is_task_news(method: str) -> bool:
 
 
 def is_news(method: str) -> bool:
-    """Whether only the latest of its kind matters to a client that was away."""
+    """Whether a notification belongs to the session, unless it names a request.
+
+    Only the latest of its kind matters to a client that was away.
+    """
     return method == UPDATED or method.endswith(_CHANGED) or method.startswith(_TASKS)
 
 

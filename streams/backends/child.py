@@ -1,7 +1,10 @@
 """A command as a backend: a child process that speaks MCP over stdio answers the clients.
 
-All messages pass as they are, but for ids and progress tokens: those of methods that are unknown
-today too. A child per client session by default, so that sessions never meet.
+All messages pass as they are, except for ids and progress tokens; methods that are unknown today
+pass too. By default each client session has a child of its own, so sessions share no state.
+
+This is one file because `_Guest` and `_Crowd` both decide which client gets a message of a child,
+and share the state of its sessions.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -15,32 +18,27 @@ import trio
 from streams import messages
 from streams.backends import attribution
 from streams.backends.conversation import Conversation, Died, Question, one_line
+from streams.backends.listings import matches
 from streams.backends.process import ChildSettings
-from streams.backends.supervision import (
-    HINTED,
-    Lists,
-    Supervisor,
-    listed_tools,
-    matches,
-    names_of_tools,
-)
+from streams.backends.supervision import Lists, Places, Supervisor
 from streams.engine.connection import Session
 from streams.engine.engine import StreamHandler
 from streams.engine.stream import Stream
-from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, first_of, refusal
+from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
 
-__all__ = ["Checked", "ChildBackend", "ChildSettings", "check"]
+__all__ = ["ChildBackend", "ChildSettings"]
 
 CALL: Final = "tools/call"
 SET_LEVEL: Final = "logging/setLevel"
 SUBSCRIBE: Final = "resources/subscribe"
 UNSUBSCRIBE: Final = "resources/unsubscribe"
 INITIALIZED: Final = "notifications/initialized"
+TASKS: Final = "tasks/"  # what the names of methods of tasks begin with
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
 # Lists, which are compared after a restart.
 LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
@@ -67,34 +65,6 @@ URI_LETTERS_MAX: Final = 2_000
 SWEEP_S_MAX: Final = 30.0  # how late an idle child may end
 
 
-class Places:
-    """The places of all children of a backend: at most `children_max`."""
-
-    def __init__(self, most: int) -> None:
-        self.supervisors: dict[Supervisor, None] = {}
-        self.taken = 0
-        self._most = most
-        self._left = trio.lowlevel.ParkingLot()
-
-    async def take(self) -> None:
-        """See `Place`. The idle child that was used least recently makes room."""
-        while self.taken >= self._most:
-            idle = [each for each in self.supervisors if each.is_idle]
-            if idle:
-                min(idle, key=lambda each: each.used_at).begin_stop()
-            elif not any(each.is_stopping for each in self.supervisors):
-                raise refusal("too_many_children", limit=self._most)
-            await self._left.park()
-        self.taken += 1
-
-    def leave(self) -> None:
-        """See `Place`."""
-        self.taken -= 1
-        self._left.unpark_all()
-        for each in [each for each in self.supervisors if each.is_over]:
-            del self.supervisors[each]
-
-
 class ChildBackend:
     """A command, run as children. A `Backend`."""
 
@@ -105,10 +75,9 @@ class ChildBackend:
         self.settings = settings
         self.guests: dict[_Guest, None] = {}
         self.places = Places(settings.children_max)
-        self.host: trio.Nursery
+        self.nursery: trio.Nursery
         self._on_down = on_down
         self.shared: Supervisor
-        self.task_owners: dict[str, Session] = {}  # of a shared child
 
     @property
     def running_tools(self) -> Sequence[str]:
@@ -124,7 +93,7 @@ class ChildBackend:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        async with trio.open_nursery() as self.host:
+        async with trio.open_nursery() as self.nursery:
             if self.settings.isolate == "none":
                 crowd = _Crowd(self)
                 self.shared = self.supervisor(
@@ -134,13 +103,13 @@ class ChildBackend:
                     replay=crowd.replay,
                     on_down=self._on_down,
                 )
-            self.host.start_soon(self._end_idle)
+            self.nursery.start_soon(self._end_idle)
             try:
                 yield
             finally:
                 with trio.CancelScope(shield=True):
                     await self._stop_all()
-                self.host.cancel_scope.cancel()
+                self.nursery.cancel_scope.cancel()
 
     async def _stop_all(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -148,18 +117,20 @@ class ChildBackend:
                 nursery.start_soon(each.stop)
 
     async def _end_idle(self) -> None:
-        """End children that were not used for `child_idle_s`, for ever."""
+        """End children that were not used for `child_idle_s`. A client that listens uses one."""
         idle_s = self.settings.child_idle_s
         while True:
             await trio.sleep(min(SWEEP_S_MAX, idle_s / 4))
-            too_old = trio.current_time() - idle_s
+            now = trio.current_time()
             for each in list(self.places.supervisors):
-                if each.is_idle and each.used_at <= too_old:
+                if each.has_listener:
+                    each.used_at = now
+                elif each.is_idle and each.used_at <= now - idle_s:
                     each.begin_stop()
 
     def supervisor(self, audience: Any, greeting: Mapping[str, Any], **more: Any) -> Supervisor:
         """A supervisor of one more child, which it does not start yet."""
-        made = Supervisor(self.settings, self.places, self.host, audience, greeting, **more)
+        made = Supervisor(self.settings, self.places, self.nursery, audience, greeting, **more)
         self.places.supervisors[made] = None
         return made
 
@@ -256,41 +227,8 @@ class ChildBackend:
 
     def may_rerun(self, tool: str, lists: Lists | None) -> bool:
         """Whether a call of this tool might be sent again, as far as that is known."""
-        if matches(self.settings, tool):
-            return True
-        return HINTED in self.settings.rerun and (
-            lists is None or lists.is_hinted(tool) is not False
-        )
-
-
-class Checked(msgspec.Struct, frozen=True):
-    """A child as it describes itself."""
-
-    hello: Mapping[str, Any]  # the result of `initialize`
-    tools: tuple[str, ...]  # their names
-
-
-async def check(settings: ChildSettings) -> Checked:
-    """Start a child, initialize it, list its tools, and end it. Raises `Refusal`."""
-    backend = ChildBackend(msgspec.structs.replace(settings, isolate="session"))
-    info = SessionInfo("check", NEWEST, msgspec.Raw(messages.encode(OURS)), {})
-    try:
-        async with backend.running():
-            guest = await backend.open(info, Session("check"))
-            conversation = await guest.supervisor.ready()
-            conversation.tell(messages.notification(INITIALIZED))
-            pages = await listed_tools(conversation)
-            if conversation.process.ending is not None:
-                raise conversation.ending.interrupted()
-        names = [name for page in pages for name in names_of_tools(page)]
-        hello = {name: messages.decode(raw, Any) for name, raw in guest.hello.items()}
-    except ExceptionGroup as errors:  # of the nursery
-        raise first_of(errors) from None
-    except ValueError as error:
-        raise refusal("start_failed").saying(
-            f"The wrapped server has an unreadable hello or list of tools: {error}."
-        ) from None
-    return Checked(hello, tuple(names))
+        may_be_hinted = lists is None or lists.is_hinted(tool) is not False
+        return matches(self.settings.rerun, tool, may_be_hinted)
 
 
 class _Guest:
@@ -317,8 +255,9 @@ class _Guest:
         if self.is_shared:  # its revision is not the one that this client has asked for
             theirs = messages.decode(hello.get("protocolVersion", b'""'), str)
             hello["protocolVersion"] = min(theirs, self.info.revision)
-        if self._settings.isolate == "call" and "capabilities" in hello:
-            # A task ends with its child, so it ends with the call that has made it.
+        if self._settings.isolate != "session" and "capabilities" in hello:
+            # A child of one call ends with that call, and its tasks with it. A shared child does
+            # not say which client a task belongs to.
             capabilities = messages.decode(hello["capabilities"], dict[str, msgspec.Raw])
             capabilities.pop("tasks", None)
             hello["capabilities"] = capabilities
@@ -365,6 +304,10 @@ class _Guest:
     async def request(self, received: Received) -> Run | Any:
         self.session = received.session
         method, params = str(received.message.method), received.message.params
+        if self.is_shared and method.startswith(TASKS):
+            raise Refusal(
+                METHOD_NOT_FOUND, f"{method}: a server that all clients share has no tasks."
+            )
         if self.is_shared and method == UNSUBSCRIBE and self._is_shared_subscription(params):
             self._unsubscribe(received.session, attribution.uri_of(params))
             await received.session.save()
@@ -456,8 +399,7 @@ class _Guest:
     def wants_log(self, message: Message, session: Session) -> bool:
         return True  # the child was told the level
 
-    def is_listening(self) -> bool:
-        """Whether the client waits for news of the child."""
+    def has_listener(self) -> bool:
         session = self.session
         return session is not None and bool(session.subscriptions) and self.standing.is_listening
 
@@ -485,24 +427,15 @@ class _Crowd:
         uri = attribution.uri_of(message.params) if method == attribution.UPDATED else None
         for guest in list(self._backend.guests):
             session = guest.session
-            if attribution.is_task_news(method):
-                is_for = session is not None and session is self._owner(message.params)
-            elif uri is not None:
+            if uri is not None:
                 is_for = session is not None and uri in session.subscriptions
             else:
-                is_for = attribution.is_news(method)
+                is_for = attribution.is_news(method) and not attribution.is_task_news(method)
             if is_for:
                 guest.stray(message, line)
 
-    def _owner(self, params: msgspec.Raw) -> Session | None:
-        return self._backend.task_owners.get(attribution.task_of(params) or "")
-
     async def ask(self, question: Question, on_sent: Callable[[RequestId], None]) -> Message:
-        owner = self._owner(question.params)
-        if owner is None:
-            raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
-        self.check_question(question, owner)
-        return await owner.ask(question.method, question.sent, on_sent=on_sent)
+        raise Refusal(INTERNAL_ERROR, "The question belongs to no request that runs alone.")
 
     def check_question(self, question: Question, session: Session) -> None:
         method = question.method
@@ -518,6 +451,9 @@ class _Crowd:
     def wants_log(self, message: Message, session: Session) -> bool:
         level = _params(message.params).level
         return level not in LEVELS or LEVELS.index(level) >= LEVELS.index(session.level)
+
+    def has_listener(self) -> bool:
+        return any(each.has_listener() for each in self._backend.guests)
 
     def replay(self) -> list[tuple[str, Any]]:
         """See `_Guest.replay`: for all sessions together."""
@@ -569,4 +505,4 @@ def _params(raw: msgspec.Raw) -> _Params:
     try:
         return messages.decode(raw, _Params)
     except ValueError:
-        return _Params()  # the child refuses them, or takes what it takes
+        return _Params()  # the child itself checks them

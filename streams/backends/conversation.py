@@ -1,4 +1,4 @@
-"""The conversation with one child: its requests in flight, its questions, and what it says else.
+"""The conversation with one child: its requests in flight, its questions, its notifications.
 
 The reader parses each line once and puts it into the inbox of the request that it belongs to. The
 handler of that request, a task of the engine, sends it on. So a stream without room delays its own
@@ -23,16 +23,14 @@ from streams.backends.attribution import (
     PROGRESS,
     SUBSCRIPTION,
     Attribution,
-    has_method,
-    id_in,
 )
-from streams.backends.lines import ENDS_BYTES, Lines, Long, mend
+from streams.backends.lines import Lines, Long
 from streams.backends.process import ChildSettings, Ending, Process
 from streams.engine.connection import Session
 from streams.engine.stream import Stream
 from streams.errors import INTERNAL_ERROR, Refusal, StreamsError, refusal
 from streams.logs import Warnings, log
-from streams.messages import Kind, Message, RequestId
+from streams.messages import ENDS_BYTES, Kind, Message, RequestId, has_method, id_in, mend
 from streams.protocol.extension import KEY
 
 # The messages that the reader puts aside for one request before the handler has taken them.
@@ -85,9 +83,12 @@ class Audience(Protocol):
     def wants_log(self, message: Message, session: Session) -> bool:
         """Whether the client of a request in flight wants this log message."""
 
+    def has_listener(self) -> bool:
+        """Whether a client that is connected has subscribed to a resource of the child."""
+
 
 class Exchange:
-    """A request of a client, from its begin at the child to its answer."""
+    """A request of a client, from the line that is sent to the child to its answer."""
 
     __slots__ = (
         "_arrived",
@@ -154,25 +155,25 @@ class Exchange:
 
 
 class Conversation:
-    """One child, from its `initialize` to its end. `run` reads what it says."""
+    """One child, from its `initialize` to its end. `run` reads its output."""
 
     def __init__(
         self,
         process: Process,
         settings: ChildSettings,
         audience: Audience,
-        host: trio.Nursery,
+        nursery: trio.Nursery,
         *,
         is_shared: bool,
     ) -> None:
-        """Questions are asked in tasks of `host`, which outlives the child."""
+        """Questions are asked in tasks of `nursery`, which outlives the child."""
         self.process = process
         self.is_greeted = False  # it has answered `initialize`
         self.is_initialized = False  # the client's `notifications/initialized` was passed on
         self.is_ending = False  # it is told to end
         self._settings = settings
         self._audience = audience
-        self._host = host
+        self._nursery = nursery
         self._is_shared = is_shared  # by sessions of several principals
         self._attribution: Attribution[Exchange] = Attribution()
         self._cancelled: dict[int, Exchange] = {}
@@ -189,10 +190,9 @@ class Conversation:
         self._warnings = Warnings()
         self._refusals = Warnings()
         self._has_garbage = False
-        self._is_deaf = False  # what it says means nothing
+        self._is_deaf = False  # it speaks no MCP: its output is ignored
         self._room = trio.lowlevel.ParkingLot()
         self._full: set[Exchange] = set()  # those that may be, since the last read
-        self.dropped = 0  # messages that came too late
 
     @property
     def is_alive(self) -> bool:
@@ -219,7 +219,7 @@ class Conversation:
                 await self.process.run()
                 nursery.cancel_scope.cancel()
         finally:
-            self._hear(self.process.read_rest())
+            self._on_bytes(self.process.read_rest())
             for exchange in list(self._attribution.requests.values()):
                 exchange.put(Died(self.ending))
             for waiting in self._own.values():
@@ -228,7 +228,7 @@ class Conversation:
 
     async def _read(self) -> None:
         while data := await self.process.read():
-            self._hear(data)
+            self._on_bytes(data)
             while self._full:
                 self._full = {each for each in self._full if each.is_full}
                 if self._full:
@@ -335,7 +335,9 @@ class Conversation:
                 if message.id is msgspec.UNSET:
                     await self._forward(exchange, message, line)
                 else:
-                    await self._host.start(self._ask_client, exchange, question_in(message, line))
+                    await self._nursery.start(
+                        self._ask_client, exchange, question_in(message, line)
+                    )
             await exchange.stream.send_lines(plain, is_droppable=True)
             exchange.size = 0
             self._room.unpark_all()
@@ -365,7 +367,7 @@ class Conversation:
         self._full.discard(exchange)
         self._answered.discard(exchange)
         if self._later and not self._answered:
-            self._host.start_soon(self._take_later)  # after the handler has given its answer
+            self._nursery.start_soon(self._flush_later)  # after the handler has given its answer
         self._room.unpark_all()
         for item in exchange.inbox:
             if isinstance(item, tuple) and item[0].id is not msgspec.UNSET:
@@ -373,7 +375,7 @@ class Conversation:
         exchange.inbox.clear()
 
     def _cancel(self, exchange: Exchange) -> None:
-        """Tell the child that no answer is awaited. It may say something all the same."""
+        """Tell the child that no answer is awaited. Messages of it may still come."""
         self._clear(exchange)
         is_answered = exchange.number not in self._attribution.requests
         if is_answered or self.process.ending is not None:
@@ -460,35 +462,35 @@ class Conversation:
 
     # Messages of the child
 
-    def _hear(self, data: bytes) -> None:
+    def _on_bytes(self, data: bytes) -> None:
         lines = self._lines.feed(data)
         if (found := _looked_at_all(lines)) is not None:
             self._garbage = 0
             for line, message in found:
-                self._take(line, message)
+                self._on_message(line, message)
             return
         for each in lines:
             if self._is_deaf:
                 return
             if isinstance(each, Long):
-                self._take_long(each)
+                self._on_long_line(each)
             else:
-                self._take_one(each)
+                self._on_line(each)
 
-    def _take_one(self, line: bytes) -> None:
+    def _on_line(self, line: bytes) -> None:
         try:
             if not line.isascii():
                 line.decode()  # msgspec does not check UTF-8 in values that it skips
             message = messages.look(line)
         except (ValueError, RecursionError):
             if (mended := mend(line)) is None:
-                self._take_batch(line)
+                self._on_batch(line)
                 return
             line, message = mended, messages.look(mended)
         self._garbage = 0
-        self._take(line, message)
+        self._on_message(line, message)
 
-    def _take_batch(self, line: bytes) -> None:
+    def _on_batch(self, line: bytes) -> None:
         """Take the messages of a batch, which revision 2025-03-26 has; else the line is garbage."""
         found: list[tuple[bytes, Message]] = []
         if line.lstrip().startswith(b"["):
@@ -496,24 +498,24 @@ class Conversation:
                 parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
                 found = [(each, messages.look(each)) for each in parts]
         if not found:
-            self._take_unreadable(line)
+            self._on_unreadable(line)
         for part, message in found:
             self._garbage = 0
-            self._take(part, message)
+            self._on_message(part, message)
 
-    def _take_unreadable(self, line: bytes) -> None:
+    def _on_unreadable(self, line: bytes) -> None:
         """A line that is no message. If it looks like an answer, it ends its call."""
         head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
         number = None if has_method(head) else id_in(head, tail)
         exchange = None if number is None else self._attribution.named(number)
         if exchange is None or not line.startswith(b"{"):
-            self._take_garbage(line)
+            self._on_garbage(line)
             return
         why = "The answer of the wrapped server is no JSON-RPC: see the log."
         exchange.put(Refusal(INTERNAL_ERROR, why))
         self._warnings.warn("an answer of a child is no JSON-RPC", child=self.pid, start=str(head))
 
-    def _take_garbage(self, line: bytes) -> None:
+    def _on_garbage(self, line: bytes) -> None:
         self._garbage += 1
         if not self._has_garbage:
             self._has_garbage = True
@@ -528,7 +530,7 @@ class Conversation:
                 f"it is no MCP server: {self._garbage} lines in a row are no JSON-RPC"
             )
 
-    def _take_long(self, line: Long) -> None:
+    def _on_long_line(self, line: Long) -> None:
         too_large = refusal("too_large", limit=self._settings.message_bytes_max)
         if has_method(line.head):
             if (number := id_in(line.head, line.tail)) is not None:
@@ -537,9 +539,9 @@ class Conversation:
             exchange.put(too_large)
         self._warnings.warn("a line of a child is too long: it was dropped", child=self.pid)
 
-    def _take(self, line: bytes, message: Message) -> None:
+    def _on_message(self, line: bytes, message: Message) -> None:
         if message.method is msgspec.UNSET:
-            self._take_answer(line, message)
+            self._on_answer(line, message)
         elif message.id is msgspec.UNSET:
             exchange = self._attribution.of(message)
             if exchange is not None:
@@ -549,11 +551,11 @@ class Conversation:
             elif (self._answered or self._later) and len(self._later) < LATER_MAX:
                 self._later.append((message, line))
             else:
-                self._take_stray(message, line)
+                self._on_stray(message, line)
         else:
-            self._take_question(line, message)
+            self._on_question(line, message)
 
-    def _take_answer(self, line: bytes, message: Message) -> None:
+    def _on_answer(self, line: bytes, message: Message) -> None:
         exchange: Exchange | None
         if message.id is None:
             exchange = self._attribution.only  # it could not read the request
@@ -573,7 +575,7 @@ class Conversation:
         else:
             self._drop()
 
-    def _take_question(self, line: bytes, message: Message) -> None:
+    def _on_question(self, line: bytes, message: Message) -> None:
         if not isinstance(message.id, int | str):
             self._drop()
             return
@@ -594,17 +596,17 @@ class Conversation:
             self._put(exchange, message, line)
         else:
             scope = self._strays[message.id] = trio.CancelScope()
-            self._host.start_soon(self._ask_stray, question_in(message, line), scope)
+            self._nursery.start_soon(self._ask_stray, question_in(message, line), scope)
 
-    def _take_stray(self, message: Message, line: bytes) -> None:
+    def _on_stray(self, message: Message, line: bytes) -> None:
         if message.method == CANCELLED:
             self._withdraw_stray(message, line)
         else:
             self._audience.stray(message, line)
 
-    async def _take_later(self) -> None:
+    async def _flush_later(self) -> None:
         while self._later and not self._answered:
-            self._take_stray(*self._later.popleft())
+            self._on_stray(*self._later.popleft())
 
     def _withdraw_stray(self, message: Message, line: bytes) -> None:
         their_id = attribution.cancelled_id(message.params)
@@ -625,7 +627,6 @@ class Conversation:
         self._full.add(exchange)
 
     def _drop(self) -> None:
-        self.dropped += 1
         log.debug("a message of a child came too late: it was dropped", child=self.pid)
 
 

@@ -51,7 +51,7 @@ class Guard:
             self._close()  # it was killed: the next one takes over
         if self._shell is None:
             try:
-                self._shell = subprocess.Popen(
+                self._shell = subprocess.Popen(  # nosec B603 # our own script
                     ["/bin/sh", "-c", _SCRIPT],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,

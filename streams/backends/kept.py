@@ -46,6 +46,10 @@ class _File(msgspec.Struct):
     lists: dict[str, Pages] = {}
 
 
+# Pages of one list that are read to be kept.
+PAGES_MAX: Final = 100
+
+
 class Kept:
     """The hello and the lists. They are shared by all sessions with the server."""
 
@@ -55,6 +59,7 @@ class Kept:
         self._kept = _File()
         self._saving = trio.Lock()
         self._is_changed = False
+        self._told: Pages = {}  # the tools as a host was told them, since they were kept
         if path is not None:
             self._kept = _read(path)
 
@@ -69,7 +74,7 @@ class Kept:
 
     def is_hinted(self, tool: str) -> bool:
         """Whether the server says of a tool that a second run does no harm."""
-        for page in (self.pages("tools/list") or {}).values():
+        for page in [*self._told.values(), *(self.pages("tools/list") or {}).values()]:
             try:
                 listed = messages.decode(page, _Listing).tools
             except ValueError:
@@ -80,12 +85,19 @@ class Kept:
                     return hints.read_only_hint is True or hints.idempotent_hint is True
         return False
 
+    def note_tools(self, cursor: str, page: msgspec.Raw) -> None:
+        """A host was told this page, perhaps before the list is kept."""
+        if len(self._told) < PAGES_MAX or cursor in self._told:
+            self._told[cursor] = page
+
     async def keep_hello(self, hello: dict[str, msgspec.Raw]) -> None:
         """Keep the answer to `initialize`."""
         await self._keep(self._kept.hello != hello, lambda: setattr(self._kept, "hello", hello))
 
     async def keep_pages(self, method: str, pages: Pages) -> None:
         """Keep all pages of a list."""
+        if method == "tools/list":
+            self._told.clear()
         is_new = self._kept.lists.get(method) != pages
         await self._keep(is_new, lambda: self._kept.lists.__setitem__(method, pages))
 

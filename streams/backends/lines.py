@@ -1,19 +1,8 @@
-"""The output of a child as lines: long lines lose their middle, and usual faults are mended."""
-
-import json
-import math
-from contextlib import suppress
-from typing import Any, Final
+"""The output of a child as lines: long lines lose their middle."""
 
 import msgspec
 
-from streams import messages
-
-ENDS_BYTES: Final = 1024  # of a long line, at each end: the id of a response is in one of them
-
-
-# A longer line is not mended: its decoding takes 100 ms, in which the server does nothing else.
-MENDED_BYTES_MAX: Final = 1024 * 1024
+from streams.messages import ENDS_BYTES
 
 
 class Long(msgspec.Struct, frozen=True):
@@ -66,36 +55,3 @@ class Lines:
     def _checked(self, line: bytes) -> bytes | Long:
         is_long = len(line) > self._limit
         return Long(line[:ENDS_BYTES], line[-ENDS_BYTES:]) if is_long else line
-
-
-def mend(line: bytes) -> bytes | None:
-    """A message with faults that lenient clients take, without them; None for anything else.
-
-    They are: text that is no UTF-8, half of a surrogate pair, NaN and Infinity, an id with a
-    fraction of 0, and no `jsonrpc`.
-    """
-    if len(line) > MENDED_BYTES_MAX or not line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
-        return None
-    with suppress(ValueError, RecursionError):
-        found = json.loads(line.decode("utf-8-sig", errors="replace"))
-        if isinstance(found, dict) and ("method" in found or "result" in found or "error" in found):
-            members: dict[str, Any] = {"jsonrpc": "2.0"} | found
-            if isinstance(found.get("id"), float) and found["id"].is_integer():
-                members["id"] = int(found["id"])
-            mended = messages.encode(_sound(members))
-            messages.look(mended)
-            return mended
-    return None
-
-
-def _sound(value: Any) -> Any:
-    """A value that JSON can express."""
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_sound(each) for each in value]
-    if isinstance(value, dict):
-        return {_sound(name): _sound(each) for name, each in value.items()}
-    return value

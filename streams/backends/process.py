@@ -6,6 +6,9 @@ starts all children.
 
 The child leads a process group of its own. When the child ends, the rest of the group is killed
 before the child is reaped: until then no other group can have its number.
+
+This is one file because all of it is one lifetime: the start, the pipes and the end of a process
+use the same state, and each may bring about the end.
 """
 
 import contextlib
@@ -107,19 +110,23 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Ending(msgspec.Struct, frozen=True):
     """How a child has ended, and its last words."""
 
-    exit_code: int | None  # None where a signal has ended it
-    signal: str | None
+    exit_code: int | None  # None where a signal has ended it, or nothing yet
+    signal: str | None  # its name
     stderr: str  # the last 2 KiB, without secrets
     why: str = ""  # where this process has ended it
+    is_alive: bool = False  # it is not gone `GONE_S` after SIGKILL: a system call may hold it
 
     @property
     def is_failure(self) -> bool:
         """Whether it did not end by itself with exit code 0."""
-        return self.exit_code != 0 or bool(self.why)
+        return self.exit_code != 0 or bool(self.why) or self.is_alive
 
     @property
     def words(self) -> str:
         """How it has ended, in a few words."""
+        if self.is_alive:
+            still = f"it still lives {GONE_S:g} s after SIGKILL"
+            return f"{self.why}; {still}" if self.why else still
         if self.why:
             return self.why
         return f"signal {self.signal}" if self.exit_code is None else f"exit code {self.exit_code}"
@@ -127,7 +134,8 @@ class Ending(msgspec.Struct, frozen=True):
     @property
     def details(self) -> dict[str, Any]:
         """The same for the `data` of an error."""
-        code = {"signal": self.signal} if self.exit_code is None else {"exitCode": self.exit_code}
+        code: dict[str, Any] = {"exitCode": self.exit_code, "signal": self.signal}
+        code = {name: value for name, value in code.items() if value is not None}
         return code | ({"stderrTail": self.stderr} if self.stderr else {})
 
     @property
@@ -210,10 +218,13 @@ class Process:
         code = self._child.returncode
         self.ending = Ending(
             exit_code=code if code is not None and code >= 0 else None,
-            signal=_signal_name(code) if code is None or code < 0 else None,
+            signal=_signal_name(code) if code is not None and code < 0 else None,
             stderr=self._tail,
             why=self._why,
+            is_alive=code is None,
         )
+        if self.ending.is_alive:
+            log.error("a child does not end", child=self.pid, how=self.ending.words)
         self._outbox.clear()
         self._outbox_bytes = 0
         self._moved.unpark_all()
@@ -391,7 +402,7 @@ def _popen(settings: ChildSettings, guard: int | None) -> "subprocess.Popen[byte
         "inherit": None,
         "null": subprocess.DEVNULL,
     }
-    return subprocess.Popen(
+    return subprocess.Popen(  # nosec B603 # the command that the operator has given
         settings.command,
         bufsize=0,
         stdin=subprocess.PIPE,
@@ -486,7 +497,8 @@ def _read_now(descriptor: int) -> bytes | None:
         return os.read(descriptor, READ_BYTES)
     except BlockingIOError:
         return None
-    except OSError:
+    except OSError as error:  # no pipe that was opened for a child should do this
+        log.warning("a pipe of a child cannot be read: it counts as ended", why=str(error))
         return b""
 
 
@@ -496,8 +508,8 @@ def _close(pipe: Any) -> None:
         pipe.close()
 
 
-def _signal_name(code: int | None) -> str:
+def _signal_name(code: int) -> str:
     try:
-        return signal.Signals(-(code or 0)).name
+        return signal.Signals(-code).name
     except ValueError:
-        return f"{-(code or 0)}"
+        return f"{-code}"

@@ -25,7 +25,7 @@ import trio
 
 from streams import messages
 from streams.backends.attribution import CANCELLED, cancelled_id, is_news, key_of
-from streams.backends.kept import FILE_BYTES_MAX, Kept, Members, Pages, stale
+from streams.backends.kept import FILE_BYTES_MAX, PAGES_MAX, Kept, Members, Pages, stale
 from streams.backends.link import Link, RemoteCall, greeting
 from streams.backends.remote_request import CALL, Question, RemoteRequest
 from streams.client import wire
@@ -42,7 +42,7 @@ from streams.errors import (
 )
 from streams.exchange import Dialer, Scopes
 from streams.logs import log
-from streams.messages import Message, RequestId
+from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
 from streams.protocol.ticket import Ticket
 from streams.server import backend
@@ -51,9 +51,6 @@ from streams.server.methods import progress_token
 
 # Without a server, and with what it said last, `initialize` is answered after this time at most.
 OFFLINE_AFTER_S: Final = 2.0
-
-# Pages of one list that are read to be kept.
-PAGES_MAX: Final = 100
 
 LISTS_BYTES_MAX: Final = FILE_BYTES_MAX // 4  # of one list
 
@@ -396,7 +393,9 @@ class _RemoteGuest:
         if method in _LISTS.values():
             self._stale_lists.set()
         key = key_of(method, message.params) if is_news(method) else None
-        self._standing.notify(messages.notification(method, message.params), key=key)
+        line = sound(messages.notification(method, message.params).rstrip(b"\n"))
+        if line is not None:  # else above 1 MiB, and no UTF-8
+            self._standing.notify(line + b"\n", key=key)
 
     def _withdraw(self, message: Message) -> None:
         """The remote server does not want an answer any more."""
@@ -427,6 +426,8 @@ class _RemoteGuest:
         method = str(request.method)
         if method in _LISTS and isinstance(result, msgspec.Raw):
             self._note_told(method, _cursor(request), result)
+            if method == "tools/list":
+                self.home.kept.note_tools(_cursor(request), result)
         else:
             self.link.remember(method, request.params)
 

@@ -33,7 +33,7 @@ from streams.errors import (
     refusal,
 )
 from streams.logs import log
-from streams.messages import Kind, Message, RequestId, Run
+from streams.messages import Kind, Message, RequestId, Run, mend
 from streams.protocol.ticket import Ticket
 
 # How often a request that may run twice is sent in all, if its connection is lost each time.
@@ -168,6 +168,8 @@ class RemoteRequest:
                 return await self._passed_on(call)
             except (CallLost, StreamGone, CannotConnect) as error:
                 await self._guest.link.leave(call)
+                if isinstance(error, StreamGone) and error.reason in ("too_large", "unreadable"):
+                    raise Refusal(INTERNAL_ERROR, str(error), {"reason": error.reason}) from None
                 may_run_again = isinstance(error, _Untaken) or self._guest.may_run_again(
                     self._method, self._tool
                 )
@@ -251,9 +253,8 @@ class RemoteRequest:
             self._guest.note_result(self._request, response.result)
             assert isinstance(response.result, msgspec.Raw)
             is_error = self._method == CALL and messages.is_tool_error(response.result)
-        return messages.answer(
-            msgspec.structs.replace(response, id=self._stream.request_id)
-        ), is_error
+        line = messages.answer(msgspec.structs.replace(response, id=self._stream.request_id))
+        return _text(line), is_error
 
     async def _release(self, call: RemoteCall) -> None:
         """Let the remote server forget the call, once the response is safe here."""
@@ -374,3 +375,17 @@ def _read(run: Run) -> Sequence[Message]:
     if len(found) != run.count:
         raise StreamGone("The server sent a line that is no JSON-RPC message.", "unreadable")
     return found
+
+
+def _text(line: bytes) -> bytes:
+    """A response in UTF-8. Raises `Refusal` where it cannot be mended."""
+    try:
+        if not line.isascii():
+            line.decode()  # msgspec does not check UTF-8 in values that it skips
+    except ValueError:
+        mended = mend(line.rstrip(b"\n"))
+        if mended is None:
+            why = "The server sent an answer that is no UTF-8, and is too long to be mended."
+            raise Refusal(INTERNAL_ERROR, why, {"reason": "unreadable"}) from None
+        return mended + b"\n"
+    return line

@@ -6,14 +6,14 @@ and the subscriptions. Lists that the client has read are compared, so that it h
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 import trio
 
 from streams import messages
 from streams.backends.conversation import Audience, Conversation, Died
+from streams.backends.listings import HINTED, TOOLS, matches, next_cursor, tools_on
 from streams.backends.process import ChildSettings, Ending, start
 from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
@@ -27,10 +27,9 @@ RESET_S: Final = 10.0  # a child that ran so long has not failed because of its 
 DEATHS_MAX: Final = 10  # in `DEATHS_S`; then no further child is started
 DEATHS_S: Final = 300.0
 LISTS_MAX: Final = 100  # pages of lists that are compared after a restart
+PENDING_MAX: Final = 100  # notifications of clients that wait for a child that starts
 LIST_S: Final = 30.0  # how long a new child may take to answer for one of them
 
-HINTED: Final = "hinted"
-TOOLS: Final = "tools/list"
 _NEWS: Final = {
     TOOLS: "notifications/tools/list_changed",
     "prompts/list": "notifications/prompts/list_changed",
@@ -63,14 +62,36 @@ class Restarts:
         return len(self._deaths) >= DEATHS_MAX
 
 
-class Place(Protocol):
-    """The places of all children of a backend."""
+class Places:
+    """The places of all children of a backend: at most `children_max`."""
+
+    def __init__(self, most: int) -> None:
+        self.supervisors: dict[Supervisor, None] = {}
+        self.taken = 0
+        self._most = most
+        self._left = trio.lowlevel.ParkingLot()
 
     async def take(self) -> None:
-        """Take a place for a child. Raises `Refusal` where all are taken."""
+        """Take a place for a child. Raises `Refusal` where no idle child can make room.
+
+        The idle child that was used least recently ends for it. A child whose client listens for
+        updates ends last.
+        """
+        while self.taken >= self._most:
+            idle = [each for each in self.supervisors if each.is_idle]
+            if idle:
+                min(idle, key=lambda each: (each.has_listener, each.used_at)).begin_stop()
+            elif not any(each.is_stopping for each in self.supervisors):
+                raise refusal("too_many_children", limit=self._most)
+            await self._left.park()
+        self.taken += 1
 
     def leave(self) -> None:
-        """A child has ended."""
+        """Free the place of a child that has ended."""
+        self.taken -= 1
+        self._left.unpark_all()
+        for each in [each for each in self.supervisors if each.is_over]:
+            del self.supervisors[each]
 
 
 class Lists:
@@ -91,13 +112,8 @@ class Lists:
         return before not in (None, digest)
 
     def note_hints(self, result: msgspec.Raw) -> None:
-        try:
-            tools = messages.decode(result, _Tools).tools
-        except ValueError:
-            return
-        for tool in tools:
-            hints = tool.annotations or _Hints()
-            self._hints[tool.name] = bool(hints.read_only_hint or hints.idempotent_hint)
+        for tool in tools_on(result):
+            self._hints[tool.name] = tool.is_hinted
 
     def is_hinted(self, tool: str) -> bool | None:
         """Whether a tool says that it may run twice; None where it was not listed."""
@@ -110,8 +126,8 @@ class Supervisor:
     def __init__(
         self,
         settings: ChildSettings,
-        place: Place,
-        host: trio.Nursery,
+        places: Places,
+        nursery: trio.Nursery,
         audience: Audience,
         greeting: Mapping[str, Any],
         *,
@@ -131,8 +147,8 @@ class Supervisor:
         self.is_wanted = True  # a session uses it
         self.has_new_client = False  # its client itself says `initialized` to the first child
         self._settings = settings
-        self._place = place
-        self._host = host
+        self._places = places
+        self._nursery = nursery
         self._audience = audience
         self._greeting = greeting
         self._is_shared = is_shared
@@ -143,6 +159,7 @@ class Supervisor:
         self._down: Refusal | None = None
         self._has_started = False
         self._pending: list[bytes] = []  # notifications for the next child
+        self._has_dropped = False  # some of them, since the last child started
 
     # Its streams
 
@@ -175,11 +192,16 @@ class Supervisor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has a child that does nothing for a client."""
+        """Whether it has a child that runs no request and waits for no answer of a client."""
         child = self.current
         if child is None or not child.is_alive or not child.is_greeted:
             return False
         return not (self.running or child.has_questions)
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether a client waits for updates of its child: an idle child that is still needed."""
+        return self._audience.has_listener()
 
     @property
     def is_stopping(self) -> bool:
@@ -207,7 +229,7 @@ class Supervisor:
                 if self._down is not None:
                     raise self._down
                 await trio.sleep_until(self._restarts.next_at)
-                await self._place.take()
+                await self._places.take()
                 try:
                     return await self._start()
                 except Refusal as refused:
@@ -230,12 +252,12 @@ class Supervisor:
         try:
             process = await start(self._settings)
             conversation = Conversation(
-                process, self._settings, self._audience, self._host, is_shared=self._is_shared
+                process, self._settings, self._audience, self._nursery, is_shared=self._is_shared
             )
-            self._host.start_soon(self._live, conversation)
+            self._nursery.start_soon(self._live, conversation)
         finally:
             if conversation is None:
-                self._place.leave()
+                self._places.leave()
         try:
             self.hello = await self._greeted(conversation)
         except BaseException:
@@ -249,6 +271,7 @@ class Supervisor:
         for line in self._pending:
             conversation.tell(line)
         self._pending.clear()
+        self._has_dropped = False
         return conversation
 
     async def _greeted(self, conversation: Conversation) -> Mapping[str, msgspec.Raw]:
@@ -278,7 +301,7 @@ class Supervisor:
         for method, params in self._replay():
             conversation.post(method, params)
         if self.lists.read:
-            self._host.start_soon(self._compare, conversation)
+            self._nursery.start_soon(self._compare, conversation)
 
     async def _compare(self, conversation: Conversation) -> None:
         """Read the lists that the client has read once more, and tell it what has changed."""
@@ -299,7 +322,7 @@ class Supervisor:
         try:
             await conversation.run()
         finally:
-            self._place.leave()
+            self._places.leave()
         ending = conversation.process.ending
         if ending is None or conversation.is_ending or not conversation.is_greeted:
             return
@@ -317,20 +340,26 @@ class Supervisor:
             log.warning("a child was not started again", why=refused.message[:500])
 
     def tell(self, line: bytes) -> None:
-        """Send a notification to the child. A child that does not run yet gets it at its start."""
+        """Send a notification to the child. A child that does not run yet gets it at its start.
+
+        Beyond `PENDING_MAX` notifications it is dropped, with one warning.
+        """
         if self.current is not None and self.current.is_alive and self.current.is_greeted:
             self.used_at = trio.current_time()
             self.current.tell(line)
-        elif len(self._pending) < LISTS_MAX:
+        elif len(self._pending) < PENDING_MAX:
             self._pending.append(line)
-            self._host.start_soon(self._restart)
+            self._nursery.start_soon(self._restart)
+        elif not self._has_dropped:
+            self._has_dropped = True
+            log.warning("notifications are dropped: a child has not started", limit=PENDING_MAX)
 
     def begin_stop(self) -> None:
         """End the child, in the background."""
         child = self.current
         if child is not None and child.is_alive:
             child.is_ending = True
-            self._host.start_soon(child.process.stop, self._settings.stop_timeout_s)
+            self._nursery.start_soon(child.process.stop, self._settings.stop_timeout_s)
 
     async def stop(self) -> None:
         """End the child, and wait until it has ended."""
@@ -344,9 +373,10 @@ class Supervisor:
 
     async def may_rerun(self, tool: str) -> bool:
         """Whether a call of this tool is sent to the next child. Asks that for its hints."""
-        if matches(self._settings, tool):
+        globs = self._settings.rerun
+        if matches(globs, tool, hint=False):
             return True
-        if HINTED not in self._settings.rerun:
+        if HINTED not in globs:
             return False
         while self.lists.is_hinted(tool) is None:
             child = await self.ready()
@@ -355,11 +385,6 @@ class Supervisor:
             if child.is_alive:
                 break  # else it may have died before it has listed this tool: the next one is asked
         return self.lists.is_hinted(tool) is True
-
-
-def matches(settings: ChildSettings, tool: str) -> bool:
-    """Whether a glob of `rerun` fits the name of this tool."""
-    return any(fnmatchcase(tool, glob) for glob in settings.rerun if glob != HINTED)
 
 
 async def _asked(conversation: Conversation, method: str, params: Any) -> Message | None:
@@ -388,41 +413,10 @@ async def listed_tools(conversation: Conversation) -> list[msgspec.Raw]:
             break
         assert isinstance(answer.result, msgspec.Raw)
         pages.append(answer.result)
-        cursor = _next_cursor(answer.result)
+        cursor = next_cursor(answer.result)
         if cursor is None:
             break
     return pages
-
-
-def names_of_tools(page: msgspec.Raw) -> list[str]:
-    """The names of the tools on a page. Raises `ValueError` for anything else."""
-    return [tool.name for tool in messages.decode(page, _Tools).tools]
-
-
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: Any = None
-    idempotent_hint: Any = None
-
-
-class _Tool(msgspec.Struct):
-    name: str
-    annotations: _Hints | None = None
-
-
-class _Tools(msgspec.Struct):
-    tools: list[_Tool]
-
-
-class _Page(msgspec.Struct, rename="camel"):
-    next_cursor: str | None = None
-
-
-def _next_cursor(result: msgspec.Raw) -> str | None:
-    """Where the next page of a list begins; None after the last."""
-    try:
-        return messages.decode(result, _Page).next_cursor
-    except ValueError:
-        return None
 
 
 class _Error(msgspec.Struct):

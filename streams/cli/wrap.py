@@ -53,7 +53,7 @@ class Child:
     cwd
         The folder that the command runs in; by default the current one.
     start_timeout
-        Seconds within which a child must have answered "initialize".
+        Seconds within which a child must have answered "initialize"; with --check, all lists too.
     stop_timeout
         Seconds between the end of a child's input, SIGTERM and SIGKILL.
     stderr
@@ -99,8 +99,6 @@ class Child:
 
 
 ALONE: Final = Child()
-
-CHECK_S: Final = 5.0  # for all of `initialize` besides the child's own part of it
 
 
 @app.command
@@ -153,8 +151,8 @@ def _check(options: Options) -> int:
     from streams.process.loading import load
 
     assert isinstance(options.app, Command)
-    patience_s = options.app.start_timeout_s + CHECK_S
-    return check.run(lambda: load(options), patience_s, as_json=options.json_log)
+    timeout_s = options.app.start_timeout_s
+    return check.run(lambda: load(options), timeout_s, as_json=options.json_log)
 
 
 def placed(options: Options, name: str | None) -> Options:

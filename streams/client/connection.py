@@ -22,7 +22,7 @@ from streams.client.answers import Answers
 from streams.client.buffer import Batch, cut
 from streams.client.call import NumberingBroken, RunningCall
 from streams.client.wire import Hello
-from streams.errors import INTERNAL_ERROR, CallFailed, ClientError, Refusal, refusal
+from streams.errors import INTERNAL_ERROR, CallFailed, Refusal, StreamGone, refusal
 from streams.exchange import ClientChannel, RequestChannel, has_refused_length
 from streams.logs import log
 from streams.messages import (
@@ -474,7 +474,7 @@ class ClientConnection:
     def _take_line(self, line: Incoming) -> RunningCall | None:
         """Route a line that belongs to no run; return the call if it belongs to one."""
         if isinstance(line, TooLarge):
-            self._lose(line.limit)
+            self._lose(line)
             return None
         try:
             message = look(line)
@@ -639,15 +639,16 @@ class ClientConnection:
                 reply.give(look(messages.error(request_id, refused)))
         self._answers.refuse(self, size, refused)
 
-    def _lose(self, limit: int) -> None:
-        """Fail every wait that a message which was too large might have ended."""
-        self._answers.warnings.warn("a message of the server was too large", limit=limit)
-        why = f"The server sent a message above {limit} bytes, perhaps the answer to this."
+    def _lose(self, lost: TooLarge) -> None:
+        """Fail the wait that a message which was too large might have ended, or each of them."""
+        self._answers.warnings.warn("a message of the server was too large", limit=lost.limit)
+        why = f"The server sent a message above {lost.limit} bytes, perhaps the answer to this."
         for call in self._calls:
-            if not call.is_numbered:
-                call.fail(ClientError(why))
+            if not call.is_numbered and lost.id in (None, call.request_id):
+                call.fail(StreamGone(why, "too_large"))
         for request_id, reply in list(self._replies.items()):
-            reply.give(_too_large(request_id, why))
+            if lost.id in (None, request_id):
+                reply.give(_too_large(request_id, why))
 
 
 def _what(message: Message) -> dict[str, str]:

@@ -180,6 +180,11 @@ class Engine:
         self._running += 1
         self._nursery.start_soon(self._run, stream, handler)
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether `shut_down` was called."""
+        return self._is_closing
+
     async def make_room(self, principal: str) -> None:
         """Make room for one more stream of this principal.
 

@@ -7,7 +7,7 @@ exists.
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -213,7 +213,7 @@ class Operations:
         except Refusal:
             stream.is_left = stream.delivery is None
             raise
-        preamble = [] if state.is_ended else _latest_progress(stream, token)
+        preamble = [] if state.is_ended else latest_progress(stream, token)
         preamble += missed
         preamble += [asked.line for asked in state.questions.values() if asked.seq <= after]
         _displace(stream, connection, reply_id)
@@ -493,10 +493,30 @@ class Operations:
             stream.confirm(session, question.seq)
         stream.answered(answer, question.seq, message)
 
-    def cancel(self, session: Session, request_id: RequestId, *, detaches: bool = False) -> None:
+    def answer_as(self, stream: Stream, message: Message) -> None:
+        """The answer to an open request of a stream, which another stream has asked for it."""
+        answer = self._answers.get(message.id) if isinstance(message.id, str) else None
+        if answer is not None and answer.stream is stream:
+            assert isinstance(message.id, str)
+            question = stream.state.questions.pop(message.id, None)
+            del self._answers[message.id]
+            if question is not None:
+                stream.answered(answer, question.seq, message)
+
+    def stop(self, stream: Stream) -> None:
+        """Cancel a call that no client wants."""
+        self._streams.cancel(stream)
+
+    def cancel(
+        self,
+        session: Session,
+        request_id: RequestId,
+        *,
+        detaches: Callable[[Stream], bool] = lambda _: False,
+    ) -> None:
         """`notifications/cancelled`: stops the handler of a call, or detaches from a resume.
 
-        With `detaches`, a call that may go on without a connection goes on without its client.
+        Where it `detaches`, a call that may go on without a connection goes on without its client.
         """
         if (checking := session.checking.pop(request_id, None)) is not None:
             checking.cancel()
@@ -507,7 +527,7 @@ class Operations:
                 if delivery.granted is not None:
                     delivery.granted.ended = "cancelled"
                 is_stopped, stream = delivery.stands_for_call, delivery.stream
-                if is_stopped and detaches and stream.record.max_s:
+                if is_stopped and stream.record.max_s and detaches(stream):
                     stream.leave()
                     is_stopped = False
                 delivery.drop()
@@ -520,17 +540,17 @@ class Operations:
         # A call of this connection is cancelled before one from elsewhere with the same id.
         for delivery in sorted(deliveries, key=lambda each: each.reply_id is not None):
             if delivery.stream.request_id == request_id and not delivery.is_wait:
-                self._stop(delivery.stream, detaches=detaches)
+                self._stop(delivery.stream, detaches)
                 return
         for stream in reversed(self._index.wanted(session.principal)):
             is_meant = stream.request_id == request_id and session.has_begun(stream)
             if is_meant and not (_is_answered(stream.state) or stream.is_left):
-                self._stop(stream, detaches=detaches)
+                self._stop(stream, detaches)
                 return
 
-    def _stop(self, stream: Stream, *, detaches: bool) -> None:
+    def _stop(self, stream: Stream, detaches: Callable[[Stream], bool]) -> None:
         """The client of a call wants it no more: cancel it, or leave it."""
-        if not (detaches and stream.record.max_s):
+        if not (stream.record.max_s and detaches(stream)):
             self._streams.cancel(stream)
             return
         stream.leave()
@@ -606,7 +626,7 @@ def _check_answerable(stream: Stream, after: int) -> None:
         )
 
 
-def _latest_progress(stream: Stream, token: ProgressToken | None) -> list[bytes]:
+def latest_progress(stream: Stream, token: ProgressToken | None) -> list[bytes]:
     """The latest progress of a call under another token, for a client that wants progress."""
     if token is None or not stream.latest_progress:
         return []

@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from streams.errors import JournalUnusable
 from streams.journal.ownership import StarterLock, check_files, log_path, socket_path
 from streams.permissions import open_own
+from streams.process.differences import settings, warning
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
-from transports.relay.handover import AnotherUser, NoOwner, RelayRefused, relay
+from transports.relay.handover import AnotherUser, NoOwner, OwnerLost, RelayRefused, relay
 from transports.relay.standard import claim_standard_streams
 
 # How long a relay looks for an owner, or waits for one that another relay is starting.
@@ -37,9 +40,13 @@ def run(options: Options) -> None:
     give_up_at = time.monotonic() + OWNER_WAIT_S
     while True:
         try:
-            relay(socket_path(options.journal), options.hello(), fds)
+            warn = partial(_warn, options)
+            relay(socket_path(options.journal), options.hello(), fds, on_accepted=warn)
         except RelayRefused as refused:
             raise CannotServe(str(refused)) from refused
+        except OwnerLost as lost:
+            log_file = log_path(options.journal)
+            raise CannotServe(f"T{str(lost)[1:]}: see {log_file}, and start this again.") from lost
         except AnotherUser as stranger:
             raise CannotServe(f"{stranger}.") from stranger
         except NoOwner as missing:
@@ -55,6 +62,16 @@ def _go_on(*_: object) -> None:
 
     It is a handler, because children inherit an ignored signal.
     """
+
+
+def _warn(options: Options, answer: Mapping[str, object]) -> None:
+    """Tell the user, on standard error, that the owner has other options than this relay."""
+    theirs, owner = answer.get("settings"), answer.get("pid")
+    if isinstance(theirs, dict) and isinstance(owner, int):
+        told = warning(settings(options), theirs, owner)
+        if told is not None:
+            with suppress(OSError):  # it may be closed
+                print(f"mcp-streams: {told}", file=sys.stderr, flush=True)
 
 
 def _check_files(journal: Path) -> None:

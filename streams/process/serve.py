@@ -30,6 +30,7 @@ from streams.process.deadline import (
     Exit,
     let_children_end,
 )
+from streams.process.differences import settings
 from streams.process.guard import Guard, guard_for, parse_address
 from streams.process.loading import Servable, load, patience_of, tool_namer
 from streams.process.options import READY, STARTER_VARIABLE, CannotServe, Options
@@ -133,6 +134,13 @@ async def _serve(
                 "or --auth-jwks",
                 scopes=" ".join(server.scopes),
             )
+
+        def farewell() -> dict[str, object] | None:
+            if down.is_set():
+                return {"error": DOWN}
+            # After a shutdown the clients were told how all of their calls have ended.
+            return {"ok": True} if running.engine.is_closing else None
+
         stop = partial(_shut_down, running, nursery.cancel_scope, notices)
         nursery.start_soon(_stop_on_signal, stop, exit)
         nursery.start_soon(_stop_when_down, down, running, notices)
@@ -141,7 +149,7 @@ async def _serve(
             await nursery.start(_reload_on_hangup, reload, stop, exit)
         await nursery.start(guard.run)
         if options.journal is not None:
-            await nursery.start(_serve_relays, running, options, down)
+            await nursery.start(_serve_relays, running, options, farewell)
         if options.ws is not None:
             await nursery.start(_serve_websocket, running, options, guard, sockets)
         if options.http is not None:
@@ -370,7 +378,7 @@ def _why_not(address: str, error: OSError) -> str:
 async def _serve_relays(
     running: RunningServer,
     options: Options,
-    down: trio.Event,
+    farewell: Callable[[], dict[str, object] | None],
     *,
     task_status: trio.TaskStatus[None],
 ) -> None:
@@ -398,7 +406,8 @@ async def _serve_relays(
             running.serve,
             path,
             hello_check=check,
-            farewell=lambda: DOWN if down.is_set() else None,
+            farewell=farewell,
+            answer={"pid": os.getpid(), "settings": settings(options)},
             message_bytes_max=running.limits.message_bytes_max,
         )
         try:

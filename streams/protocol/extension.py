@@ -123,15 +123,21 @@ def without_ours(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.R
 
 def merged(capabilities: Any, ours: Mapping[str, Any]) -> dict[str, Any]:
     """A backend's capabilities with our extension, under both names for extensions."""
-    if isinstance(capabilities, msgspec.Raw):
-        capabilities = messages.decode(capabilities, dict[str, msgspec.Raw])
-    added: dict[str, Any] = {}
-    for place in ("extensions", "experimental"):
-        theirs = capabilities.get(place, {})
-        if isinstance(theirs, msgspec.Raw):
-            theirs = messages.decode(theirs, dict[str, msgspec.Raw])
-        added[place] = {**theirs, **ours}
-    return {**capabilities, **added}
+    members = _members(capabilities)
+    added = {
+        place: {**_members(members.get(place)), **ours} for place in ("extensions", "experimental")
+    }
+    return {**members, **added}
+
+
+def _members(given: Any) -> dict[str, Any]:
+    """The members of an object; none where a backend has sent something else."""
+    if isinstance(given, msgspec.Raw):
+        try:
+            return dict(messages.decode(given, dict[str, msgspec.Raw]))
+        except ValueError:
+            return {}
+    return dict(given) if isinstance(given, Mapping) else {}
 
 
 def known_of(capabilities: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

@@ -7,6 +7,10 @@ listing, delivers the rest of it under the id of its own request. `list_calls` s
 the caller's principal. A call that is made `once` joins the same call that runs already, and a
 client that cancels because of its own timeout leaves the call running.
 
+A client that joins a call which another client waits for has a stream of its own. That *follows*
+the first: it ends with the same result. So each client may cancel, or get an interim answer, by
+itself. The call that they share goes on until all have cancelled.
+
 A client that has declared a dialect of the proposals, or positions, waits by itself and can resume.
 It gets no interim answers.
 
@@ -36,9 +40,9 @@ from streams.engine.connection import Connection, Delivery, Session
 from streams.engine.deadlines import Deadlines
 from streams.engine.engine import StreamHandler
 from streams.engine.lifecycle import ProgressToken
-from streams.engine.operations import Operations, check_free
+from streams.engine.operations import Operations, check_free, latest_progress
 from streams.engine.stream import Reader, Stream
-from streams.errors import Refusal
+from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
@@ -63,10 +67,12 @@ KEPT_S: Final = 86_400.0
 ONCE_S: Final = 600.0  # how long after its end a call answers the same call
 WAIT_S: Final = 45.0  # of `wait_for_call`, unless its caller says otherwise: hosts wait for 60 s
 SETTLE_S: Final = 0.5  # for the messages before an interim answer to be written
+FOLLOW_S: Final = 1.0  # between looks at the progress and the questions of a call that is followed
 HANDOVER_S: Final = 1.0  # for a result that is being delivered, before another delivery of it
 LISTED_MAX: Final = 50  # calls in the answer of `list_calls`
 ARGUMENTS_BYTES: Final = 100  # of a call in that answer
 TOOLS_MAX: Final = 10_000  # of a backend whose names are remembered
+CANCELLED_MAX: Final = 1_000  # calls that are remembered as cancelled after they were told of
 
 _NAME_LETTERS: Final = 4  # of a short name, or more where two calls would share it
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's: no I, L, O, U
@@ -158,9 +164,15 @@ class _Asked(msgspec.Struct, eq=False):
     """The newest request for a running call: the call itself, or one that joined it."""
 
     stream: Stream
-    client: Reader | None
-    request_id: RequestId | None
-    due_at: float  # in trio's time
+    client: Reader | None = None
+    request_id: RequestId | None = None
+    due_at: float = math.inf  # in trio's time
+    told: set[Session] = msgspec.field(default_factory=set)  # clients that had an interim answer
+    followers: set[Stream] = msgspec.field(default_factory=set)
+    is_unwanted: bool = False  # its own client has cancelled, and only followers want it
+    ended: trio.Event = msgspec.field(default_factory=trio.Event)
+    response: tuple[bytes, bool] | None = None
+    failure: Refusal | None = None
 
     @property
     def deadline(self) -> float:
@@ -190,6 +202,8 @@ class Patience:
         self.tools: dict[str, bool] = {}
         self._patience_s = math.inf if settings.patience_s is None else settings.patience_s
         self._asked: dict[Stream, _Asked] = {}
+        self._leaders: dict[Stream, _Asked] = {}  # of the streams that follow a call
+        self._cancelled: dict[tuple[str, str], None] = {}  # principals, letters; the oldest first
         # When calls that run once have ended, in trio's time; by their streams, the oldest first.
         self._ended: dict[str, float] = {}
         self._deadlines: Deadlines[_Asked] = Deadlines(self._due)
@@ -233,14 +247,24 @@ class Patience:
             delivery = stream.delivery
             request_id = delivery.waiting_id if isinstance(delivery, Delivery) else None
             client = None if delivery is None else delivery.reader
-            asked = self._asked[stream] = _Asked(stream, client, request_id, due_at)
+            asked = self._asked.setdefault(stream, _Asked(stream))
+            asked.client, asked.request_id, asked.due_at = client, request_id, due_at
             stream.on_attach = self._attached
             self._deadlines.watch(asked)
             try:
-                return await handler(stream)
+                asked.response = response = await handler(stream)
+            except Refusal as failure:
+                asked.failure = failure
+                raise
+            else:
+                return response
             finally:
+                asked.ended.set()
+                if asked.told and stream.state.outcome is Outcome.CANCELLED:
+                    self._note_cancelled(stream)
                 stream.on_attach = None
-                self._deadlines.forget(self._asked.pop(stream))
+                self._deadlines.forget(asked)
+                self._asked.pop(stream, None)
                 if stream.mark is not None and stream.mark.is_once:
                     self._note_end(stream)
 
@@ -251,6 +275,11 @@ class Patience:
         self._ended[stream.id] = now
         for each in list(itertools.takewhile(lambda e: now - self._ended[e] > ONCE_S, self._ended)):
             del self._ended[each]
+
+    def _note_cancelled(self, stream: Stream) -> None:
+        self._cancelled[stream.record.principal, _code(stream.id)] = None
+        if len(self._cancelled) > CANCELLED_MAX:
+            del self._cancelled[next(iter(self._cancelled))]
 
     def _age_s(self, stream: Stream) -> float:
         """How long ago a call has ended; 0 while it runs."""
@@ -268,6 +297,7 @@ class Patience:
         if (asked.client, asked.request_id) != (delivery.reader, delivery.waiting_id):
             asked.client, asked.request_id = delivery.reader, delivery.waiting_id
             asked.due_at = trio.current_time() + self._patience_s
+        asked.is_unwanted = False
         self._deadlines.watch(asked)
 
     def _due(self, asked: _Asked) -> None:
@@ -291,6 +321,8 @@ class Patience:
         delivery = stream.delivery
         if isinstance(delivery, Delivery) and _is_patient(delivery):
             interim = self._interim(stream, name)
+            if (asked := self._asked.get(stream)) is not None:
+                asked.told.add(delivery.reader)
             stream.leave()
             delivery.answer(messages.result(delivery.waiting_id, interim))
 
@@ -376,7 +408,10 @@ class Patience:
             asked = messages.decode(params.given, _WaitFor)
         except ValueError as error:
             return error_result(f"Bad arguments for {params.name}: {error}")
-        stream = await self._find(connection.session.principal, asked.call)
+        principal = connection.session.principal
+        stream = await self._find(principal, asked.call)
+        if stream is None and self._was_cancelled(principal, asked.call):
+            return error_result(f"Call {asked.call[:40]!r} was cancelled: make it again.")
         if stream is None:
             return error_result(
                 f"No call {asked.call[:40]!r} of yours is kept: "
@@ -411,7 +446,7 @@ class Patience:
                 with trio.move_on_after(HANDOVER_S):
                     while stream.delivery is current:
                         await stream.change()
-            elif not is_same:
+            elif not is_same and self.settings.patience_s is not None:
                 self._dismiss(stream, await self._name(stream))
         await self.operations.join(
             connection, stream, reply_id=request_id, token=token, is_wait=is_wait
@@ -419,7 +454,7 @@ class Patience:
 
     async def _find(self, principal: str, name: str) -> Stream | None:
         """The call of this short name. Where two share it, the newer one was told a longer name."""
-        wanted = name.strip(" \"'`").upper().translate(_ALIKE)
+        wanted = _read(name)
         if len(wanted) < _NAME_LETTERS:
             return None
         for each in map(_id_of, await self.operations.calls(principal)):
@@ -427,6 +462,12 @@ class Patience:
                 stream = await self.operations.load_call(each)
                 return stream if stream is not None and _is_call(stream) else None
         return None
+
+    def _was_cancelled(self, principal: str, name: str) -> bool:
+        wanted = _read(name)
+        return len(wanted) >= _NAME_LETTERS and any(
+            each == principal and code.startswith(wanted) for each, code in self._cancelled
+        )
 
     async def _name(self, stream: Stream) -> str:
         kept = await self.operations.calls(stream.record.principal)
@@ -444,6 +485,101 @@ class Patience:
             self.tools.get(tool, False) if each == "hinted" else fnmatchcase(tool, each)
             for each in patterns
         )
+
+    def following(
+        self,
+        stream: Stream,
+        connection: Connection,
+        request_id: RequestId,
+        token: ProgressToken | None,
+    ) -> Run | None:
+        """A run that ends with the result of a call which another request waits for.
+
+        None where no other request does: then `joins` delivers the call itself. So it does for a
+        call with pages, each of which a client must ask for.
+        """
+        delivery, is_live = stream.delivery, stream.state.outcome is Outcome.LIVE
+        if not (is_live and isinstance(delivery, Delivery)) or stream.state.is_paged:
+            return None
+        if (delivery.reader, delivery.waiting_id) == (connection.session, request_id):
+            return None
+        has_interim = self.settings.patience_s is not None
+        is_impatient = _has_no_patience(connection.session)
+        leader = self._asked.setdefault(stream, _Asked(stream))  # its handler may not have begun
+        return Run(
+            handler=self.watched(partial(self._follow, leader), trio.current_time()),
+            progress_token=token,
+            min_s=stream.record.min_s,
+            max_s=stream.record.max_s if has_interim or not is_impatient else 0.0,
+            is_findable=is_impatient and has_interim,
+        )
+
+    async def _follow(self, leader: _Asked, stream: Stream) -> tuple[bytes, bool]:
+        self._leaders[stream] = leader
+        leader.followers.add(stream)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._pass_on, leader.stream, stream)
+                # It may also have been cancelled before its handler began.
+                while not leader.ended.is_set() and leader.stream.state.outcome is Outcome.LIVE:
+                    with trio.move_on_after(FOLLOW_S):
+                        await leader.ended.wait()
+                nursery.cancel_scope.cancel()
+            await leader.stream.flush()  # no client has a result that a crash would undo
+        finally:
+            del self._leaders[stream]
+            leader.followers.discard(stream)
+            if leader.stream.state.outcome is not Outcome.LIVE:
+                self._asked.pop(leader.stream, None)
+            is_last = leader.is_unwanted and not leader.followers
+            if is_last and stream.state.outcome is Outcome.CANCELLED:
+                self.operations.stop(leader.stream)
+        if leader.response is not None:
+            line, is_error = leader.response
+            return messages.readdressed(line, stream.request_id), is_error
+        outcome = leader.stream.state.outcome
+        if leader.failure is None and leader.stream.state.is_tombstone:
+            raise refusal(outcome.value)
+        raise leader.failure or Refusal(INTERNAL_ERROR, "The server failed: see its log.")
+
+    async def _pass_on(self, leader: Stream, stream: Stream) -> None:
+        """Give a follower the latest progress, and the questions that no other client is asked."""
+        told = b""
+        try:
+            while True:
+                token = stream.progress_token
+                if token is not None and leader.latest_progress != told:
+                    told = leader.latest_progress
+                    for line in latest_progress(leader, token):
+                        await stream.send_progress(token, line)
+                for request_id, question in list(leader.state.questions.items()):
+                    if leader.delivery is None:
+                        await self._pass_question(leader, stream, request_id, question.line)
+                await trio.sleep(FOLLOW_S)
+        except Refusal as refused:
+            log.info("a call that follows another gets no more of it", why=refused.message[:200])
+
+    async def _pass_question(
+        self, leader: Stream, stream: Stream, request_id: RequestId, line: bytes
+    ) -> None:
+        asked = messages.parse(line)
+        given = await stream.ask(str(asked.method), asked.params)
+        self.operations.answer_as(leader, msgspec.structs.replace(given, id=request_id))
+
+    def detaches(self, stream: Stream, session: Session, reason: Any) -> bool:
+        """Whether a call goes on that this client cancels: for this reason, or for other clients.
+
+        Others are those that follow the call, and those that were told that it is not lost.
+        """
+        is_kept = self.settings.keeps(reason)
+        if (leader := self._leaders.get(stream)) is not None:
+            leader.is_unwanted &= not is_kept  # the call is likely to be made again
+            return False  # only this request ends
+        asked = self._asked.get(stream)
+        if is_kept or asked is None:
+            return is_kept
+        asked.is_unwanted = not asked.told - {session}
+        return bool(asked.followers or asked.told - {session})
 
     async def joins(
         self,
@@ -683,6 +819,11 @@ def _kept_of(found: Stream | Record) -> _Kept | None:
         state=state,
         progress=_progress(found) if isinstance(found, Stream) and state == "running" else "",
     )
+
+
+def _read(name: str) -> str:
+    """The letters of a short name as a model has written it."""
+    return name.strip(" \"'`").upper().translate(_ALIKE)
 
 
 def _code(stream_id: str) -> str:

@@ -22,6 +22,7 @@ from streams.engine.engine import Engine
 from streams.engine.identity import call_digest
 from streams.engine.lifecycle import ProgressToken
 from streams.engine.operations import check_free
+from streams.engine.stream import Stream
 from streams.errors import (
     INVALID_REQUEST,
     InsufficientScope,
@@ -476,8 +477,12 @@ class Peer:
         async with self._engine.keyed.looked_up(digest.hex(), principal, is_once=True) as called:
             if called.stream is not None:
                 self.session.checking.pop(message.id, None)
-                token = params.meta.progress_token
-                if await patience.joins(called.stream, connection, message.id, token):
+                joined = called.stream, connection, message.id, params.meta.progress_token
+                if (run := patience.following(*joined)) is not None:
+                    check_free(self.session, message.id)
+                    await self._start_run(run, message, line, connection)
+                    return
+                if await patience.joins(*joined):
                     return
             marked = await self._work(line, partial(extension.marked, message, called.mark))
             await self._begin(message, params, marked, connection, called.mark)
@@ -500,12 +505,24 @@ class Peer:
         if not isinstance(begun, Run):
             connection.reply(messages.result(message.id, begun))
             return
+        await self._start_run(begun, message, line, connection, mark)
+
+    async def _start_run(
+        self,
+        run: Run,
+        message: Message,
+        line: bytes,
+        connection: Connection,
+        mark: Mark | None = None,
+    ) -> None:
+        assert isinstance(message.id, int | str)
         await self._engine.make_room(self.session.principal)
-        checking.pop(message.id, None)
+        self.session.checking.pop(message.id, None)
         check_free(self.session, message.id)  # another request may have taken it meanwhile
         # With a mark, `line` differs from `message`.
         origin = message if mark is None else None
-        self._start(begun, received, line, connection, mark=mark, origin=origin)
+        received = self._received(message, line)
+        self._start(run, received, line, connection, mark=mark, origin=origin)
 
     def _deliver_page(
         self, message: Message, token: str, progress: ProgressToken | None, connection: Connection
@@ -518,7 +535,12 @@ class Peer:
 
     def _cancelled(self, message: Message) -> None:
         cancelled, patience = read_params(message.params, _Cancelled), self._guests.patience
-        detaches = patience is not None and patience.settings.keeps(cancelled.reason)
+
+        def detaches(stream: Stream) -> bool:
+            return patience is not None and patience.detaches(
+                stream, self.session, cancelled.reason
+            )
+
         self._engine.operations.cancel(self.session, cancelled.request_id, detaches=detaches)
 
     # Resume, poll and ack

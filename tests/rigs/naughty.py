@@ -289,7 +289,11 @@ TOOLS = {
         other,
     )
 }
-HINTS = {"echo": {"readOnlyHint": True}, "once": {"idempotentHint": True}}
+HINTS = {
+    "echo": {"readOnlyHint": True},
+    "once": {"idempotentHint": True},
+    "other": {"readOnlyHint": "false"},
+}
 
 
 def tools() -> list[Json]:

@@ -436,3 +436,243 @@ async def test_a_server_of_another_revision_is_named() -> None:
             with pytest.raises(CannotConnect, match=r"2025-11-25"):
                 async with Client(running):
                     pass
+
+
+# Answers that are no strict JSON, or too long
+
+
+def _said(text: bytes) -> Any:
+    async def answer(asked: Asked, request_id: bytes) -> None:
+        await asked.respond("200 OK", _result(request_id, text))
+
+    return answer
+
+
+def _events(text: bytes) -> Any:
+    """As servers of the SDK: the answer is the last event, and its continuation stays open."""
+
+    async def answer(asked: Asked, request_id: bytes) -> None:
+        body = b"id: 1\ndata: {}\n\n".replace(b"{}", LOG) + b"id: 2\ndata: "
+        await asked.respond("200 OK", body + _result(request_id, text) + b"\n\n", kind=EVENTS)
+
+    return answer
+
+
+LOG: Final = (
+    b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":1}}'
+)
+
+ODD: Final = [(b"a\\ud800b", "a\ufffdb"), (b"a\xffb", "a\ufffdb"), (b'","n":NaN,"m":"', "")]
+
+
+class Continuing(Bad):
+    """Its continued responses stay open, and nothing comes."""
+
+    async def __call__(self, asked: Asked) -> None:
+        if asked.method == "GET" and "last-event-id" in asked.headers:
+            await asked.start(EVENTS)
+            await trio.sleep_forever()
+        await super().__call__(asked)
+
+
+@asynccontextmanager
+async def a_host_of(server: Any) -> AsyncIterator[Talker]:
+    """A host that gets the lines as they are, and refuses those that are no JSON in UTF-8."""
+    with trio.fail_after(PATIENCE_S):
+        async with (
+            http_server(server) as http,
+            attached(http.url) as running,
+            trio.open_nursery() as nursery,
+        ):
+            cable = Cable(principal="alice", capacity=1 << 20)
+            nursery.start_soon(running.serve, cable.far)
+            yield await greeted(Talker(cable.near, cable), {})
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("form", [_said, _events], ids=["json", "events"])
+@pytest.mark.parametrize(("text", "mended"), ODD, ids=["surrogate", "utf8", "nan"])
+async def test_an_answer_that_is_no_strict_json_is_mended(
+    form: Any, text: bytes, mended: str
+) -> None:
+    async with a_host_of(Continuing(form(text))) as host:
+        await host.call(1, "t")
+        answer = await host.answer(1)
+    assert answer["result"]["content"][0]["text"] == mended
+
+
+@pytest.mark.parametrize("form", [_said, _events], ids=["json", "events"])
+async def test_an_answer_that_cannot_be_read_ends_its_own_call(form: Any) -> None:
+    released = trio.Event()
+
+    async def later(asked: Asked, request_id: bytes) -> None:
+        await asked.start(EVENTS)
+        await released.wait()
+        await asked.write(b"data: " + _result(request_id) + b"\n\n")
+        await asked.finish()
+
+    async with a_host_of(Continuing(later, form(b'"oops'))) as host:
+        await host.call(1, "t")
+        await host.call(2, "t")
+        refused = await host.answer(2)
+        assert refused["error"]["data"]["reason"] == "unreadable"
+        released.set()
+        assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+
+
+async def test_notifications_that_are_no_text_are_mended() -> None:
+    async def answer(asked: Asked, request_id: bytes) -> None:
+        body = b"data: " + LOG.replace(b"1}", b'"\xff"}') + b"\n\ndata: " + _result(request_id)
+        await asked.respond("200 OK", body + b"\n\n", kind=EVENTS)
+
+    async with a_host_of(Bad(answer)) as host:
+        await host.call(1, "t")
+        await host.answer(1)
+        assert [each["params"]["data"] for each in host.seen if "method" in each] == ["\ufffd"]
+
+
+async def endless(asked: Asked, request_id: bytes) -> None:
+    """An event without an end."""
+    await asked.start(EVENTS)
+    await asked.write(b"id: 1\ndata: {}\n\n".replace(b"{}", LOG) + b"data: ")
+    while True:
+        await asked.write(b"x" * 1_000_000)
+
+
+async def long_event(asked: Asked, request_id: bytes) -> None:
+    await asked.respond(
+        "200 OK", b"data: " + _result(request_id, b"y" * 6_000_000) + b"\n\n", kind=EVENTS
+    )
+
+
+@pytest.mark.parametrize(
+    "long",
+    [_said(b"y" * 6_000_000), long_event, huge, endless],
+    ids=["json", "event", "huge", "endless"],
+)
+async def test_an_answer_above_the_limit_ends_its_own_call(long: Any) -> None:
+    released = trio.Event()
+
+    async def later(asked: Asked, request_id: bytes) -> None:
+        await asked.start(EVENTS)
+        await asked.write(b"data: " + LOG + b"\n\n")
+        await released.wait()
+        await asked.write(b"data: " + _result(request_id) + b"\n\n")
+        await asked.finish()
+
+    async with a_host_of(Bad(later, long, fine)) as host:
+        await host.call(1, "t")
+        await host.call(2, "t")
+        refused = await host.answer(2)
+        assert refused["error"]["data"]["reason"] == "too_large"
+        released.set()
+        assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+        await host.call(3, "t")
+        assert (await host.answer(3))["result"]["content"][0]["text"] == "fine"
+
+
+# Calls of one session are independent
+
+
+async def test_calls_to_a_server_that_answers_in_json_run_at_the_same_time() -> None:
+    running: list[bytes] = []
+    all_run = trio.Event()
+    cancelled: list[Json] = []
+
+    async def together(asked: Asked, request_id: bytes) -> None:
+        running.append(request_id)
+        if len(running) == 6:
+            all_run.set()
+        await all_run.wait()
+        await asked.respond("200 OK", _result(request_id))
+
+    async def never(asked: Asked, request_id: bytes) -> None:
+        await trio.sleep_forever()
+
+    class Counting(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            if b"notifications/cancelled" in asked.body:
+                cancelled.append(decode(asked.body, Json))
+            await super().__call__(asked)
+
+    async with a_host_of(Counting(*[together] * 6, never, fine)) as host:
+        with trio.fail_after(4):  # one after the other, they begin every 5 s
+            for number in range(6):
+                await host.call(number, "t")
+            for _ in range(6):
+                await host.find(lambda message: "result" in message)
+        await host.call(7, "t")
+        await trio.sleep(0.1)
+        with trio.fail_after(4):
+            await host.tell("notifications/cancelled", requestId=7)
+            await host.call(8, "t")
+            assert (await host.answer(8))["result"]["content"][0]["text"] == "fine"
+            while not cancelled:
+                await trio.sleep(0.01)
+
+
+async def test_a_pause_that_the_server_asks_for_is_bounded() -> None:
+    async def pausing(asked: Asked, request_id: bytes) -> None:
+        body = b"retry: 99999999999\nid: %s\ndata: %s\n\n" % (request_id.strip(b'"'), LOG)
+        await asked.respond("200 OK", body, kind=EVENTS)
+
+    class Paused(Bad):
+        async def __call__(self, asked: Asked) -> None:
+            last = asked.headers.get("last-event-id")
+            if asked.method == "GET" and last is not None:
+                body = b"id: end\ndata: " + _result(_quoted(last)) + b"\n\n"
+                await asked.respond("200 OK", body, kind=EVENTS)
+                return
+            await super().__call__(asked)
+
+    async with a_host_of(Paused(pausing)) as host:
+        await host.call(1, "t")
+        with trio.fail_after(10):
+            assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found", "400 Bad Request"])
+async def test_the_refusal_of_one_request_leaves_the_others_alone(status: str) -> None:
+    released = trio.Event()
+
+    async def later(asked: Asked, request_id: bytes) -> None:
+        await asked.start(EVENTS)
+        await asked.write(b"data: " + LOG + b"\n\n")
+        await released.wait()
+        await asked.write(b"data: " + _result(request_id) + b"\n\n")
+        await asked.finish()
+
+    async def refuse(asked: Asked, request_id: bytes) -> None:
+        await asked.respond(status)
+
+    async with a_host_of(Bad(later, refuse)) as host:
+        await host.call(1, "t")
+        await host.call(2, "t")
+        refused = (await host.answer(2))["error"]
+        if status.startswith("401"):
+            assert refused["data"]["reason"] == "unauthorized"
+        released.set()
+        assert (await host.answer(1))["result"]["content"][0]["text"] == "fine"
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "400 Bad Request"])
+async def test_a_server_that_has_forgotten_the_session_gets_a_new_one(status: str) -> None:
+    class Forgetting(Bad):
+        """It knows a session until it is made to forget it."""
+
+        is_known = False
+
+        async def __call__(self, asked: Asked) -> None:
+            if asked.method == "POST" and decode(asked.body, Json)["method"] == "initialize":
+                self.is_known = True
+            if self.is_known or asked.method != "POST":
+                await super().__call__(asked)
+            else:
+                await asked.respond(status)
+
+    server = Forgetting(fine, fine)
+    async with a_host_of(server) as host:
+        for number in (1, 2):
+            await host.call(number, "t")
+            assert (await host.answer(number))["result"]["content"][0]["text"] == "fine"
+            server.is_known = False

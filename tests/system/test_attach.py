@@ -142,7 +142,9 @@ async def test_an_interim_answer_comes_before_the_host_gives_up(tmp_path: Path, 
             assert len(await begun(file)) == 1, "it has not run twice"
             file.touch()
             [call] = re.findall(r"call=\W?([\w-]+)", again)
-            assert await said("wait_for_call", call=call) == "waited"
+            while (answer := await said("wait_for_call", call=call)).startswith("Still running"):
+                pass  # it looks for the file, and a busy machine takes its time
+            assert answer == "waited"
 
 
 # Objects of the official SDK

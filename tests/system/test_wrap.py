@@ -90,6 +90,18 @@ def is_running(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+def greet(relay: "subprocess.Popen[str]") -> None:
+    """Initialize, as a host does, and read the answer."""
+    assert relay.stdin is not None
+    assert relay.stdout is not None
+    about = {"name": "host", "version": "1"}
+    hello = {"protocolVersion": "2025-11-25", "clientInfo": about, "capabilities": {}}
+    request = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    relay.stdin.write(json.dumps(request) + "\n")
+    relay.stdin.flush()
+    assert "result" in json.loads(relay.stdout.readline())
+
+
 class Wrapped:
     """`wrap --http --ws` in the foreground."""
 
@@ -443,6 +455,28 @@ def test_the_relays_of_a_command_that_is_down_for_good_fail_too() -> None:
     assert (relay.returncode, "it is not started again" in said) == (2, True), said
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "why"), [(signal.SIGKILL, 2, "was killed"), (signal.SIGTERM, 0, "")]
+)
+def test_a_relay_fails_when_its_owner_is_killed_and_not_when_it_is_shut_down(
+    states: Path, number: signal.Signals, code: int, why: str
+) -> None:
+    with subprocess.Popen(wrapping(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
+        greet(relay)
+        [journal] = journals(states)
+        os.kill(owner_pid(journal), number)
+        relay.wait(DEADLINE_S)
+        said = relay.communicate()[1]
+    assert (relay.returncode, why in said, bool(said)) == (code, True, bool(why)), said
+
+
+def test_a_relay_whose_client_has_ended_is_content(states: Path) -> None:
+    with subprocess.Popen(wrapping(), stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as relay:
+        greet(relay)
+        said = relay.communicate(timeout=DEADLINE_S)[1]
+    assert (relay.returncode, said) == (0, "")
+
+
 # The owner is one process
 
 
@@ -462,6 +496,26 @@ def test_relays_that_start_at_once_share_an_owner(states: Path) -> None:
 
     assert len(set(trio.run(main))) == 4
     assert len(journals(states)) == 1
+
+
+def test_a_relay_tells_which_options_of_its_own_do_not_count() -> None:
+    """They would be ignored without a word: the owner has those of its first relay."""
+
+    def relaying(*options: str) -> "subprocess.Popen[str]":
+        words = wrapping("--isolate=none", *options)
+        return subprocess.Popen(words, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+
+    with relaying() as first:
+        greet(first)
+        with relaying("--restart=never", "--patience=50") as second:
+            said = second.communicate(timeout=DEADLINE_S)[1]
+        with relaying() as third:
+            greet(third)
+            assert third.communicate(timeout=DEADLINE_S)[1] == ""
+        assert first.communicate(timeout=DEADLINE_S)[1] == ""
+    assert said.startswith("mcp-streams: The owner of this journal runs with other options")
+    assert "--patience none (here: 50), --restart on-failure (here: never)" in said
+    assert said.count("\n") == 1
 
 
 # --check
@@ -485,6 +539,45 @@ def test_check_prints_json() -> None:
     assert done.stderr == ""
 
 
+BARE = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        result = {RESULT}
+    elif asked["method"] == "tools/list":
+        LIST
+        result = {"tools": []}
+    else:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+TOOLS = '"capabilities": {"tools": {}}'
+
+
+@pytest.mark.parametrize(
+    ("about", "named"),
+    [
+        ("{}", "a server without a name, MCP "),
+        ('{"name": "demo"}', "demo, MCP "),
+        ('{"name": "demo", "version": "2"}', "demo 2, MCP "),
+    ],
+)
+def test_check_leaves_out_what_a_server_does_not_say(about: str, named: str) -> None:
+    code = BARE.replace("RESULT", f'{TOOLS}, "serverInfo": {about}').replace("LIST", "pass")
+    done = run("wrap", "--check", "--", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(named)
+
+
+def test_check_says_which_list_did_not_come() -> None:
+    code = BARE.replace("RESULT", TOOLS).replace("LIST", "continue")
+    words = ("wrap", "--check", "--start-timeout=15", "--stop-timeout=0.2")
+    done = run(*words, "--", sys.executable, "-c", code)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "not tools/list within 15 s" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [
@@ -495,7 +588,8 @@ def test_check_prints_json() -> None:
     ],
 )
 def test_check_fails_with_the_last_words_of_the_command(code: str, why: str) -> None:
-    words = ("wrap", "--check", "--start-timeout=2", "--stop-timeout=0.2")
+    timeout_s = 2 if "sleep" in code else 60  # only one of them has nothing to say
+    words = ("wrap", "--check", f"--start-timeout={timeout_s}", "--stop-timeout=0.2")
     done = run(*words, "--", sys.executable, "-c", code)
     assert (done.returncode, done.stdout) == (1, "")
     assert why in done.stderr

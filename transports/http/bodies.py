@@ -58,7 +58,7 @@ EVENT_ID_BYTES_MAX: Final = 1024
 EVENT_IDS_MAX: Final = 1_000
 
 # The longest pause before a reconnect, even if the server asks for a longer one.
-RETRY_MAX_S: Final = 300.0
+RETRY_MAX_S: Final = 30.0
 
 # How many characters of a server's own words an error has.
 SAID_MAX: Final = 200

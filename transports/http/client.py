@@ -31,7 +31,7 @@ import re
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import msgspec
@@ -43,12 +43,25 @@ from streams.errors import INTERNAL_ERROR, Refusal
 from streams.exchange import Scopes
 from streams.keys import new_request_id
 from streams.logs import log
-from streams.messages import MESSAGE_BYTES_MAX, Block, Incoming, Message, RequestId, TooLarge, look
+from streams.messages import (
+    ENDS_BYTES,
+    MESSAGE_BYTES_MAX,
+    Block,
+    Incoming,
+    Message,
+    RequestId,
+    TooLarge,
+    has_method,
+    id_in,
+    look,
+    sound,
+)
 from transports.http.bodies import (
     ACCEPT,
     Body,
     EventBody,
     EventTrail,
+    JsonBody,
     LineBody,
     Malformed,
     Media,
@@ -75,6 +88,10 @@ from transports.net.sockets import CLOSE_S
 # order. Some servers begin a response only when it is complete. After this time, the line has
 # certainly arrived.
 ORDER_S: Final = 5.0
+
+# With `outlast_s`, requests wait for no response, except to those that set something for the
+# session. A cancellation waits so long after its request was written.
+ARRIVAL_S: Final = 0.5
 UNANSWERED_MAX: Final = 1_000  # how many requests may wait for their response to begin
 
 # How long the body of a cancelled request may take to end by itself.
@@ -109,6 +126,9 @@ RETRY_MIN_S: Final = 0.1
 WAITED_PAUSE_MAX_S: Final = 2.0
 IDLE_PAUSE_MAX_S: Final = 30.0
 
+# The longest pause while a request waits, even if the server asks for a longer one (`retry`).
+WAITED_RETRY_MAX_S: Final = 3.0
+
 # For how long a response is continued without success. `Client` gives up after the same time.
 CONTINUE_S: Final = 300.0
 
@@ -129,8 +149,21 @@ _BUSY: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 # Of those, the ones of a proxy that does not reach its server.
 _UNREACHED: Final = frozenset({502, 503, 504})
 
+# Status codes of a server that does not know the session: 404 says MCP, and 400 say servers made
+# like the examples of the SDK in TypeScript.
+_FORGOTTEN: Final = frozenset({400, 404})
+
+# With `outlast_s`: how long another bearer token than a refused one is waited for, and how many may
+# be refused for one request.
+TOKEN_S: Final = 5.0
+TOKEN_EVERY_S: Final = 0.25
+REFUSALS_MAX: Final = 3
+
 _INITIALIZE: Final = "initialize"
 _CALL: Final = "tools/call"
+_SETTING: Final = frozenset(
+    {"initialize", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"}
+)
 _INITIALIZED: Final = "notifications/initialized"
 _CANCELLED: Final = "notifications/cancelled"
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e]+")
@@ -158,8 +191,8 @@ async def connect(
     check_headers(address, headers)
     connections = ConnectionPool(address, ssl_context)
     await connections.open()
-    fields = [*authorization(bearer), *headers]
-    channel = HttpChannel(connections, message_bytes_max, fields, outlast_s)
+    channel = HttpChannel(connections, message_bytes_max, headers, outlast_s)
+    channel.authorize(token, bearer)
     async with tasks_until(channel.aclose) as nursery:
         await nursery.start(channel.run)
         yield channel
@@ -178,6 +211,8 @@ class HttpChannel:
         self._connections = connections
         self._limit = message_bytes_max
         self._headers = headers
+        self._token: Token = None
+        self._authorization: Headers = ()
         self._outlasts = outlast_s is not None
         self._continue_s = CONTINUE_S if outlast_s is None else outlast_s
         self._received = ReceiveBuffer()
@@ -195,6 +230,10 @@ class HttpChannel:
         self._is_closed = False
         self._nursery: trio.Nursery
         self._tasks = trio.CancelScope(shield=True)
+
+    def authorize(self, token: Token, bearer: str | None) -> None:
+        """Send `bearer` with each request, and ask `token` for another one once it is refused."""
+        self._token, self._authorization = token, authorization(bearer)
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
         """Run the tasks that read responses, until the channel is over.
@@ -293,13 +332,18 @@ class HttpChannel:
         if exchange.request_id in self._prepared:
             prepared = self._prepared.pop(exchange.request_id)
             exchange.follows, exchange.has_token, exchange.may_lack_reply = prepared
-        cancelled = self._cancelled_by(exchange)
+        cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
+        if cancelled is not None:
+            await self._arrived(cancelled)
+            self._cancel(cancelled)
         self._nursery.start_soon(self._run_exchange, exchange)
         with exchange.in_order:
-            await exchange.is_ready.wait()
+            await (
+                exchange.is_written if self._is_independent(exchange) else exchange.is_ready
+            ).wait()
         if self._received.ended is not None:
             await self._received.left(LAST_LINES_S)  # the sender may close the channel now
-        if cancelled is not None:
+        if cancelled is not None and not self._outlasts:
             # A request behind the cancellation must be answered after the last message of the
             # cancelled one.
             await cancelled.is_over.wait()
@@ -309,13 +353,22 @@ class HttpChannel:
         if self._received.ended is not None:
             raise trio.BrokenResourceError(self._received.ended)
 
-    def _cancelled_by(self, exchange: "_Exchange") -> "_Exchange | None":
-        """Stop waiting for the request that `exchange` cancels, and return it, if it is known."""
-        cancelled = self._exchanges.get(exchange.cancels) if exchange.cancels is not None else None
-        if cancelled is not None:
-            cancelled.is_answered = True
-            cancelled.scope.deadline = trio.current_time() + CANCELLED_S
-        return cancelled
+    def _is_independent(self, exchange: "_Exchange") -> bool:
+        """Whether the next line need not wait until the server has begun to answer this one."""
+        is_request = exchange.request_id is not None
+        return self._outlasts and is_request and exchange.method not in _SETTING
+
+    async def _arrived(self, exchange: "_Exchange") -> None:
+        """Wait until the server has surely got a request, ahead of its cancellation."""
+        if exchange.is_written.is_set():
+            with trio.move_on_at(exchange.written_at + ARRIVAL_S):
+                await exchange.is_ready.wait()
+
+    def _cancel(self, cancelled: "_Exchange") -> None:
+        """Stop waiting for the response to a request."""
+        cancelled.is_answered = True
+        cancelled.is_cancelled = True
+        cancelled.scope.deadline = trio.current_time() + CANCELLED_S
 
     async def _run_exchange(self, exchange: "_Exchange") -> None:
         if exchange.request_id is not None:
@@ -335,6 +388,11 @@ class HttpChannel:
         act: Callable[[_Exchange], Awaitable[None]] = self._send_request
         pauses = _Pauses(exchange.trail)
         while (failure := await _failure_of(act, exchange)) or exchange.is_awaited:
+            if exchange.refusal is not None:
+                if await self._is_renewed(exchange):
+                    continue
+                self._answer_with(exchange, exchange.refusal)
+                return
             if failure and exchange.is_answered and not self._is_ours:
                 return  # the rest of the response is not needed
             if not failure and exchange.ends_with_body:
@@ -345,12 +403,36 @@ class HttpChannel:
             elif not (failure and self._may_send_again(exchange)):
                 self._fail(exchange, failure or "the server ended a response too early")
                 return
-            pause_s = pauses.next(WAITED_PAUSE_MAX_S)
+            pause_s = min(pauses.next(WAITED_PAUSE_MAX_S), WAITED_RETRY_MAX_S)
             if pauses.failing_s > self._continue_s:
                 self._fail(exchange, failure or "the server does not continue a response")
                 return
             await trio.sleep(0 if exchange.is_doubted else pause_s)
             exchange.is_doubted = False
+
+    async def _is_renewed(self, exchange: "_Exchange") -> bool:
+        """Whether there is another bearer token than the one that the server has refused."""
+        exchange.refusals += 1
+        if exchange.refusals > REFUSALS_MAX:
+            return False
+        with trio.move_on_after(TOKEN_S):
+            while self._authorization == exchange.authorization:
+                with suppress(OSError, ValueError):
+                    bearer = bearer_for(self._connections.address, self._token)
+                    self._authorization = authorization(bearer)
+                if self._authorization == exchange.authorization:
+                    if not callable(self._token):
+                        return False
+                    await trio.sleep(TOKEN_EVERY_S)
+        return self._authorization != exchange.authorization
+
+    def _is_refused(self, exchange: "_Exchange", head: ResponseHead, text: bytes) -> bool:
+        """Whether a response only refuses the bearer token: the session then lives on."""
+        if not (head.status == 401 and self._outlasts and self._is_initialized):
+            return False
+        url = self._connections.address.url
+        exchange.refusal = refusal_line(head, text, exchange.request_id, url)
+        return True
 
     def _may_send_again(self, exchange: "_Exchange") -> bool:
         """Whether a line is sent once more: that does no harm, and other requests wait."""
@@ -378,15 +460,21 @@ class HttpChannel:
         if exchange.request_id is not None:
             exchange.is_answered = True
             refused = Refusal(INTERNAL_ERROR, f"The response was lost: {why}.", {"reason": "lost"})
-            line = messages.error(exchange.request_id, refused).rstrip(b"\n")
-            self._received.add(in_blocks([line]), len(line))
+            self._answer_with(exchange, messages.error(exchange.request_id, refused).rstrip(b"\n"))
+
+    def _answer_with(self, exchange: "_Exchange", line: bytes) -> None:
+        exchange.is_answered = True
+        self._received.add(in_blocks([line]), len(line))
 
     async def _send_request(self, exchange: "_Exchange") -> None:
         async with self._connection() as connection:
             exchange.has_session = bool(self._session)
+            exchange.begin_attempt(self._authorization)
             exchange.is_sent = True
             await connection.write(self._request("POST", exchange.line, exchange.follows))
-            exchange.in_order.deadline = trio.current_time() + ORDER_S
+            exchange.written_at = trio.current_time()
+            exchange.in_order.deadline = exchange.written_at + ORDER_S
+            exchange.is_written.set()
             head = await connection.read_head()
             await self._answered(exchange, head, connection)
 
@@ -394,16 +482,19 @@ class HttpChannel:
         """Continue a response behind its last event."""
         trail = exchange.trail
         async with self._connection() as connection:
+            exchange.begin_attempt(self._authorization)
             await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
                 trail.continues()
                 await self._read(exchange, EventBody(self._limit, trail), connection)
                 return
-            await _read_some(connection)
+            text = await _read_some(connection)
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
-            if not self._is_gone(head, has_session=exchange.has_session):
+            if self._is_refused(exchange, head, text):
+                return
+            if not await self._is_over_with(head, exchange):
                 trail.last_id = b""  # the response cannot be continued
                 raise trio.BrokenResourceError(f"the server does not continue a response: {head}")
 
@@ -420,6 +511,7 @@ class HttpChannel:
 
     def _allow_next(self, exchange: "_Exchange") -> None:
         """The response has begun: the next line may be sent."""
+        exchange.is_written.set()
         if not exchange.is_ready.is_set():
             exchange.is_ready.set()
             self._unanswered.release()
@@ -433,7 +525,7 @@ class HttpChannel:
             "User-Agent: mcp-streams",
             f"Accept: {Media.EVENTS if method == 'GET' else ACCEPT}",
             "Accept-Encoding: identity",  # no compression
-            *(f"{name}: {value}" for name, value in self._headers),
+            *(f"{name}: {value}" for name, value in [*self._authorization, *self._headers]),
         ]
         if body is not None:
             fields += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
@@ -477,7 +569,7 @@ class HttpChannel:
     ) -> None:
         """Handle a response without messages: mostly a 202, else an error."""
         text = await _read_some(connection)
-        if self._is_gone(head, has_session=exchange.has_session, exchange=exchange):
+        if self._is_refused(exchange, head, text) or await self._is_over_with(head, exchange):
             return
         if head.status >= 500 and exchange.method != _INITIALIZE:
             # Perhaps a proxy's, whose server is being restarted: no call fails for that.
@@ -489,23 +581,42 @@ class HttpChannel:
             if head.status >= 500:
                 self._end(f"the server answered with {head}")
 
-    def _is_gone(
-        self, head: ResponseHead, *, has_session: bool, exchange: "_Exchange | None" = None
-    ) -> bool:
+    async def _is_over_with(self, head: ResponseHead, exchange: "_Exchange") -> bool:
         """Whether a response means that the session has ended; if so, end the channel.
 
-        With `outlast_s`, the request of `exchange`, which was not taken, is answered before.
+        With `outlast_s` a ping must be answered in the same way: else this was about one request.
+        The request of `exchange`, which was not taken, is then answered before.
         """
+        if self._outlasts and self._is_initialized:
+            if not (exchange.has_session and head.status in _FORGOTTEN):
+                return False
+            status = await self._status_of_ping()
+            if status != head.status and not (status is None and head.status == 404):
+                return self._received.ended is not None
+        elif not (exchange.has_session and head.status in {401, 404}):
+            return False
         last: list[Block | TooLarge] = []
-        if exchange is not None and exchange.request_id is not None and self._outlasts:
+        if self._outlasts and exchange.is_awaited and exchange.request_id is not None:
+            is_taken = exchange.trail.events or exchange.trail.responses
             why = f"The server has refused the session: {head}."
             refused = Refusal(INTERNAL_ERROR, why, {"reason": "untaken"})
-            last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
-        if head.status == 404 and has_session:
-            self._end("the server no longer knows the session", last)
-        elif head.status == 401 and (has_session or (self._outlasts and self._is_initialized)):
-            self._end("the server no longer accepts the bearer token", last)
-        return self._received.ended is not None
+            if not is_taken:
+                last = in_blocks([messages.error(exchange.request_id, refused).rstrip(b"\n")])
+        knows = "accepts the bearer token" if head.status == 401 else "knows the session"
+        self._end(f"the server no longer {knows}", last)
+        return True
+
+    async def _status_of_ping(self) -> int | None:
+        """The status of the answer to a ping in this session; None without an answer."""
+        ping = messages.request(new_request_id(), "ping", {}).rstrip(b"\n")
+        with trio.move_on_after(PROBE_ANSWER_S):
+            try:
+                async with self._connection() as connection:
+                    await connection.write(self._request("POST", ping))
+                    return (await connection.read_head()).status
+            except (OSError, trio.BrokenResourceError):
+                return None
+        return None
 
     async def _read(self, exchange: "_Exchange", body: Body, connection: HttpConnection) -> None:
         """Read a response to its end, or until the rest is not needed.
@@ -515,7 +626,14 @@ class HttpChannel:
         try:
             await self._read_all(exchange, body, connection)
         except Malformed as error:
-            self._end(str(error), body.held())
+            if self._is_ours or not self._lives_on(exchange):
+                self._end(str(error), body.held())
+                return
+            exchange.trail.last_id = b""  # else it would come again
+            if not (lost := self._too_large(exchange)):
+                raise trio.BrokenResourceError(str(error)) from None
+            exchange.is_answered = True
+            self._received.add(in_blocks(lost), 0)
         except trio.BrokenResourceError as error:
             if isinstance(body, LineBody):
                 self._end(str(error), body.held())
@@ -533,25 +651,73 @@ class HttpChannel:
             size += sum(map(len, pieces))
             exchange.heard_at = trio.current_time()
             if blocks := list(itertools.chain.from_iterable(map(body.feed, pieces))):
-                await self._deliver(exchange, blocks, body.tail_lines, size)
+                await self._deliver(exchange, blocks, body, size)
                 size = 0
             if body.is_useless:
                 return  # the connection closes, since the body was not read to its end
         if blocks := body.end():
-            await self._deliver(exchange, blocks, body.tail_lines, size)
+            await self._deliver(exchange, blocks, body, size)
 
     async def _deliver(
-        self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int, size: int
+        self, exchange: "_Exchange", blocks: list[Block | TooLarge], body: Body, size: int
     ) -> None:
+        if exchange.is_cancelled and self._outlasts and not self._is_ours:
+            return  # nothing waits for it, and it would be taken for another call's
+        if not (isinstance(body, LineBody) or all(map(_is_sound, blocks))):
+            is_whole = isinstance(body, JsonBody)
+            lines = [self._mended(line, exchange, is_whole=is_whole) for line in lines_of(blocks)]
+            blocks = in_blocks(itertools.chain.from_iterable(lines))
         if exchange.is_awaited:
-            self._look_for_answer(exchange, blocks, tail_lines)
+            self._look_for_answer(exchange, blocks, body.tail_lines)
         if not self._is_ours and self._has_others(exchange):
-            self._look_for_others(exchange, blocks, tail_lines)
+            self._look_for_others(exchange, blocks, body.tail_lines)
         mark = None
         if exchange.request_id is not None and not self._is_ours:
             event_id = b"" if exchange.is_answered else exchange.trail.last_id
             mark = (exchange.request_id, event_id)
         await self._received.put(blocks, size, mark)
+
+    def _mended(
+        self, line: Incoming, exchange: "_Exchange", *, is_whole: bool
+    ) -> Sequence[Incoming]:
+        """The messages in a line of a response of another server.
+
+        A line that cannot be read ends its own request and no other one. `is_whole`: it is all of
+        the response.
+        """
+        if isinstance(line, TooLarge):
+            return self._too_large(exchange)
+        if (mended := sound(line)) is not None:
+            return [mended]
+        if batch := _batch_in(line):
+            return batch
+        head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
+        if not is_whole and (has_method(head) or not line.startswith(b"{")):
+            return self._refused(None, line)
+        request_id = id_in(head, tail)
+        if request_id not in self._exchanges:
+            request_id = exchange.request_id
+        if request_id is None:  # on the standing stream
+            awaited = [each.request_id for each in self._exchanges.values() if each.is_awaited]
+            request_id = awaited[0] if len(awaited) == 1 else None
+        return self._refused(request_id, line)
+
+    def _too_large(self, exchange: "_Exchange") -> Sequence[TooLarge]:
+        if exchange.is_awaited:
+            return [TooLarge(self._limit, exchange.request_id)]
+        log.warning("a message above the limit was dropped", server=self.principal)
+        return []
+
+    def _refused(self, request_id: RequestId | None, line: bytes) -> Sequence[bytes]:
+        """The response to a request in place of a line that cannot be read."""
+        log.warning("a line is no JSON-RPC", server=self.principal, start=str(line[:200]))
+        exchange = None if request_id is None else self._exchanges.get(request_id)
+        if request_id is None or exchange is None or not exchange.is_awaited:
+            return []
+        exchange.scope.deadline = trio.current_time() + CANCELLED_S
+        why = "The server sent an answer that is no JSON-RPC, and cannot be mended: see the log."
+        refused = Refusal(INTERNAL_ERROR, why, {"reason": "unreadable"})
+        return [messages.error(request_id, refused).rstrip(b"\n")]
 
     def _look_for_answer(
         self, exchange: "_Exchange", blocks: list[Block | TooLarge], tail_lines: int
@@ -735,6 +901,7 @@ class HttpChannel:
     async def _read_standing_stream(self, standing: "_Exchange") -> None:
         trail = standing.trail
         async with self._connection() as connection:
+            standing.begin_attempt(self._authorization)
             await connection.write(self._request("GET", last_event_id=trail.last_id))
             head = await connection.read_head()
             if _is_event_stream(head):
@@ -747,7 +914,11 @@ class HttpChannel:
             if head.status in _BUSY:
                 raise trio.BrokenResourceError(f"the server answered with {head}")
             # Mostly 405: "the server does not offer an SSE stream at this endpoint".
-            if not self._is_gone(head, has_session=standing.has_session):
+            if self._is_refused(standing, head, b""):
+                await self._is_renewed(standing)
+                standing.refusal, standing.refusals = None, 0
+                raise trio.BrokenResourceError(f"the server answered with {head}")
+            if not await self._is_over_with(head, standing):
                 log.debug("the server has no standing stream", answer=str(head))
             standing.is_answered = True
 
@@ -895,12 +1066,22 @@ class _Exchange:
         self.is_sent = False  # perhaps only a part of it
         self.is_answered = False
         self.in_order = trio.CancelScope()  # until the next line may be sent
+        self.is_written = trio.Event()
+        self.written_at = 0.0
         self.is_ready = trio.Event()  # its response has begun
+        self.is_cancelled = False
         self.is_over = trio.Event()
         self.scope = trio.CancelScope()
         self.attempt = trio.CancelScope()  # around one request of it and the response to that
         self.is_doubted = False  # that attempt was cancelled, because its connection may be dead
+        self.refusal: bytes | None = None  # the answer where its bearer token was refused
+        self.refusals = 0
+        self.authorization: Headers = ()  # that it was sent with
         self._look()
+
+    def begin_attempt(self, authorization: Headers) -> None:
+        """It is sent with this."""
+        self.refusal, self.authorization = None, authorization
 
     @property
     def is_awaited(self) -> bool:
@@ -943,6 +1124,31 @@ async def _read_some(connection: HttpConnection) -> bytes:
         while len(text) <= REFUSAL_BYTES_MAX and (pieces := await connection.read()):
             text += b"".join(pieces)
     return text
+
+
+def _is_sound(block: Block | TooLarge) -> bool:
+    """Whether each line of a block is a message, in UTF-8."""
+    if isinstance(block, TooLarge):
+        return False
+    text = block.data[block.start : block.end]
+    try:
+        if not text.isascii():
+            text.decode()  # msgspec does not check UTF-8 in values that it skips
+        return len(messages.look_at_lines(text)) == text.count(b"\n")
+    except (ValueError, RecursionError):
+        return False
+
+
+def _batch_in(line: bytes) -> list[bytes]:
+    """The messages of a batch, which MCP had in revision 2025-03-26."""
+    if not line.startswith(b"["):
+        return []
+    try:
+        parts = [bytes(each) for each in messages.decode(line, list[msgspec.Raw])]
+    except (ValueError, RecursionError):
+        return []
+    mended = [found for each in parts if (found := sound(each)) is not None]
+    return mended if len(mended) == len(parts) else []
 
 
 def _is_event_stream(head: ResponseHead) -> bool:

@@ -11,7 +11,7 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from typing import Final, NoReturn, TypedDict
 
 import trio
@@ -179,18 +179,22 @@ async def open_listener(host: str, port: int, options: ListenOptions) -> Listene
     Raises `OSError` when an address cannot be bound.
     """
     taken = options.get("sockets", ())
-    listeners = _adopted(taken) if taken else await listen(host, port)
-    for listener in listeners:
-        # Accepted connections inherit these options.
-        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        keep_alive(listener.socket)
-    return Listener(listeners, options)
+    return Listener(_adopted(taken) if taken else await listen(host, port), options)
 
 
 def _adopted(sockets: Sequence[socket.socket]) -> list[trio.SocketListener]:
     for each in sockets:
         each.setblocking(False)
-    return [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in sockets]
+    made = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in sockets]
+    _set_options(made)
+    return made
+
+
+def _set_options(listeners: Iterable[trio.SocketListener]) -> None:
+    """Set the options that accepted connections inherit."""
+    for listener in listeners:
+        listener.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        keep_alive(listener.socket)
 
 
 async def listen(host: str, port: int) -> list[trio.SocketListener]:
@@ -213,6 +217,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
             for listener in listeners:
                 await listener.aclose()
             raise
+    _set_options(listeners)
     return listeners
 
 

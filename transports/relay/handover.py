@@ -6,8 +6,10 @@ module imports nothing that takes time to load, such as trio.
 
 The whole exchange: the relay sends one line of JSON, such as `{"app": …, "version": …}`, and with
 it the two file descriptors. The owner answers with one line, `{"ok": true}` or `{"error": "…"}`.
-Then either side closes the socket when it ends. An owner that has failed for good sends one more
-line before, `{"error": "…"}`.
+The first may have more members, for `on_accepted`.
+Then either side closes the socket when it ends. The owner sends one more such line before: `ok`
+where the client has ended or the owner was shut down, an error where the owner has failed. An owner
+that was killed sends none.
 """
 
 import contextlib
@@ -16,7 +18,7 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 # `sockaddr_un` has room for 108 bytes; the last one is zero.
 PATH_BYTES_MAX = 107
@@ -40,7 +42,11 @@ class AnotherUser(Exception):
 
 
 class RelayRefused(Exception):
-    """The owner has refused this relay, or has failed for good; the message is the owner's."""
+    """The owner has refused this relay, or ends before the client; the message is the owner's."""
+
+
+class OwnerLost(Exception):
+    """The owner ended before the client, without a word: it was killed, or has crashed."""
 
 
 @contextlib.contextmanager
@@ -66,13 +72,17 @@ def socket_address(path: str | os.PathLike[str]) -> Iterator[str]:
 
 
 def relay(
-    path: str | os.PathLike[str], hello: Mapping[str, object], fds: Sequence[int] = (0, 1)
+    path: str | os.PathLike[str],
+    hello: Mapping[str, object],
+    fds: Sequence[int] = (0, 1),
+    on_accepted: Callable[[Mapping[str, object]], None] = lambda _: None,
 ) -> None:
-    """Hand `fds` (input, output) over to the owner at `path`; return when the owner has closed.
+    """Hand `fds` (input, output) over to the owner at `path`; return when the client has ended.
 
-    After the handover, /dev/null replaces them in this process, so that the owner alone decides
-    when the client sees their end. Before, they are unchanged. Raises `NoOwner`, `RelayRefused`,
-    or `AnotherUser` before anything is sent.
+    `on_accepted` is called with the owner's answer. After the handover, /dev/null replaces them in
+    this process, so that the owner alone decides when the client sees their end. Before, they are
+    unchanged. Raises `NoOwner`, `RelayRefused`, or `AnotherUser` before anything is sent, and
+    `RelayRefused` or `OwnerLost` afterwards.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_S)
@@ -81,15 +91,19 @@ def relay(
                 connection.connect(address)
             _check_user(connection, path)
             socket.send_fds(connection, [json.dumps(hello).encode() + b"\n"], list(fds))
-            answer = _read_answer(connection)
+            answer, said = _read_answer(connection)
         except (OSError, ValueError, RecursionError) as error:
             raise NoOwner(f"no owner took over at {os.fspath(path)}: {error}") from error
         if "error" in answer:
             raise RelayRefused(str(answer["error"]))
         _let_go(fds)
+        on_accepted(answer)
         connection.settimeout(None)
-        if farewell := _read_farewell(connection):
-            raise RelayRefused(farewell)
+        farewell = _read_farewell(connection, said)
+        if "error" in farewell:
+            raise RelayRefused(str(farewell["error"]))
+        if "ok" not in farewell:
+            raise OwnerLost("the owner of the journal was killed, or has crashed")
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -111,30 +125,35 @@ def _check_user(connection: socket.socket, path: str | os.PathLike[str]) -> None
         )
 
 
-def _read_answer(connection: socket.socket) -> dict[str, object]:
+def _read_answer(connection: socket.socket) -> tuple[dict[str, object], bytes]:
+    """The owner's answer, and what it has said after that."""
     line = b""
-    while not line.endswith(b"\n"):
+    while b"\n" not in line:
         data = connection.recv(4096)
         if not data or len(line) > ANSWER_BYTES_MAX:
             raise ConnectionResetError("the owner closed the connection")
         line += data
+    line, _, said = line.partition(b"\n")
     answer = json.loads(line)
     if not isinstance(answer, dict) or not answer.keys() & {"ok", "error"}:
         raise ConnectionAbortedError("the process that listens there is no owner of a journal")
-    return answer
+    return answer, said
 
 
-def _read_farewell(connection: socket.socket) -> str:
-    """Wait for the end of the owner; returns why it has failed, if it says so."""
-    said = b""
+def _read_farewell(connection: socket.socket, said: bytes) -> dict[str, object]:
+    """Wait for the end of the client, or of the owner; returns what the owner says then.
+
+    `said` is the part of it that has come already.
+    """
     # The owner ends the connection, or was killed, which resets it.
     with contextlib.suppress(ConnectionError):
         while len(said) < ANSWER_BYTES_MAX and (data := connection.recv(4096)):
             said += data
     try:
-        return str(json.loads(said)["error"]) if said else ""
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return ""
+        farewell = json.loads(said) if said else {}
+    except (ValueError, RecursionError):
+        return {}
+    return farewell if isinstance(farewell, dict) else {}
 
 
 def _let_go(fds: Sequence[int]) -> None:

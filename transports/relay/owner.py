@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import trio
@@ -48,21 +48,23 @@ async def serve(
     path: str | os.PathLike[str],
     *,
     hello_check: Callable[[Hello], str | None],
-    farewell: Callable[[], str | None] = lambda: None,
+    farewell: Callable[[], Mapping[str, object] | None] = lambda: None,
+    answer: Mapping[str, object] = {},
     message_bytes_max: int = MESSAGE_BYTES_MAX,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Listen at `path` and run `handler` for each relay's client, until cancelled.
 
     `hello_check` returns None to accept a relay, or the text of a refusal. `farewell` returns the
-    text with which the relays end, if this process has failed for good. Connections of other
-    users are closed. A socket at `path` is removed first, and the new one at the end: call this
-    only while holding the journal's lock. Raises `OSError` when it cannot listen at the path.
+    last words to a relay, if this process ends before its client. `answer` is told to the relays
+    that are accepted. Connections of other users are closed. A socket at `path` is removed first,
+    and the new one at the end: call this only while holding the journal's lock. Raises `OSError`
+    when it cannot listen at the path.
     """
     listener = _listen(path)
 
     async def serve_connection(_: trio.Nursery, stream: trio.SocketStream) -> None:
-        await _serve_connection(stream, handler, hello_check, farewell, message_bytes_max)
+        await _serve_connection(stream, handler, hello_check, farewell, answer, message_bytes_max)
 
     try:
         task_status.started()
@@ -93,26 +95,30 @@ async def _serve_connection(
     stream: trio.SocketStream,
     handler: Handler,
     hello_check: Callable[[Hello], str | None],
-    farewell: Callable[[], str | None],
+    farewell: Callable[[], Mapping[str, object] | None],
+    answer: Mapping[str, object],
     message_bytes_max: int,
 ) -> None:
     """Serve one relay from its hello to its end. Its errors affect no other relay."""
     fds: list[int] = []  # to be closed here until a channel owns them
     try:
         uid = _peer_uid(stream)
-        if uid != os.geteuid() or not await _admit(stream, hello_check, fds):
+        if uid != os.geteuid() or not await _admit(stream, hello_check, answer, fds):
             return
         read_fd, write_fd = fds
         fds.clear()
         channel = open_fds(
             read_fd, write_fd, principal=f"os({uid})", message_bytes_max=message_bytes_max
         )
+        is_over = False
         try:
             await _run(handler, channel, stream)
+            is_over = True
         finally:
-            if why := farewell():
+            told = farewell() or ({"ok": True} if is_over else None)
+            if told:
                 with trio.move_on_after(FAREWELL_S, shield=True), contextlib.suppress(*GONE):
-                    await stream.send_all(json.dumps({"error": why}).encode() + b"\n")
+                    await stream.send_all(json.dumps(told).encode() + b"\n")
     finally:
         for fd in fds:
             os.close(fd)
@@ -121,7 +127,10 @@ async def _serve_connection(
 
 
 async def _admit(
-    stream: trio.SocketStream, hello_check: Callable[[Hello], str | None], fds: list[int]
+    stream: trio.SocketStream,
+    hello_check: Callable[[Hello], str | None],
+    answer: Mapping[str, object],
+    fds: list[int],
 ) -> bool:
     """Read the hello and answer it. False for a relay that was refused, or failed."""
     try:
@@ -130,8 +139,8 @@ async def _admit(
                 why = hello_check(await _read_hello(stream.socket, fds))
             except _Garbage as garbage:
                 why = str(garbage)
-            answer = {"error": why} if why else {"ok": True}
-            await stream.send_all(json.dumps(answer).encode() + b"\n")
+            told = {"error": why} if why else {"ok": True, **answer}
+            await stream.send_all(json.dumps(told).encode() + b"\n")
             return not why
     except (trio.TooSlowError, trio.BrokenResourceError):
         return False

@@ -1,4 +1,4 @@
-"""Whose message it is, by what a server on stdio says of it."""
+"""The request that a message of a server on stdio belongs to."""
 
 from typing import Any
 
@@ -9,13 +9,12 @@ from streams.backends.attribution import (
     RELATED_TASK,
     SUBSCRIPTION,
     Attribution,
-    id_in,
     key_of,
     with_id,
     with_subscription,
     with_token,
 )
-from streams.messages import encode, look
+from streams.messages import encode, id_in, look
 
 
 class Request:

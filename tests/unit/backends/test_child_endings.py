@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import structlog
 import trio
+import trio.testing
 
-from streams import Refusal
 from streams.backends import process
-from streams.backends.child import check
 from streams.backends.secrets import Secrets
 from tests.rigs import ROOT
 from tests.rigs.children import call, settings, state, text, wrapped
@@ -114,14 +113,6 @@ async def test_no_process_can_be_started_for_one_session_alone(
         assert "Resource temporarily unavailable" in error["message"]
         assert text(await call(talker, "echo")) == "{}"
         assert text(await call(await house.dial(PLAIN), "echo")) == "{}"
-
-
-async def test_a_command_is_checked() -> None:
-    found = await check(settings())
-    assert found.hello["serverInfo"]["name"] == "naughty"
-    assert {"echo", "state"} <= {*found.tools}
-    with pytest.raises(Refusal, match="I cannot start: no database"):
-        await check(settings(does={"start": "exit"}))
 
 
 # In a call
@@ -312,6 +303,62 @@ async def test_a_child_that_closes_its_pipes_is_dead(fd: int) -> None:
         error = (await talker.answer(1))["error"]
         assert error["data"]["reason"] == "interrupted"
         assert "it has closed its pipes" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("why", "words"),
+    [("", "it still lives 0.2 s after SIGKILL"), ("hm", "hm; it still lives 0.2 s after SIGKILL")],
+)
+async def test_a_child_that_survives_sigkill_is_said_to_live(
+    why: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "GONE_S", 0.2)
+    monkeypatch.setattr(process.Process, "signal", lambda *_: None)  # as in a system call
+    child = await process.start(settings())
+    try:
+        with structlog.testing.capture_logs() as logs:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(child.run)
+                await trio.testing.wait_all_tasks_blocked()
+                if why:
+                    child.kill(why)
+                nursery.cancel_scope.cancel()
+        assert is_alive(child.pid)
+        assert child.has_ended.is_set()
+        assert child.ending is not None
+        assert child.ending.is_alive
+        assert child.ending.is_failure
+        assert child.ending.words == words
+        assert child.ending.details == {}
+        (told,) = (each for each in logs if each["event"] == "a child does not end")
+        assert (told["log_level"], told["child"], told["how"]) == ("error", child.pid, words)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.read_rest()
+        child._reap()
+    await gone(child.pid)
+
+
+def test_an_error_of_a_pipe_is_logged(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with structlog.testing.capture_logs() as logs:
+            assert process._read_now(folder) == b""
+    finally:
+        os.close(folder)
+    assert [each["log_level"] for each in logs] == ["warning"]
+    assert "Is a directory" in logs[0]["why"]
+
+
+def test_the_ends_of_pipes_are_not_logged() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    with structlog.testing.capture_logs() as logs:
+        assert process._read_now(reading) is None
+        os.close(writing)
+        assert process._read_now(reading) == b""
+    os.close(reading)
+    assert logs == []
 
 
 async def test_no_descriptor_is_left() -> None:

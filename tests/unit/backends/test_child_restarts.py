@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 import trio
 
 from streams.backends.child import ChildBackend
@@ -18,6 +19,7 @@ from streams.backends.supervision import (
     BACKOFF_MAX_S,
     DEATHS_MAX,
     DEATHS_S,
+    PENDING_MAX,
     RESET_S,
     Restarts,
     listed_tools,
@@ -179,6 +181,25 @@ async def test_a_change_of_the_lists_is_told(tmp_path: Path) -> None:
         assert [each.get("method") for each in talker.seen].count(NEWS) == 1
 
 
+async def test_notifications_wait_for_the_next_child_up_to_a_limit() -> None:
+    line = b'{"jsonrpc":"2.0","method":"notifications/initialized"}\n'
+    dropped = "notifications are dropped: a child has not started"
+    async with wrapped() as (house, backend):
+        talker = await house.dial(PLAIN)
+        (guest,) = backend.guests
+        for turn in (1, 2):
+            await call(talker, "leave", turn, code=0)
+            while backend.children:
+                await trio.sleep(0.01)
+            with structlog.testing.capture_logs() as logged:
+                for _ in range(PENDING_MAX + 50):
+                    guest.supervisor.tell(line)
+                found = await state(talker)
+            assert found["initialized"] == 1 + PENDING_MAX
+            warnings = [each for each in logged if each["event"] == dropped]
+            assert [each["limit"] for each in warnings] == [PENDING_MAX]
+
+
 # Calls that are sent again
 
 
@@ -232,6 +253,15 @@ async def test_a_tool_without_a_hint_is_not_sent_again(tmp_path: Path) -> None:
         error = await call(talker, "leave", code=9)
         assert error["data"]["reason"] == "interrupted"
         assert error["data"]["exitCode"] == 9
+
+
+async def test_a_hint_that_is_not_true_is_no_hint(tmp_path: Path) -> None:
+    async with wrapped(rerun=("hinted",)) as (house, _):
+        talker = await house.dial(PLAIN)
+        error = await call(talker, "other", file=str(tmp_path / "file"))
+        assert error["data"]["reason"] == "interrupted"
+        assert "did not repeat itself" not in error["message"]
+        assert (await state(talker))["calls"] == 1
 
 
 async def test_a_call_that_says_something_else_is_interrupted(tmp_path: Path) -> None:

@@ -143,6 +143,49 @@ async def test_a_child_that_is_not_used_ends_and_starts_again() -> None:
         assert (await state(talker))["pid"] != before
 
 
+async def subscribed(house: House, uri: str = "a:1") -> Talker:
+    talker = await house.dial(PLAIN)
+    assert await talker.request(1, "resources/subscribe", uri=uri) == {}
+    return talker
+
+
+@pytest.mark.parametrize("isolate", ["session", "none"])
+async def test_a_child_lives_while_a_client_listens_for_its_updates(isolate: str) -> None:
+    async with wrapped(child_idle_s=0.3, isolate=isolate) as (house, backend):
+        talker = await subscribed(house)
+        before = backend.children
+        await trio.sleep(1.0)
+        assert backend.children == before
+        news = {"tell": ["notifications/resources/updated"], "params": {"uri": "a:1"}}
+        await call(talker, "stray", 2, **news)
+        await talker.find(asks("notifications/resources/updated"))
+        await talker.request(3, "resources/unsubscribe", uri="a:1")
+        await count(backend, 0)
+
+
+async def test_a_child_lives_while_a_client_over_http_listens() -> None:
+    async with wrapped(child_idle_s=0.3) as (house, backend), surfing(house, PLAIN) as web:
+        standing = await web.standing()
+        await standing.until(lambda: standing.status)
+        await web.request("resources/subscribe", uri="a:1")
+        await trio.sleep(1.0)
+        assert len(backend.children) == 1
+        await standing.hang_up()
+        await count(backend, 0)
+
+
+async def test_a_child_with_a_listener_makes_room_last() -> None:
+    async with wrapped(children_max=2) as (house, backend):
+        await subscribed(house)
+        listened = backend.children
+        await state(await house.dial(PLAIN))
+        await state(await house.dial(PLAIN))
+        assert listened[0] in backend.children
+        for talker in [await subscribed(house, "a:2"), await subscribed(house, "a:3")]:
+            await state(talker)
+        assert listened[0] not in backend.children
+
+
 # One child for all
 
 
@@ -203,6 +246,32 @@ async def test_what_belongs_to_no_client_reaches_none(shared: Json) -> None:
             await talker.find(asks("notifications/tools/list_changed"))
             await call(talker, "echo", 5)
             assert [each["method"] for each in talker.seen if "method" in each] == news[2:]
+        found = await until(first, lambda found: found["answers"])
+        assert found["answers"][0]["error"]["code"] == -32603
+
+
+@pytest.mark.parametrize("method", ["tasks/list", "tasks/get", "tasks/result", "tasks/cancel"])
+async def test_tasks_of_a_shared_child_are_refused(method: str, shared: Json) -> None:
+    """Its list would have the tasks of all clients."""
+    async with wrapped(**shared) as (house, _):
+        first, second = await house.dial(ASKING), await house.dial(ASKING, "bob")
+        await call(first, "task", 1)
+        error = await second.request(1, method, taskId="t1")
+        assert error["code"] == -32601
+        assert method in error["message"]
+
+
+async def test_news_and_questions_of_a_task_of_a_shared_child_reach_no_client(shared: Json) -> None:
+    of_task = {"taskId": "t1", "_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t1"}}}
+    news = ["notifications/tasks/status", "notifications/tools/list_changed"]
+    async with wrapped(**shared) as (house, _):
+        first, second = await house.dial(ASKING), await house.dial(ASKING, "bob")
+        await call(first, "task")
+        await call(second, "stray", tell=news, ask=ASK, params=of_task)
+        for talker in (first, second):
+            await talker.find(asks(news[1]))
+            await call(talker, "echo", 5)
+            assert [each["method"] for each in talker.seen if "method" in each] == news[1:]
         found = await until(first, lambda found: found["answers"])
         assert found["answers"][0]["error"]["code"] == -32603
 
@@ -343,10 +412,12 @@ async def test_a_child_that_dies_ends_its_own_call() -> None:
         assert not any(each.get("id") == 1 for each in talker.seen)
 
 
-async def test_tasks_end_with_their_child_so_they_are_not_offered() -> None:
-    async with wrapped(isolate="call") as (house, _), trio.open_nursery() as nursery:
+@pytest.mark.parametrize("isolate", ["session", "call", "none"])
+async def test_tasks_are_offered_only_where_a_session_has_a_child(isolate: str) -> None:
+    async with wrapped(isolate=isolate) as (house, _), trio.open_nursery() as nursery:
         web = Web(house, nursery)
         hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x"}}
         answer = await web.request("initialize", **hello)
-        assert "tasks" not in answer["capabilities"]
+        assert ("tasks" in answer["capabilities"]) == (isolate == "session")
+        assert "tools" in answer["capabilities"]
         nursery.cancel_scope.cancel()

@@ -184,3 +184,15 @@ def test_what_many_clients_declare_is_read_once_unless_it_is_long() -> None:
     assert extension.declared(long)[0] == settings
     info = extension._declared.cache_info()
     assert (info.hits, info.misses) == (1, 2)
+
+
+@pytest.mark.parametrize("odd", [b"[]", b"null", b"7", b'"text"', b"true"])
+def test_capabilities_of_a_backend_that_are_no_object_count_as_none(odd: bytes) -> None:
+    ours = {EXTENSION: {}}
+    both = {"extensions": ours, "experimental": ours}
+    assert extension.merged(msgspec.Raw(odd), ours) == both
+    assert extension.merged(msgspec.json.decode(odd), ours) == both
+    for place in both:
+        assert extension.merged({place: msgspec.Raw(odd)}, ours) == both
+        assert extension.merged({place: msgspec.json.decode(odd)}, ours) == both
+        assert extension.merged(msgspec.Raw(b'{"%s":%s}' % (place.encode(), odd)), ours) == both

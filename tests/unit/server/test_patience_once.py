@@ -8,7 +8,9 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from streams import Limits, Server
 from streams.backends import PatienceSettings
+from streams.errors import Refusal
 from streams.keys import Keyring
+from streams.server.patience import CALL
 from tests.rigs.idempotency import Rig, answered
 from tests.rigs.server import (
     PLAIN,
@@ -316,3 +318,136 @@ async def test_a_client_that_can_resume_may_do_so_after_its_timeout(
         rig.steps.finish()
         messages = await talker.resume(2, stream)
         assert text_of(messages[-3]) == "done"
+
+
+# Several clients of one call
+
+
+@pytest.mark.parametrize("settings", [ONCE, ALL])
+@pytest.mark.parametrize("is_one_host", [True, False])
+async def test_every_client_of_a_call_gets_its_result(
+    rig: Rig, autojump_clock: MockClock, settings: PatienceSettings, is_one_host: bool
+) -> None:
+    async with open_house(rig.server, patience=settings) as house:
+        talkers = [await house.dial(PLAIN, USER) for _ in range(1 if is_one_host else 10)]
+        calls_each = 10 // len(talkers)
+        for talker in talkers:
+            for number in range(calls_each):
+                await talker.call(number, "step")
+        await trio.sleep(1)
+        rig.steps.finish()
+        for talker in talkers:
+            answers = {}
+            while len(answers) < calls_each:
+                answer = await talker.read()
+                answers[answer["id"]] = text_of(answer)
+            assert answers == dict.fromkeys(range(calls_each), "done")
+    assert rig.runs == 1
+
+
+async def test_with_patience_each_waits_for_as_long(rig: Rig, autojump_clock: MockClock) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        first, second = [await house.dial(PLAIN, USER) for _ in range(2)]
+        await first.call(1, "step")
+        await trio.sleep(1)
+        await second.call(1, "step")
+        began = trio.current_time()
+        codes = [(await each.answer(1))["result"]["_meta"][CALL] for each in (first, second)]
+        assert trio.current_time() - began == pytest.approx(2, abs=0.1)
+        rig.steps.finish()
+        for talker, code in zip((second, first), codes, strict=True):  # of one principal
+            await talker.call(2, "wait_for_call", call=code)
+            assert text_of(await talker.answer(2)) == "done"
+    assert rig.runs == 1
+
+
+@pytest.mark.parametrize("who", ["first", "second", "both"])
+@pytest.mark.parametrize("settings", [ONCE, ALL])
+async def test_a_cancel_ends_the_wait_of_its_own_client(
+    rig: Rig, autojump_clock: MockClock, settings: PatienceSettings, who: str
+) -> None:
+    async with open_house(rig.server, patience=settings) as house:
+        talkers = {name: await house.dial(PLAIN, USER) for name in ("first", "second")}
+        for talker in talkers.values():
+            await talker.call(1, "step")
+            await wait_all_tasks_blocked()
+        for name in list(talkers) if who == "both" else [who]:
+            assert not rig.steps.was_cancelled
+            await talkers.pop(name).tell("notifications/cancelled", requestId=1, reason="the user")
+            await wait_all_tasks_blocked()
+        assert rig.steps.was_cancelled is (who == "both")
+        rig.steps.finish()
+        for talker in talkers.values():
+            assert text_of(await talker.answer(1)) == "done"
+
+
+async def test_what_one_client_was_promised_no_other_client_cancels(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        first, second = [await house.dial(PLAIN, USER) for _ in range(2)]
+        await first.call(1, "step")
+        code = (await first.answer(1))["result"]["_meta"][CALL]
+        await second.call(1, "step")
+        await wait_all_tasks_blocked()
+        await second.tell("notifications/cancelled", requestId=1, reason="the user")
+        await wait_all_tasks_blocked()
+        assert not rig.steps.was_cancelled
+        rig.steps.finish()
+        await first.call(2, "wait_for_call", call=code)
+        assert text_of(await first.answer(2)) == "done"
+
+
+async def test_a_wait_for_a_call_that_its_own_client_cancelled_says_so(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ALL) as house:
+        talker = await house.dial(PLAIN, USER)
+        await talker.call(1, "step")
+        code = (await talker.answer(1))["result"]["_meta"][CALL]
+        await talker.call(2, "step")
+        await wait_all_tasks_blocked()
+        await talker.tell("notifications/cancelled", requestId=2, reason="the user")
+        await wait_all_tasks_blocked()
+        assert rig.steps.was_cancelled
+        await talker.call(3, "wait_for_call", call=code)
+        assert "was cancelled" in text_of(await talker.answer(3))
+        stranger = await house.dial(PLAIN, "os(1001)")
+        await stranger.call(3, "wait_for_call", call=code)
+        assert "No call" in text_of(await stranger.answer(3))
+
+
+async def test_the_error_of_a_call_is_that_of_all_who_wait(autojump_clock: MockClock) -> None:
+    server = Server("tested")
+
+    @server.tool
+    async def step() -> None:
+        await trio.sleep(1)
+        raise Refusal(-32050, "no such thing")
+
+    async with open_house(server, patience=ONCE) as house:
+        talkers = [await house.dial(PLAIN, USER) for _ in range(2)]
+        for talker in talkers:
+            await talker.call(1, "step")
+        first, second = [await talker.answer(1) for talker in talkers]
+        assert first == second
+
+
+async def test_one_who_joins_gets_progress_and_the_questions_of_a_client_that_is_gone(
+    rig: Rig, autojump_clock: MockClock
+) -> None:
+    async with open_house(rig.server, patience=ONCE) as house:
+        first, second = [await house.dial(PLAIN, USER) for _ in range(2)]
+        await first.call(1, "step")
+        rig.steps.do(lambda call: call.progress(1, message="half"))
+        await wait_all_tasks_blocked()
+        await second.call(9, "step", token="t")
+        told = await second.find(lambda m: m.get("method") == "notifications/progress")
+        assert told["params"] == {"progressToken": "t", "progress": 1, "message": "half"}
+        await first.tell("notifications/cancelled", requestId=1, reason="the user")
+        rig.steps.ask()
+        asked = await second.find(lambda m: m.get("method") == "elicitation/create")
+        await second.say({"id": asked["id"], "result": {"action": "accept"}})
+        rig.steps.finish()
+        assert text_of(await second.answer(9)) == "done"
+        assert rig.steps.answers == [{"action": "accept"}]

@@ -171,7 +171,7 @@ async def test_a_message_above_the_limit_is_too_large_and_ends_nothing(kind: str
     body = b"data: " + line + b"\n" if kind == EVENTS else line
     async with connected(answering(body, kind)) as (_, channel):
         await channel.send(call(1))
-        assert await receive(channel, 1) == [TooLarge(LIMIT)]
+        assert await receive(channel, 1) == [TooLarge(LIMIT, None if kind == NDJSON else 1)]
         await assert_alive(channel)
 
 
@@ -196,7 +196,7 @@ async def test_a_json_answer_without_an_end_is_too_large_and_its_connection_clos
 
     async with connected(script) as (_, channel):
         await channel.send(call(1))
-        assert await receive(channel, 1) == [TooLarge(LIMIT)]
+        assert await receive(channel, 1) == [TooLarge(LIMIT, 1)]
         await was_closed.wait()
         await assert_alive(channel)
 

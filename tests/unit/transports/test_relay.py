@@ -21,7 +21,7 @@ from tests.rigs import ROOT
 from tests.rigs.echo import echo
 from tests.rigs.served import HELLO, pipes
 from transports.relay import owner as unix
-from transports.relay.handover import NoOwner, RelayRefused, relay
+from transports.relay.handover import NoOwner, OwnerLost, RelayRefused, relay
 
 HELLO_LINE = json.dumps(HELLO).encode() + b"\n"
 
@@ -135,10 +135,15 @@ async def test_a_relay_that_is_killed_disconnects_its_client(path: Path) -> None
     await client.stream.aclose()
 
 
-async def test_a_relay_ends_with_its_owner(path: Path) -> None:
+async def test_a_relay_fails_with_its_owner(path: Path) -> None:
     client = Client()
+
+    async def relayed() -> None:
+        with pytest.raises(OwnerLost):
+            await run_relay(path, HELLO, client.relay_fds)
+
     async with trio.open_nursery() as nursery, owner(path):
-        nursery.start_soon(run_relay, path, HELLO, client.relay_fds)
+        nursery.start_soon(relayed)
         await client.stream.send_all(b'"hello"\n')
         assert await client.stream.receive_some() == b'"hello"\n'
     assert await read_all(client.stream) == b""
@@ -171,6 +176,7 @@ def test_a_relay_that_was_handed_over_has_let_go(path: Path) -> None:
             os.close(fd)
         assert os.read(ours_in, 100) == b""  # though the relay still runs
         assert process.poll() is None
+        taken.sendall(b'{"ok": true}\n')  # the client has ended
         taken.close()
         assert process.wait() == 0
     os.close(ours_in)
