@@ -432,7 +432,7 @@ def _decoded(raw: msgspec.Raw) -> Any:
     try:
         return pydantic_core.from_json(bytes(raw))
     except ValueError:
-        mended = mend(b'{"id":0,"result":%b}' % bytes(raw))
+        mended = messages.mend(b'{"id":0,"result":%b}' % bytes(raw))
         if mended is None:
             raise
         return pydantic_core.from_json(mended)["result"]
