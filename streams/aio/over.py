@@ -39,7 +39,7 @@ from streams.client.connection import ClientConnection
 from streams.errors import CallFailed, CallLost, CannotConnect, ClientError, StreamGone
 from streams.exchange import Dialer
 from streams.logs import Warnings
-from streams.messages import Kind, Message, RequestId, mend
+from streams.messages import Kind, Message, RequestId
 
 # Messages that wait for the SDK. Those of calls then wait in their connection; of the others,
 # notifications are dropped.

@@ -18,7 +18,6 @@ import trio
 from streams import messages
 from streams.backends import attribution
 from streams.backends.conversation import Conversation, Died, Question, one_line
-from streams.backends.listings import matches
 from streams.backends.process import ChildSettings
 from streams.backends.supervision import Lists, Places, Supervisor
 from streams.engine.connection import Session
@@ -28,6 +27,7 @@ from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
+from streams.protocol.listings import matches
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
 

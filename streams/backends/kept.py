@@ -3,7 +3,6 @@
 A host drops a server that is not there when the host starts. With this file it gets an answer.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import trio
 from streams import messages
 from streams.files import write_whole
 from streams.logs import log
+from streams.protocol.listings import tools_on
 
 # A larger file is not read, and not written: usual ones have some kilobytes.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -25,20 +25,6 @@ Pages = dict[str, msgspec.Raw]
 """The pages of one list by their cursors; the first page has the cursor ""."""
 
 Members = Mapping[str, msgspec.Raw]
-
-
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: Any = None
-    idempotent_hint: Any = None
-
-
-class _Listed(msgspec.Struct):
-    name: str
-    annotations: _Hints | None = None
-
-
-class _Listing(msgspec.Struct):
-    tools: list[_Listed] = []
 
 
 class _File(msgspec.Struct):
@@ -75,14 +61,9 @@ class Kept:
     def is_hinted(self, tool: str) -> bool:
         """Whether the server says of a tool that a second run does no harm."""
         for page in [*self._told.values(), *(self.pages("tools/list") or {}).values()]:
-            try:
-                listed = messages.decode(page, _Listing).tools
-            except ValueError:
-                continue
-            for each in listed:
-                if each.name == tool and each.annotations is not None:
-                    hints = each.annotations
-                    return hints.read_only_hint is True or hints.idempotent_hint is True
+            for each in tools_on(page):
+                if each.name == tool:
+                    return each.is_hinted
         return False
 
     def note_tools(self, cursor: str, page: msgspec.Raw) -> None:
@@ -111,12 +92,6 @@ class Kept:
                 self._is_changed = False
                 content = messages.encode(self._kept)
                 await trio.to_thread.run_sync(_write, self.path, content)
-
-
-def kept_path(folder: Path, url: str, credentials: str = "") -> Path:
-    """The file for a server: two users of one URL may be told different things."""
-    digest = hashlib.sha256(f"{url}\0{credentials}".encode()).hexdigest()[:32]
-    return folder / f"{digest}.hello.json"
 
 
 def stale(result: bytes | Members) -> dict[str, Any]:

@@ -15,10 +15,9 @@ A call that may run twice is one of MCP's methods that only read, or a tool that
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 import trio
@@ -44,6 +43,7 @@ from streams.exchange import Dialer, Scopes
 from streams.logs import log
 from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
+from streams.protocol.listings import HINTED, matches
 from streams.protocol.ticket import Ticket
 from streams.server import backend
 from streams.server.backend import CallTool, Received, SessionInfo, Standing
@@ -60,7 +60,6 @@ LISTS_EVERY_S: Final = 1.0
 # How long the end of this backend waits for cancels that the remote server has not got.
 FAREWELL_S: Final = 1.0
 
-HINTED: Final = "hinted"  # in `rerun`: the tools with readOnlyHint or idempotentHint
 
 _LISTS: Final = {  # and the notification that a list has changed
     "tools/list": "notifications/tools/list_changed",
@@ -82,18 +81,14 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     give_up_s: float = 86_400.0  # an outage beyond this ends the calls that wait
     start_s: float = 30.0  # for how long `initialize` waits for a server that never answered
     offline_start: bool = True  # answer with what the server said last, if it is not there
-    hello_path: Path | None = None  # the file of that: see `kept_path`; None: it is not kept
+    hello_path: Path | None = (
+        None  # the file of that: see `ownership.hello_path`; None: it is not kept
+    )
     rerun: tuple[str, ...] = ()  # names and globs of tools, and `hinted`
     resume_min_s: float = 0.0  # for the hosts that can resume: as those of `Server`
     resume_max_s: float = 3600.0
-    era: Literal["auto", "legacy"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.era not in ("auto", "legacy"):
-            raise ValueError(
-                f"era {self.era!r}: revisions {', '.join(sorted(wire.PROTOCOL_VERSIONS))} are "
-                "spoken, which is 'auto' or 'legacy'"
-            )
         if not (self.give_up_s > 0 and self.start_s > 0):
             raise ValueError("give_up_s and start_s are seconds above 0")
         if not all(self.rerun):
@@ -181,8 +176,7 @@ class RemoteBackend:
         """Whether a request may be sent again after its connection was lost."""
         if method != CALL:
             return method in wire.HARMLESS
-        is_named = any(fnmatchcase(tool, each) for each in self.settings.rerun if each != HINTED)
-        return is_named or (HINTED in self.settings.rerun and self.kept.is_hinted(tool))
+        return matches(self.settings.rerun, tool, self.kept.is_hinted(tool))
 
 
 class _Nowhere:

@@ -13,13 +13,13 @@ import trio
 
 from streams import messages
 from streams.backends.conversation import Audience, Conversation, Died
-from streams.backends.listings import HINTED, TOOLS, matches, next_cursor, tools_on
 from streams.backends.process import ChildSettings, Ending, start
 from streams.clock import backoff_s
 from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.keys import hashed
 from streams.logs import log
 from streams.messages import Message
+from streams.protocol.listings import HINTED, TOOLS, matches, next_cursor, tools_on
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 30.0

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from streams.cli import wrap
 from streams.cli.base import app, complain
 from streams.cli.serving import PATIENT, USUALLY, Hosts, How, Seconds, parts, run
-from streams.process.options import TOKEN_VARIABLE, CannotServe, Command, Era, Options, Remote
+from streams.process.options import TOKEN_VARIABLE, CannotServe, Command, Options, Remote
 
 DAY_S: Final = 86_400.0
 
@@ -27,7 +27,6 @@ def attach(
     *,
     token_file: Path | None = None,
     header: tuple[str, ...] = (),
-    era: Era = "auto",
     give_up: Seconds = DAY_S,
     rerun: tuple[str, ...] = (),
     offline_start: Annotated[bool, Parameter(negative="--no-offline-start")] = True,
@@ -52,8 +51,6 @@ def attach(
     header
         NAME:VALUE, sent with each request. Other users can see a command line: give secrets in a
         --token-file.
-    era
-        The kind of server: "legacy" has sessions, up to revision 2025-11-25; "auto" finds out.
     give_up
         How long an outage may last, such as 30s, 5m or 24h, before the calls that wait for its end
         fail.
@@ -81,7 +78,6 @@ def attach(
             url=url,
             token_file=None if token_file is None else token_file.absolute(),
             headers=_headers(header),
-            era=era,
             give_up_s=give_up,
             rerun=reruns,
             offline_start=offline_start,

@@ -36,7 +36,6 @@ OF_COMMAND: Final = {
     "--stderr": "stderr",
 }
 OF_REMOTE: Final = {
-    "--era": "era",
     "--give-up": "give_up_s",
     "--rerun": "rerun",
     "--offline-start": "offline_start",

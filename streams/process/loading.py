@@ -143,7 +143,6 @@ def _of_remote(remote: Remote, journal: Path | None) -> Backend:
         offline_start=remote.offline_start,
         hello_path=None if journal is None else hello_path(journal),
         rerun=remote.rerun,
-        era=remote.era,
     )
     return RemoteBackend(settings)
 

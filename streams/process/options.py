@@ -13,7 +13,6 @@ import msgspec
 
 from streams.limits import Durability
 
-Era = Literal["auto", "legacy"]
 Isolation = Literal["session", "none", "call"]
 Restart = Literal["on-failure", "always", "never"]
 KeepCancelled = Literal["timeout", "always", "never"]
@@ -103,7 +102,6 @@ class Remote(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     url: str
     token_file: Path | None = None  # absolute
     headers: tuple[tuple[str, str], ...] = ()
-    era: Era = "auto"
     give_up_s: float = 86_400.0
     rerun: tuple[str, ...] = ()
     offline_start: bool = True

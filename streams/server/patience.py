@@ -27,7 +27,6 @@ import math
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -47,6 +46,7 @@ from streams.exchange import Scopes
 from streams.journal.records import Outcome, Record
 from streams.logs import log
 from streams.messages import Message, RequestId
+from streams.protocol.listings import HINTED, ListedTool, matches, tools_on
 from streams.protocol.vocabulary import read_params
 from streams.server.backend import (
     Backend,
@@ -140,18 +140,6 @@ class _WaitFor(msgspec.Struct):
 
 class _Cursor(msgspec.Struct):
     cursor: str | None = None
-
-
-class _Hints(msgspec.Struct, rename="camel"):
-    read_only_hint: bool | None = None
-    idempotent_hint: bool | None = None
-
-
-class _Listed(msgspec.Struct):
-    """A tool in a listing, as far as it matters here."""
-
-    name: str
-    annotations: _Hints | None = None
 
 
 class _Progress(msgspec.Struct):
@@ -478,13 +466,10 @@ class Patience:
     async def is_once(self, guest: Guest, received: Received, tool: str) -> bool:
         """Whether the same call of this tool, by the same principal, runs once."""
         patterns = self.settings.once
-        if "hinted" in patterns:
+        if HINTED in patterns:
             assert isinstance(guest, PatientGuest)
             await guest.learn(received)
-        return any(
-            self.tools.get(tool, False) if each == "hinted" else fnmatchcase(tool, each)
-            for each in patterns
-        )
+        return matches(patterns, tool, self.tools.get(tool, False))
 
     def following(
         self,
@@ -689,8 +674,8 @@ class PatientGuest:
         try:
             page = messages.decode(result, dict[str, msgspec.Raw])
             raw = messages.decode(page["tools"], list[msgspec.Raw])
-            for each in raw:
-                self._learned(messages.decode(each, _Listed))
+            for listed in tools_on(result):
+                self._learned(listed)
             if self._patience.settings.patience_s is None:
                 return result
             tools = [messages.decode(each, dict[str, msgspec.Raw]) for each in raw]
@@ -702,12 +687,12 @@ class PatientGuest:
         own = self._own_tools() if is_first else ()
         return page | {"tools": [*tools, *own]}
 
-    def _learned(self, tool: _Listed) -> None:
-        hints, tools = tool.annotations or _Hints(), self._patience.tools
+    def _learned(self, tool: ListedTool) -> None:
+        tools = self._patience.tools
         if len(tools) < TOOLS_MAX or tool.name in tools:
             if tool.name in (_WAIT, _LIST) and tool.name not in tools:
                 log.warning("the backend has a tool of this name: ours is renamed", tool=tool.name)
-            tools[tool.name] = bool(hints.read_only_hint or hints.idempotent_hint)
+            tools[tool.name] = tool.is_hinted
 
     async def learn(self, received: Received) -> None:
         """Read the listing, if no client has asked for it yet and that needs no stream."""

@@ -102,7 +102,6 @@ async def test_stdio_is_wrap(states: Path) -> None:
         (["http://example.com", "--header=A: b"], "use TLS"),
         (["http://127.0.0.1:1", "--give-up=0"], "--give-up: write a time above 0"),
         (["http://127.0.0.1:1", "--give-up=1w"], "1w is no time"),
-        (["http://127.0.0.1:1", "--era=modern"], "legacy"),
         (["http://127.0.0.1:1", "--token-file=/no/such"], "/no/such"),
         (["http://127.0.0.1:1", "--patience=-1"], "--patience: write seconds"),
     ],

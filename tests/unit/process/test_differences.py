@@ -74,7 +74,7 @@ def test_an_option_of_its_own_is_named(member: str, changed: dict[str, Any], nam
 
 @pytest.mark.parametrize(
     "changed",
-    [{"era": "legacy"}, {"give_up_s": 3.0}, {"rerun": ("a",)}, {"offline_start": False}],
+    [{"give_up_s": 3.0}, {"rerun": ("a",)}, {"offline_start": False}],
 )
 def test_so_are_those_of_attach(changed: dict[str, Any]) -> None:
     assert isinstance(REMOTE.app, Remote)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streams.backends.listings import matches, next_cursor, tools_on
+from streams.protocol.listings import matches, next_cursor, tools_on
 
 
 def page(*tools: Any, **more: Any) -> msgspec.Raw:

@@ -13,7 +13,7 @@ import msgspec
 from streams import messages
 
 TOOLS: Final = "tools/list"
-HINTED: Final = "hinted"  # in `rerun`: the tools with readOnlyHint or idempotentHint
+HINTED: Final = "hinted"  # among globs: the tools with readOnlyHint or idempotentHint
 NULL: Final = msgspec.Raw(b"null")
 
 
@@ -75,5 +75,5 @@ def next_cursor(page: msgspec.Raw) -> str | None:
 
 
 def matches(globs: Iterable[str], tool: str, hint: bool) -> bool:
-    """Whether `rerun` selects this tool: by a glob, or with "hinted" by its hint."""
+    """Whether `--rerun` or `--once` selects this tool: by a glob, or with "hinted" by its hint."""
     return any(hint if glob == HINTED else fnmatchcase(tool, glob) for glob in globs)
