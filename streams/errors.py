@@ -31,7 +31,7 @@
 Any other exception is a bug of this project or of a tool.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 PARSE_ERROR: Final = -32700
@@ -270,8 +270,13 @@ class LifespanFailed(StreamsError):
 class ServerRefused(StreamsError, ConnectionRefusedError):
     """The server has answered with an error that will be the same the next time.
 
-    It speaks another protocol, for instance, or serves nothing at this path.
+    It speaks another protocol, for instance, or serves nothing at this path. `data` is that of the
+    error, if the server gave any.
     """
+
+    def __init__(self, why: str, data: Mapping[str, Any] | None = None) -> None:
+        super().__init__(why)
+        self.data = data or {}
 
 
 class ClientError(StreamsError):

@@ -81,9 +81,8 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     give_up_s: float = 86_400.0  # an outage beyond this ends the calls that wait
     start_s: float = 30.0  # for how long `initialize` waits for a server that never answered
     offline_start: bool = True  # answer with what the server said last, if it is not there
-    hello_path: Path | None = (
-        None  # the file of that: see `ownership.hello_path`; None: it is not kept
-    )
+    # The file of that (`ownership.hello_path`). None: it is not kept.
+    hello_path: Path | None = None
     rerun: tuple[str, ...] = ()  # names and globs of tools, and `hinted`
     resume_min_s: float = 0.0  # for the hosts that can resume: as those of `Server`
     resume_max_s: float = 3600.0

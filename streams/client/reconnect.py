@@ -331,7 +331,7 @@ class Reconnector:
             is_unauthorized = error.reason == "unauthorized"
             if error.reason in wire.RETRIED:
                 return ConnectionError(why)
-            return PermissionError(why) if is_unauthorized else ServerRefused(why)
+            return PermissionError(why) if is_unauthorized else ServerRefused(why, error.data)
         try:
             hello = messages.decode(wire.result_of(reply), Hello)
         except ValueError as unfit:

@@ -289,7 +289,7 @@ class Patience:
         self._deadlines.watch(asked)
 
     def _due(self, asked: _Asked) -> None:
-        if _is_patient(asked.stream.delivery):
+        if _may_get_interim(asked.stream.delivery):
             self._nursery.start_soon(self._answer, asked)
 
     async def _answer(self, asked: _Asked) -> None:
@@ -307,7 +307,7 @@ class Patience:
     def _dismiss(self, stream: Stream, name: str) -> None:
         """Answer the client that waits for a running call, which goes on without it."""
         delivery = stream.delivery
-        if isinstance(delivery, Delivery) and _is_patient(delivery):
+        if isinstance(delivery, Delivery) and _may_get_interim(delivery):
             interim = self._interim(stream, name)
             if (asked := self._asked.get(stream)) is not None:
                 asked.told.add(delivery.reader)
@@ -406,7 +406,7 @@ class Patience:
                 f"`{self.name_of(_LIST)}` shows those that are."
             )
         guest.check_resume(stream.record.origin, connection.channel.scopes)
-        if stream.delivery is not None and not _is_patient(stream.delivery):
+        if stream.delivery is not None and not _may_get_interim(stream.delivery):
             # It must not lose its place: it has patience of its own, and is told all of the call.
             return _text("Another client of yours is connected to this call and gets its result.")
         await self._join(stream, connection, request_id, token, is_wait=True)
@@ -428,7 +428,7 @@ class Patience:
         """Deliver a call over this connection. Another client that waits gets an interim answer."""
         check_free(connection.session, request_id, besides=stream)
         current = stream.delivery
-        if isinstance(current, Delivery) and _is_patient(current):
+        if isinstance(current, Delivery) and _may_get_interim(current):
             is_same = (current.reader, current.waiting_id) == (connection.session, request_id)
             if stream.state.is_ended:
                 with trio.move_on_after(HANDOVER_S):
@@ -489,14 +489,14 @@ class Patience:
         if (delivery.reader, delivery.waiting_id) == (connection.session, request_id):
             return None
         has_interim = self.settings.patience_s is not None
-        is_impatient = _has_no_patience(connection.session)
+        only_waits = _only_waits(connection.session)
         leader = self._asked.setdefault(stream, _Asked(stream))  # its handler may not have begun
         return Run(
             handler=self.watched(partial(self._follow, leader), trio.current_time()),
             progress_token=token,
             min_s=stream.record.min_s,
-            max_s=stream.record.max_s if has_interim or not is_impatient else 0.0,
-            is_findable=is_impatient and has_interim,
+            max_s=stream.record.max_s if has_interim or not only_waits else 0.0,
+            is_findable=only_waits and has_interim,
         )
 
     async def _follow(self, leader: _Asked, stream: Stream) -> tuple[bytes, bool]:
@@ -633,13 +633,13 @@ class PatientGuest:
         has_interim = settings.patience_s is not None
         if not (has_interim or is_once or settings.keep_cancelled != "never"):
             return run
-        is_impatient = _has_no_patience(received.session)
-        kept_s = KEPT_S if is_impatient else ONCE_S if is_once else 0.0
+        only_waits = _only_waits(received.session)
+        kept_s = KEPT_S if only_waits else ONCE_S if is_once else 0.0
         return msgspec.structs.replace(
             run,
             handler=patience.watched(run.handler, began_at),
             max_s=max(run.max_s, kept_s),
-            is_findable=is_impatient and has_interim,
+            is_findable=only_waits and has_interim,
         )
 
     # Listings
@@ -747,15 +747,15 @@ class PatientGuest:
         }
 
 
-def _has_no_patience(session: Session) -> bool:
+def _only_waits(session: Session) -> bool:
     """Whether a client only waits: it has declared nothing by which it could come back."""
     return not (session.settings.dialects or session.settings.positions)
 
 
-def _is_patient(delivery: object) -> bool:
+def _may_get_interim(delivery: object) -> bool:
     """Whether a delivery may end with an interim answer."""
     return isinstance(delivery, Delivery) and (
-        delivery.is_wait or (delivery.is_call and _has_no_patience(delivery.reader))
+        delivery.is_wait or (delivery.is_call and _only_waits(delivery.reader))
     )
 
 

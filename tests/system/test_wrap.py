@@ -581,7 +581,7 @@ def test_check_says_which_list_did_not_come() -> None:
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("import sys; sys.exit('no licence')", "no licence"),
+        ("import sys; sys.exit('no licence\\nask the owner')", "no licence\nask the owner"),
         ("import time; time.sleep(60)", "within"),
         ("import sys; sys.stdin.readline(); print('hello')", ""),
         ("print('Usage: wrong')", ""),

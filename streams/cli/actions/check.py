@@ -1,5 +1,6 @@
 """The action of `wrap --check`: start a server, initialize, list what it has, stop it."""
 
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -10,7 +11,7 @@ import trio
 from streams.cli.actions.output import as_json_text, harmless, one_line
 from streams.cli.base import DONE, FAILED, complain
 from streams.client.client import Client
-from streams.errors import StreamsError, first_of
+from streams.errors import ServerRefused, StreamsError, first_of
 from streams.process.loading import Servable
 from streams.process.options import CannotServe
 
@@ -43,6 +44,8 @@ def run(make: Callable[[], Servable], start_timeout_s: float, *, as_json: bool) 
     except* (CannotServe, StreamsError, OSError) as errors:
         failure = first_of(errors)
     if failure is not None:
+        if isinstance(failure.__cause__, ServerRefused):
+            sys.stderr.write(harmless(str(failure.__cause__.data.get("stderrTail", ""))))
         return complain(failure, FAILED)
     print(as_json_text(found) if as_json else harmless(_described(found)))
     return DONE
