@@ -146,6 +146,10 @@ _REASONS: Final[dict[str, tuple[int, str]]] = {
         INTERNAL_ERROR,
         "The wrapped server ended and is not started again: see the log, and open a new session.",
     ),
+    "unreadable": (
+        INTERNAL_ERROR,
+        "The answer of the server behind this one cannot be read: see that server's log.",
+    ),
     "interrupted": (
         INTERNAL_ERROR,
         "The server stopped before the call was done: make it again if that is safe.",

@@ -169,7 +169,7 @@ class RemoteRequest:
             except (CallLost, StreamGone, CannotConnect) as error:
                 await self._guest.link.leave(call)
                 if isinstance(error, StreamGone) and error.reason in ("too_large", "unreadable"):
-                    raise Refusal(INTERNAL_ERROR, str(error), {"reason": error.reason}) from None
+                    raise refusal(error.reason).saying(str(error)) from None
                 may_run_again = isinstance(error, _Untaken) or self._guest.may_run_again(
                     self._method, self._tool
                 )
@@ -386,6 +386,6 @@ def _text(line: bytes) -> bytes:
         mended = mend(line.rstrip(b"\n"))
         if mended is None:
             why = "The server sent an answer that is no UTF-8, and is too long to be mended."
-            raise Refusal(INTERNAL_ERROR, why, {"reason": "unreadable"}) from None
+            raise refusal("unreadable").saying(why) from None
         return mended + b"\n"
     return line
