@@ -64,7 +64,7 @@ def answer(data: bytes) -> None:
     def read(pieces: Iterable[bytes]) -> object:
         peer = _Peer(pieces)
         try:
-            found = _read_answer(cast(Any, peer))
+            found, _ = _read_answer(cast(Any, peer))
         except (OSError, ValueError, RecursionError):
             return None
         finally:

@@ -153,11 +153,13 @@ def question(id: Any, given: Json, token: Any) -> None:
 
 
 def questions(id: Any, given: Json, token: Any) -> None:
-    """Asks many questions at once."""
+    """Asks many questions at once, and logs each refusal."""
     answers: list[Json] = []
 
     def then(message: Json) -> None:
         answers.append(message)
+        if "error" in message:
+            tell("notifications/message", level="info", data="refused")
         if len(answers) == given["n"]:
             answer(id, json.dumps(["result" in each for each in answers]))
 
