@@ -682,8 +682,8 @@ class HttpChannel:
     ) -> Sequence[Incoming]:
         """The messages in a line of a response of another server.
 
-        A line that cannot be read ends its own request and no other one. `is_whole`: it is all of
-        the response.
+        A line that cannot be read ends its own request and no other one. One among several that
+        names another id, or is no response, is dropped. `is_whole`: it is all of the response.
         """
         if isinstance(line, TooLarge):
             return self._too_large(exchange)
@@ -692,10 +692,14 @@ class HttpChannel:
         if batch := _batch_in(line):
             return batch
         head, tail = line[:ENDS_BYTES], line[-ENDS_BYTES:]
-        if not is_whole and (has_method(head) or not line.startswith(b"{")):
+        if not is_whole and has_method(head):
             return self._refused(None, line)
         request_id = id_in(head, tail)
         if request_id not in self._exchanges:
+            ends = head + tail
+            may_be_answer = b'"id"' not in ends and (b'"result"' in ends or b'"error"' in ends)
+            if not (is_whole or may_be_answer):
+                return self._refused(None, line)
             request_id = exchange.request_id
         if request_id is None:  # on the standing stream
             awaited = [each.request_id for each in self._exchanges.values() if each.is_awaited]
