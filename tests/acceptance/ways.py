@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Final, Protocol
 import trio
 
 from streams.exchange import Channel
-from tests.acceptance.launch import LINGER, owner_pid, wait_for_end
+from streams.journal.ownership import owner_of
+from tests.acceptance.launch import LINGER, wait_for_end
 from tests.rigs.proxy import Proxy
 from tests.wire.process import CLI, ServerProcess
 from transports import dial, stdio
@@ -109,7 +111,11 @@ class Owned:
         self.ports: dict[str, int] = {}
 
     def restart(self) -> None:
-        pid = owner_pid(self.journal)
+        """Kill the owner; the next relay starts another one, which may take a while."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (pid := owner_of(self.journal)) is None:
+            assert time.monotonic() < deadline, "no relay has started an owner"
+            time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         wait_for_end(pid)
 
