@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import random
 import re
 import select
 import signal
@@ -34,6 +35,18 @@ def wait_until(what: str, is_so: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def kept_port() -> int:
+    """A free port that the system gives to no other socket while a server is restarted.
+
+    The system chooses ports for connections from 32768 on (macOS: 49152).
+    """
+    while True:
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", random.randrange(10_000, 32_768)))
+            port: int = tried.getsockname()[1]
+            return port
+
+
 class ServerProcess:
     """`mcp-streams serve` on one journal; a restart keeps the journal and the ports.
 
@@ -42,8 +55,8 @@ class ServerProcess:
 
     def __init__(self, folder: Path, *, app: str = APP, options: tuple[str, ...] = ()) -> None:
         self.journal = folder / "journal.db"
-        self.port = 0
-        self.http_port = 0
+        self.port = kept_port()
+        self.http_port = kept_port()
         self.log: list[str] = []
         self._app = app
         self._options = options
