@@ -27,7 +27,7 @@ from streams.errors import INTERNAL_ERROR, METHOD_NOT_FOUND, Refusal, refusal
 from streams.exchange import Scopes
 from streams.logs import log
 from streams.messages import LEVELS, Message, RequestId
-from streams.protocol.listings import matches
+from streams.protocol.listings import CHANGED, matches
 from streams.server.backend import CallTool, Received, Run, SessionInfo, Standing
 from streams.server.caller import CallerInfo
 
@@ -40,8 +40,6 @@ UNSUBSCRIBE: Final = "resources/unsubscribe"
 INITIALIZED: Final = "notifications/initialized"
 TASKS: Final = "tasks/"  # what the names of methods of tasks begin with
 ROOTS_CHANGED: Final = "notifications/roots/list_changed"
-# Lists, which are compared after a restart.
-LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 # The capability of a client that each question needs.
 NEEDS: Final = {
     "sampling/createMessage": "sampling",
@@ -405,7 +403,7 @@ class _Guest:
 
 
 _NOTES: Final = {
-    **dict.fromkeys(LISTS, _Guest._note_list),
+    **dict.fromkeys(CHANGED, _Guest._note_list),  # compared after a restart
     SET_LEVEL: _Guest._note_level,
     SUBSCRIBE: _Guest._note_subscription,
     UNSUBSCRIBE: _Guest._note_subscription,

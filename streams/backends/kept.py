@@ -14,7 +14,7 @@ import trio
 from streams import messages
 from streams.files import write_whole
 from streams.logs import log
-from streams.protocol.listings import tools_on
+from streams.protocol.listings import TOOLS, tools_on
 
 # A larger file is not read, and not written: usual ones have some kilobytes.
 FILE_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -46,6 +46,7 @@ class Kept:
         self._saving = trio.Lock()
         self._is_changed = False
         self._told: Pages = {}  # the tools as a host was told them, since they were kept
+        self._hints: dict[str, bool] | None = None  # of the tools on all these pages
         if path is not None:
             self._kept = _read(path)
 
@@ -60,16 +61,18 @@ class Kept:
 
     def is_hinted(self, tool: str) -> bool:
         """Whether the server says of a tool that a second run does no harm."""
-        for page in [*self._told.values(), *(self.pages("tools/list") or {}).values()]:
-            for each in tools_on(page):
-                if each.name == tool:
-                    return each.is_hinted
-        return False
+        if self._hints is None:
+            self._hints = {}
+            for page in [*self._told.values(), *(self.pages(TOOLS) or {}).values()]:
+                for each in tools_on(page):
+                    self._hints.setdefault(each.name, each.is_hinted)
+        return self._hints.get(tool, False)
 
     def note_tools(self, cursor: str, page: msgspec.Raw) -> None:
         """A host was told this page, perhaps before the list is kept."""
         if len(self._told) < PAGES_MAX or cursor in self._told:
             self._told[cursor] = page
+            self._hints = None
 
     async def keep_hello(self, hello: dict[str, msgspec.Raw]) -> None:
         """Keep the answer to `initialize`."""
@@ -77,8 +80,9 @@ class Kept:
 
     async def keep_pages(self, method: str, pages: Pages) -> None:
         """Keep all pages of a list."""
-        if method == "tools/list":
+        if method == TOOLS:
             self._told.clear()
+            self._hints = None
         is_new = self._kept.lists.get(method) != pages
         await self._keep(is_new, lambda: self._kept.lists.__setitem__(method, pages))
 

@@ -43,7 +43,7 @@ from streams.exchange import Dialer, Scopes
 from streams.logs import log
 from streams.messages import Message, RequestId, sound
 from streams.protocol.extension import EXTENSION
-from streams.protocol.listings import HINTED, matches
+from streams.protocol.listings import CHANGED, HINTED, TOOLS, matches
 from streams.protocol.ticket import Ticket
 from streams.server import backend
 from streams.server.backend import CallTool, Received, SessionInfo, Standing
@@ -61,12 +61,6 @@ LISTS_EVERY_S: Final = 1.0
 FAREWELL_S: Final = 1.0
 
 
-_LISTS: Final = {  # and the notification that a list has changed
-    "tools/list": "notifications/tools/list_changed",
-    "resources/list": "notifications/resources/list_changed",
-    "resources/templates/list": "notifications/resources/list_changed",
-    "prompts/list": "notifications/prompts/list_changed",
-}
 _INITIALIZED: Final = "notifications/initialized"
 _ALL_CAPABILITIES: Final = {
     name: msgspec.Raw(b"{}") for name in ("elicitation", "sampling", "roots")
@@ -294,7 +288,7 @@ class _RemoteGuest:
     async def request(self, received: Received) -> backend.Run | Any:
         await trio.lowlevel.checkpoint()
         method = str(received.message.method)
-        if method in _LISTS and not self.link.is_up:
+        if method in CHANGED and not self.link.is_up:
             page = (self.home.kept.pages(method) or {}).get(_cursor(received.message))
             if page is not None and self.settings.offline_start:
                 self._note_told(method, _cursor(received.message), page)
@@ -383,7 +377,7 @@ class _RemoteGuest:
         if method == CANCELLED:
             self._withdraw(message)
             return
-        if method in _LISTS.values():
+        if method in CHANGED.values():
             self._stale_lists.set()
         key = key_of(method, message.params) if is_news(method) else None
         line = sound(messages.notification(method, message.params).rstrip(b"\n"))
@@ -417,9 +411,9 @@ class _RemoteGuest:
     def note_result(self, request: Message, result: Any) -> None:
         """The host gets this result."""
         method = str(request.method)
-        if method in _LISTS and isinstance(result, msgspec.Raw):
+        if method in CHANGED and isinstance(result, msgspec.Raw):
             self._note_told(method, _cursor(request), result)
-            if method == "tools/list":
+            if method == TOOLS:
                 self.home.kept.note_tools(_cursor(request), result)
         else:
             self.link.remember(method, request.params)
@@ -440,7 +434,7 @@ class _RemoteGuest:
             declared = {}
         while True:
             self._stale_lists = trio.Event()
-            for method in _LISTS:
+            for method in CHANGED:
                 is_wanted = kept.path or HINTED in self.settings.rerun or method in self._told
                 if not is_wanted or method.partition("/")[0] not in declared:
                     continue
@@ -456,7 +450,7 @@ class _RemoteGuest:
         told = self._told.get(method)
         if told is not None and any(pages.get(cursor) != page for cursor, page in told.items()):
             del self._told[method]
-            changed = _LISTS[method]
+            changed = CHANGED[method]
             self._standing.notify(messages.notification(changed), key=changed)
 
 

@@ -19,7 +19,7 @@ from streams.errors import INTERNAL_ERROR, Refusal, refusal
 from streams.keys import hashed
 from streams.logs import log
 from streams.messages import Message
-from streams.protocol.listings import HINTED, TOOLS, matches, next_cursor, tools_on
+from streams.protocol.listings import CHANGED, HINTED, TOOLS, matches, next_cursor, tools_on
 
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_MAX_S: Final = 30.0
@@ -29,13 +29,6 @@ DEATHS_S: Final = 300.0
 LISTS_MAX: Final = 100  # pages of lists that are compared after a restart
 PENDING_MAX: Final = 100  # notifications of clients that wait for a child that starts
 LIST_S: Final = 30.0  # how long a new child may take to answer for one of them
-
-_NEWS: Final = {
-    TOOLS: "notifications/tools/list_changed",
-    "prompts/list": "notifications/prompts/list_changed",
-    "resources/list": "notifications/resources/list_changed",
-    "resources/templates/list": "notifications/resources/list_changed",
-}
 
 
 class Restarts:
@@ -312,7 +305,7 @@ class Supervisor:
             if answer is None:
                 return
             if self.lists.note(method, cursor, _result(answer)):
-                changed.add(_NEWS[method])
+                changed.add(CHANGED[method])
         for method in sorted(changed):
             line = messages.notification(method).rstrip(b"\n")
             self._audience.stray(messages.look(line), line)

@@ -13,6 +13,12 @@ import msgspec
 from streams import messages
 
 TOOLS: Final = "tools/list"
+CHANGED: Final = {  # the notification that a list has changed, by the method that reads the list
+    TOOLS: "notifications/tools/list_changed",
+    "prompts/list": "notifications/prompts/list_changed",
+    "resources/list": "notifications/resources/list_changed",
+    "resources/templates/list": "notifications/resources/list_changed",
+}
 HINTED: Final = "hinted"  # among globs: the tools with readOnlyHint or idempotentHint
 NULL: Final = msgspec.Raw(b"null")
 

@@ -41,7 +41,7 @@ from streams.server.backend import REVISIONS, Backend, CallTool, Guest, Received
 from streams.server.caller import CallerInfo
 from streams.server.methods import log_dropped
 from streams.server.patience import Patience
-from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work
+from streams.turns import LARGE_BYTES, UNIT_BYTES, RateLimit, Turns, large_work, work_on
 
 # Revision 2026-07-28 has no handshake. Each request names its revision under this key; over HTTP a
 # header names it as well.
@@ -209,11 +209,9 @@ class Peer:
             return messages.parse(line)
         return await self._work(line, partial(messages.parse_bounded, line))
 
-    async def _work(self, line: bytes, work: Callable[[], _T]) -> _T:
-        """Do one piece of work on a message. Work on a large message waits for its turn."""
-        if len(line) < LARGE_BYTES:
-            return work()
-        return await self._large.do(self.session.principal, work)
+    def _work(self, line: bytes, work: Callable[[], _T]) -> Awaitable[_T]:
+        """See `work_on`."""
+        return work_on(line, self.session.principal, work)
 
     async def handle(
         self,
