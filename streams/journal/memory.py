@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from streams.errors import JournalError
+from streams.journal.alone import Alone
 from streams.journal.contract import STORED_BYTES_MAX, Shortage, Totals
 from streams.journal.records import (
     Append,
@@ -33,7 +34,7 @@ _last = attrgetter("last")
 _number = attrgetter("number")
 
 
-class MemoryJournal:
+class MemoryJournal(Alone):
     """`streams.journal.contract.Journal`, in memory."""
 
     shortage: Shortage | None = None  # memory is not measured
@@ -47,7 +48,7 @@ class MemoryJournal:
         self._evicted = _Evicted()
         self._rows = _Rows()
 
-    async def claim(self) -> Sequence[Record]:
+    async def claim(self, owner: str = "") -> Sequence[Record]:
         await trio.lowlevel.checkpoint()
         for stream, record in self._records.items():
             self._records[stream] = msgspec.structs.replace(record, fence=record.fence + 1)
