@@ -101,14 +101,15 @@ def _torture_replicas(
     as_json: bool,
 ) -> int:
     from streams.cli.selftest import replicas
+    from streams.cli.selftest.replicas.faults import FAULTS
     from streams.cli.selftest.rigs import NoServer
 
     for name, value in (("replicas", count), ("times", times), ("streams", streams)):
         if value is not None and value < 1:
             return complain(f"--{name}: write a number above 0, not {value}.")
-    names = list(replicas.FAULTS) if faults == "all" else faults.split(",")
-    if unknown := [name for name in names if name not in replicas.FAULTS]:
-        known = ", ".join(replicas.FAULTS)
+    names = list(FAULTS) if faults == "all" else faults.split(",")
+    if unknown := [name for name in names if name not in FAULTS]:
+        known = ", ".join(FAULTS)
         return complain(f"--faults: there is no {unknown[0]!r}: write {known}, or all.")
     settings = replicas.Settings(count, minutes, seed, names, times, streams)
     try:

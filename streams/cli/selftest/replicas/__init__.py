@@ -174,7 +174,6 @@ class Course:
             self.doing = "waiting for the last calls"
             for user in users:
                 user.is_calling = False
-            await trio.sleep(0)
             nursery.cancel_scope.deadline = trio.current_time() + CALM_S
 
     def _fork(self) -> Random:
@@ -277,7 +276,7 @@ def _print(report: Report) -> None:
     for row in report.rows:
         wrong = row.misordered + row.damaged + row.run_twice
         figures = (row.faults, row.lost, row.twice, wrong, row.gaps, row.taken_over)
-        table.add_row(FAULTS[row.fault].says, *map(str, figures), _silence(row))
+        table.add_row(row.fault, *map(str, figures), _silence(row))
     out.print(table)
     for what in report.failures:
         out.print(what, markup=False, soft_wrap=True)

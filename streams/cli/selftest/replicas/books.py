@@ -34,6 +34,7 @@ class Row(msgspec.Struct):
     finished: int = 0
     interrupted: int = 0
     unannounced: int = 0  # whose connection was lost before there was a ticket
+    refused: int = 0  # by a server that shut down
     lost: int = 0
     twice: int = 0
     misordered: int = 0
@@ -190,6 +191,11 @@ class Books:
     def drop(self, account: Account) -> None:
         """The call has no ticket, or has failed: it may or may not have run."""
         self.row.unannounced += 1
+        self.open.discard(account)
+
+    def refuse(self, account: Account) -> None:
+        """A server that shuts down has not begun the call."""
+        self.row.refused += 1
         self.open.discard(account)
 
     def _settle(self, account: Account, promised: int) -> None:

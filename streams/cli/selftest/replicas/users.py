@@ -25,6 +25,7 @@ NOT_RESTARTED_ONE_IN: Final = 10  # a call that ends with its replica
 STAY_S: Final = (5.0, 40.0)  # how long a user keeps a client
 RETRY_S: Final = (0.02, 0.2)
 PATIENCE_S: Final = 60.0
+SHUTTING_DOWN: Final = "The server is shutting down"
 
 
 class User:
@@ -66,6 +67,9 @@ class User:
             except CallFailed as failed:
                 if self._reason(failed) in ENDED and story.tool != LASTING:
                     self._books.interrupt(account)
+                elif self._ticket is None and SHUTTING_DOWN in str(failed):
+                    self._books.refuse(account)  # it has not begun
+                    await trio.sleep(self._dice.uniform(*RETRY_S))
                 else:
                     self._fail(account, failed)
             except ClientError as error:
