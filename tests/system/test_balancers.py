@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.rigs.balancers import NAMES, Ports, balancer
+from streams.cli.selftest.replicas import processes
+from tests.rigs.balancers import FOLDER, NAMES, Ports, balancer
 
 PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.02
@@ -239,3 +240,25 @@ def _closed(streams: list[socket.socket], *, wanted: int) -> list[socket.socket]
             except ConnectionResetError:
                 closed.append(stream)
     return closed
+
+
+def test_torture_has_the_documented_configuration(tmp_path: Path) -> None:
+    """All but the addresses, and how they are found."""
+
+    def rules(text: str) -> list[str]:
+        lines = [line.partition("#")[0].split() for line in text.splitlines()]
+        found = [" ".join(words) for words in lines if words and words[0] not in ("bind", "server")]
+        places = ("resolvers names init-addr libc,none ", "port 9090 ")
+        for place in places:
+            found = [line.replace(place, "") for line in found]
+        return [line for line in found if line not in RESOLVERS]
+
+    replicas = [processes.Replica(number, "app.py:server", (), tmp_path) for number in (1, 2, 3)]
+    ours = processes.configured(replicas, 1)
+    assert rules(ours) == rules((FOLDER / "haproxy.cfg").read_text())
+    one = replicas[0]
+    assert f"server replica-1 127.0.0.1:{one.http} port {one.admin}\n" in ours
+    assert f"server replica-1 127.0.0.1:{one.ws} track streams/replica-1\n" in ours
+
+
+RESOLVERS = ("resolvers names", "parse-resolv-conf", "hold valid 2s")
