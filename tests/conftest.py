@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from streams import Server
-from tests.rigs.journals import OpenJournal, journals
+from tests.rigs.journals import OpenJournal, OpenReplica, journals, shared_journals
 from tests.rigs.server import Steps
 
 _numbers = count()
@@ -53,6 +53,11 @@ def steps(server: Server) -> Steps:
 @pytest.fixture(params=["memory", "sqlite"])
 def open_journal(request: pytest.FixtureRequest, tmp_path: Path) -> OpenJournal:
     return journals(request.param, tmp_path)
+
+
+@pytest.fixture(params=["memory"])
+def open_replica(request: pytest.FixtureRequest) -> OpenReplica:
+    return shared_journals(request.param)
 
 
 # The longest files come first. A long file that starts last would keep one worker busy alone.

@@ -12,10 +12,13 @@ from streams.journal.records import Append, Change, Outcome, Record, Restart
 from streams.journal.sessions import Grant, SessionRecord
 from streams.journal.sqlite import open_sqlite_journal
 from streams.messages import RequestId, Run
+from tests.rigs.shared_memory import SharedStore
 
 PLENTY = 1024 * 1024
+SHORT_LEASE_S = 0.2  # tests wait for a replica that is gone
 
 OpenJournal = Callable[[str], AbstractAsyncContextManager[Journal]]
+OpenReplica = Callable[[], AbstractAsyncContextManager[Journal]]
 Stored = tuple[list[SessionRecord], list[Grant]]
 
 
@@ -98,6 +101,20 @@ def journals(kind: str, folder: Path) -> OpenJournal:
     if kind == "memory":
         return memory_journals()
     return lambda name: open_sqlite_journal(folder / name, durability="process")
+
+
+def shared_journals(kind: str) -> OpenReplica:
+    """Replicas of one shared journal of a kind."""
+    assert kind == "memory"
+    store = SharedStore(lease_s=SHORT_LEASE_S)
+
+    @asynccontextmanager
+    async def open_replica() -> AsyncIterator[Journal]:
+        journal = store.open()
+        yield journal
+        await journal.aclose()
+
+    return open_replica
 
 
 async def applied(journal: Journal, *changes: Change) -> None:
